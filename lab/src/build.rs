@@ -1,5 +1,5 @@
-//! Builds the programs that run inside: the guest's `workload`, the lab's agent and its `lab-dm`, and for whoever asks the
-//! driver of `libs/vfio`.
+//! Builds the programs that run inside: the guest's `workload`, the lab's agent and its `lab-dm`,
+//! and on request the driver of `libs/vfio`.
 //!
 //! They are linked statically, so that an image needs no library for them, and go to a target
 //! directory of their own, in the lab's cache: a start from within `cargo test` must not wait for
@@ -99,7 +99,8 @@ fn binary(target_dir: &Path, program: &str) -> PathBuf {
     target_dir.join(TARGET).join("release").join(program)
 }
 
-/// The directory of this source tree's programs: those of two trees have the same names. Old ones go: [`prune`].
+/// The directory of this source tree's programs: those of two trees have the same names. Old ones
+/// go: [`prune`].
 #[must_use]
 pub fn programs_dir() -> PathBuf {
     let mut hash = DefaultHasher::new();

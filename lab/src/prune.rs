@@ -1,12 +1,13 @@
-//! What the cache holds that no start needs any more, and its removal.
+//! Removal of folders from the cache that no start needs any more.
 //!
-//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB), and a tree that was deleted or
-//!   moved does not come back for them. After a build all but the [`KEPT`] that were used last go by themselves; [`prune`] removes
-//!   all but this tree's.
+//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB),
+//!   and a tree that was deleted or moved does not come back for them. After a build all but the
+//!   [`KEPT`] that were used last go by themselves; [`prune`] removes all but this tree's.
 //! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than today's.
 //!
-//! What another process may be using stays: programs that were used within the last hour (`RECENT`). A folder is renamed before
-//! it is removed, so that a removal that is interrupted leaves nothing that passes for complete; the next one goes on with it.
+//! Folders that another process may be using stay: programs that were used within the last hour
+//! (`RECENT`). A folder is renamed before it is removed, so that a removal that is interrupted
+//! leaves nothing that passes for complete; the next one goes on with it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -25,7 +26,7 @@ const RECENT: Duration = Duration::from_secs(3600);
 /// In a folder of programs: when it was used last.
 const STAMP: &str = "last-used";
 
-/// What [`prune`] found.
+/// Findings of [`prune`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Folders that are gone, or would be, and the bytes that they held.
@@ -73,7 +74,7 @@ pub(crate) fn keep_few(cache: &Path, own: &Path) {
     let programs = old_folders(cache, own).unwrap_or_default();
     let programs = programs.into_iter().filter(|it| it.is_programs);
     for folder in programs.skip(KEPT).filter(|it| !it.is_recent) {
-        // It is in nobody's way; the next build tries again.
+        // It does no harm; the next build tries again.
         let _ = remove(&folder.path);
     }
 }
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_in_use_is_not_counted_out_and_links_are_not_followed() {
+    fn folders_in_use_stay_and_links_are_not_followed() {
         let (cache, own) = cache(&[0]);
         let elsewhere = tempfile::tempdir().expect("a folder");
         fs::write(elsewhere.path().join("precious"), "x").expect("a file");
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_two_names_counts_once() {
+    fn a_file_with_two_names_counts_once() {
         let (cache, _) = cache(&[1]);
         let bytes = size(&cache.path().join("programs-1"));
         assert!((10_000..20_000).contains(&bytes), "{bytes}");

@@ -1,4 +1,4 @@
-//! How much memory there is.
+//! Size of the host's memory.
 
 use std::io;
 

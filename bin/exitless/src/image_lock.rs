@@ -1,5 +1,5 @@
-//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, here it is said what to do
-//! about one that cannot be had.
+//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, here it
+//! is said what to do about one that cannot be had.
 
 use std::fs::File;
 use std::path::Path;
@@ -25,8 +25,8 @@ pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<()> {
     lock::probe(file, access, locking).map_err(|error| with(hint(&error), error))
 }
 
-/// The error of opening the image at `path`, with what to do about it where that is known. Names a file only if it is not the
-/// image but one behind it.
+/// The error of opening the image at `path`, with what to do about it where that is known. Names a
+/// file only if it is not the image but one behind it.
 pub fn explain(error: ImageError, path: &Path) -> anyhow::Error {
     let hint = match &error.kind {
         ImageErrorKind::Locked(LockError::InUse { .. }) if error.path != path => {

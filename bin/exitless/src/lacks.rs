@@ -1,25 +1,27 @@
-//! What this host forbids or lacks and is done in another way, slower: said once for the whole process, with what gives it back.
+//! Interfaces that this host forbids or lacks and that are replaced by slower ones: each is said
+//! once for the whole process, with its remedy.
 //!
-//! What cannot be done in another way is refused where it is needed. The list of all of it is docs/host-interfaces.md.
+//! Interfaces without a replacement are refused where they are needed. The list of all of them is
+//! docs/host-interfaces.md.
 
 use std::sync::Once;
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, fstatfs, memfd_create};
-use vio::blk::UringFile;
+use vio::blk::RawDisk;
 
 use crate::ending::signals;
 use crate::messages::say;
 
-/// What a host has to do so that raw disks are served by io_uring.
+/// Remedy on a host where raw disks are not served by io_uring.
 pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, io_uring_enter and \
      io_uring_register, give it back";
 
 /// Says so if `disk` is the first that threads have to serve.
-pub fn say_how_served(disk: &UringFile) {
+pub fn say_how_served(disk: &RawDisk) {
     static SAID: Once = Once::new();
-    if let Some(why) = disk.without_ring() {
+    if let Some(why) = disk.uring_refusal() {
         SAID.call_once(|| {
             say!(
                 "no io_uring here ({why}): raw disks are served by threads, which takes more processor time and longer for each request; \
@@ -47,7 +49,8 @@ pub fn given<T>(call: &str, done: impl Context<T, std::io::Error>) -> Result<T> 
     done.with_context(|| format!("this host refuses {call} ({REMEDY})"))
 }
 
-/// Looks for calls without which nothing is served, and whose absence would show late, or by another name.
+/// Looks for calls without which nothing is served, and whose absence would show late, or by
+/// another name.
 ///
 /// # Errors
 /// Names the first that is refused.
@@ -62,7 +65,7 @@ pub fn look_for_given() -> Result<()> {
         epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused),
     )?;
     given("signalfd", signals::try_signalfd())?;
-    // By which files of front ends are told that could be waited for without end.
+    // It tells apart the files of front ends on which a read could wait without end.
     given("fstatfs", fstatfs(&event).map_err(refused))?;
     Ok(())
 }

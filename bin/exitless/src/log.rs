@@ -1,9 +1,10 @@
 //! The log: what goes to standard error, and how it is written.
 //!
-//! All of it has one form: what this program says ([`say!`](crate::messages::say)), and events of guests and devices. Which
-//! events there are is chosen by `--log`, else by the variable `RUST_LOG`: warnings and errors, unless something is said.
-//! As text each is a line `exitless: …`, events with their level, without a time: who collects lines (journald, syslog) stamps them.
-//! As JSON each is one object in a line.
+//! All of it has one form: what this program says ([`say!`](crate::messages::say)), and events of
+//! guests and devices. Which events there are is chosen by `--log`, else by the variable
+//! `RUST_LOG`: warnings and errors, unless something is said. As text each is a line `exitless: …`,
+//! events with their level, without a time: collectors of lines (journald, syslog) stamp them. As
+//! JSON each is one object in a line.
 
 use std::fmt::Debug;
 
@@ -22,8 +23,8 @@ use crate::{flood, messages};
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {
-    /// What the log on standard error has: off, error, warn, info, debug or trace, or a list of levels by module such as
-    /// `warn,machine=debug` [default: $RUST_LOG, else warn]
+    /// What the log on standard error has: off, error, warn, info, debug or trace, or a list of
+    /// levels by module such as `warn,machine=debug` [default: $RUST_LOG, else warn]
     #[arg(long = "log", value_name = "LEVEL", global = true, value_parser = targets)]
     log: Option<Targets>,
 
@@ -47,7 +48,8 @@ fn targets(text: &str) -> Result<Targets> {
         )
     };
     let parsed: Targets = text.parse().map_err(|_| refused())?;
-    // A word that is no level is taken for a module by the library, and nothing else would be heard.
+    // A word that is no level is taken for a module by the library, and nothing else would be
+    // logged.
     let is_level =
         |part: &str| part.contains('=') || !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     match text.split(',').all(|part| is_level(part.trim())) {
@@ -96,7 +98,7 @@ impl<S: Subscriber> Layer<S> for Events {
     }
 }
 
-/// What an event says, by its fields' names.
+/// Fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,

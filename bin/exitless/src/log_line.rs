@@ -22,7 +22,7 @@ pub struct Line<'a> {
     pub level: Option<Level>,
     /// Where it comes from.
     pub target: &'a str,
-    /// What it says.
+    /// Its text.
     pub message: &'a str,
     /// An event's other fields.
     pub fields: &'a [(&'static str, serde_json::Value)],

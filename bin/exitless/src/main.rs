@@ -1,8 +1,9 @@
 //! `exitless`: virtual machines whose I/O does not exit.
 //!
-//! This file only names the subcommands and turns their outcome into an exit status; each lives in a
-//! module of its own, [`help`] answers `--help` and `man`, [`log`] has the options of all. Exit status: what the subcommand says ([`ending`]), 2 for a request that could not start
-//! (one line on stderr says why), 1 for a failure under way.
+//! This file only names the subcommands and turns their outcome into an exit status; each lives in
+//! a module of its own, [`help`] answers `--help` and `man`, [`log`] has the options of all. Exit
+//! status: what the subcommand says ([`ending`]), 2 for a request that could not start (one line on
+//! stderr says why), 1 for a failure under way.
 
 mod doctor;
 mod ending;
@@ -83,7 +84,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
     Demo(demo::DemoArgs),
-    /// Count the exits of an assigned device's interrupts under the micro-hypervisor, in four modes, and attack it.
+    /// Count the exits of an assigned device's interrupts under the micro-hypervisor, in four
+    /// modes, and attack it.
     Eli(eli::EliArgs),
     /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
     Selftest(selftest::SelftestArgs),
@@ -103,7 +105,8 @@ enum Command {
         /// A subcommand.
         #[arg(value_name = "SUBCOMMAND")]
         subcommand: Option<String>,
-        /// Write the pages of the program and of each subcommand into this folder, which is made if need be.
+        /// Write the pages of the program and of each subcommand into this folder, which is made if
+        /// need be.
         #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
         dir: Option<PathBuf>,
     },
@@ -113,8 +116,8 @@ enum Command {
     /// Count what guests with too little memory move, five ways; what `make bench-swap` runs.
     #[command(hide = true)]
     SwapLab(swap_lab::SwapLabArgs),
-    /// Count what guests with too little memory move, by memory allowed, by program, and four at once; what
-    /// `make bench-swap-figures` runs.
+    /// Count what guests with too little memory move, by memory allowed, by program, and four at
+    /// once; what `make bench-swap-figures` runs.
     #[command(hide = true)]
     SwapFigures(swap_figures::SwapFiguresArgs),
     /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
@@ -144,7 +147,8 @@ fn man(subcommand: Option<&str>, dir: Option<&Path>) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// A command that writes a report, if that can be written: better said now than after the last measurement.
+/// A command that writes a report, if that can be written: better said now than after the last
+/// measurement.
 fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     output::check_report("--report", report)?;
     main()

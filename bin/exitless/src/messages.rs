@@ -1,8 +1,9 @@
-//! Standard error, without waiting for whoever reads it.
+//! Standard error, without waiting for its reader.
 //!
-//! A pipe that nobody empties would otherwise hold the thread that has something to say: a sidecore with a line of log, a vCPU with
-//! its registers, the main thread with the last words. Before [`start`] messages are written directly, as everywhere in this
-//! program; after it they are handed to a thread, and those that find no room are counted and left out.
+//! A pipe that no process empties would otherwise hold the thread that has something to say: a
+//! sidecore with a line of log, a vCPU with its registers, the main thread with the last words.
+//! Before [`start`] messages are written directly, as everywhere in this program; after it they are
+//! handed to a thread, and those that find no room are counted and left out.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -20,7 +21,8 @@ static FORMAT: OnceLock<Format> = OnceLock::new();
 /// Messages left out since that was last said.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// From now on no message waits. To be called after the signals have been blocked, for a thread is started.
+/// From now on no message waits. To be called after the signals have been blocked, for a thread is
+/// started.
 ///
 /// # Errors
 /// No thread, or no descriptor.

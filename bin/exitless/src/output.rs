@@ -1,7 +1,7 @@
 //! Files that are written for others to read: counters, ledgers, reports.
 //!
 //! They are checked before anything starts. A new file takes the place of the old one in one step, so that a reader finds the one
-//! or the other, whole; and a link that somebody has put there is replaced, and not followed.
+//! or the other, whole; and a link that another user has put there is replaced, and not followed.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -66,7 +66,7 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// A new file in the folder of `path`, of a name that nobody has, gone with the value.
+/// A new file in the folder of `path`, of a name that no other file has, gone with the value.
 fn beside(path: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".exitless-")

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use denied::Denied;
 use disk_image::lock::{Access, LIVE_PATIENCE, Locking, lock};
 use held_fs::{HeldFs, Kind};
+use support::make_qcow2;
 use tempfile::TempDir;
 use vhost_blk::queue::{Extent, Op};
 use vhost_blk::{Client, Options};
@@ -26,7 +27,7 @@ const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
 const MIB: u64 = 1 << 20;
 /// Far longer than anything here takes on a machine that is not stuck.
 const LONG: Duration = Duration::from_secs(60);
-/// How long somebody must go on waiting.
+/// Duration for which a program must go on waiting.
 const A_WHILE: Duration = Duration::from_millis(500);
 
 /// Whether QEMU's programs are here; says so if not.
@@ -66,12 +67,8 @@ impl Images {
 
     /// The path of an empty qcow2 image; `more` are arguments of qemu-img.
     fn qcow2(&self, name: &str, more: &[&str]) -> String {
-        let path = text(&self.path(name));
-        let mut create = Command::new("qemu-img");
-        create.args(["create", "-q", "-f", "qcow2"]).args(more);
-        let created = create.arg(&path).arg("1M").output().unwrap();
-        assert!(created.status.success(), "{}", said(&created));
-        path
+        make_qcow2(self.0.path(), &[more, &[name, "1M"]].concat());
+        text(&self.path(name))
     }
 
     /// `exitless run` with these disks.
@@ -208,7 +205,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         self.child.kill().unwrap();
-        // A test that fails while the kernel holds a write of the program lets go of it later.
+        // A test that fails while the kernel holds a write of the program releases it later.
         for _ in 0..200 {
             if !self.is_running() {
                 break;
@@ -395,7 +392,8 @@ fn readers_share_an_image_whoever_they_are() {
     qemu_succeeds(&["qemu-io", "-r", "-f", "raw", "-c", "read 0 4k", &raw]);
     qemu_succeeds(&["qemu-io", "-r", "-f", "qcow2", "-c", "read 0 4k", &qcow2]);
     thread::scope(|scope| {
-        // The same disk twice, and one that somebody writes to: it is only about that one that `run` complains.
+        // The same disk twice, and one that another program writes to: it is only about that one
+        // that `run` complains.
         let run = images.run(&[&raw_block, &raw_block, &format!("path={other}")]);
         scope.spawn(|| refuses(run, &[&other, "writes to it"]));
         // And a writer is not let in.
@@ -597,7 +595,8 @@ fn a_predecessor_killed_in_mid_write_to_a_backing_file_is_waited_for() {
     );
 }
 
-/// Has the program live on a system whose files cannot be locked: F_OFD_SETLK and F_OFD_GETLK fail with ENOLCK.
+/// Has the program live on a system whose files cannot be locked: F_OFD_SETLK and F_OFD_GETLK fail
+/// with ENOLCK.
 fn without_locks(command: &mut Command) {
     Denied::default()
         .call_with(libc::SYS_fcntl, 1, libc::F_OFD_SETLK as u32, libc::ENOLCK)

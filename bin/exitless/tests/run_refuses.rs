@@ -461,7 +461,7 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
     }
     // A store could be made in this directory, by anybody.
     fs::set_permissions(files.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // Where programs are built nobody else may look. What stands open can be started.
+    // Where programs are built no other user may look. What stands open can be started.
     let program = fs::File::open(env!("CARGO_BIN_EXE_exitless")).unwrap();
     let mut command = Command::new(support::inheritable(&program));
     command.arg("run").current_dir(files.dir.path());

@@ -130,7 +130,7 @@ counts! {
         /// Read although a device was about to overwrite them: 0, but where a control asks for it.
         stale_reads,
         /// Written to the swap store although a disk held the same, as far as is known: of a block that stands for many pages, or where a
-        /// control asks for it. Where disks do not report (`--mapper off`) nobody knows.
+        /// control asks for it. Where disks do not report (`--mapper off`) it is unknown.
         silent_swap_writes,
         /// Read although a vCPU was seen to be about to overwrite them as a whole: there was no room, or a control asks for it. Those for
         /// which no vCPU was stopped are not among them.
@@ -142,7 +142,7 @@ counts! {
         false_anonymity,
         /// Given up by the guest through its balloon, and gone unwritten.
         discarded,
-        /// Not let go, since a device used them.
+        /// Not released, since a device used them.
         refused,
         /// Times the machine was paused.
         pauses,
@@ -272,7 +272,7 @@ pub struct Exits {
     pub memory: u64,
     /// CPUID, other MSRs, control registers, hypercalls.
     pub processor: u64,
-    /// What nobody claims.
+    /// Exits without a cause.
     pub unattributed: u64,
     /// What two causes claim.
     pub overlap: u64,

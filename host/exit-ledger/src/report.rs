@@ -1,4 +1,4 @@
-//! The ledger as a person reads it, and as a program does.
+//! The ledger as a table for people, and as JSON.
 
 use std::fmt::Write;
 
@@ -55,23 +55,166 @@ pub fn json(conditions: &Conditions, account: &Account) -> String {
     serde_json::to_string_pretty(&document).expect("plain numbers and strings")
 }
 
-/// The account as a table: one column for the whole run and one for each of the last few windows. Rows without anything but
-/// zeroes are left out; all of them are in the JSON.
+/// Windows shown beside the whole run; all of them are in the JSON.
+const SHOWN: usize = 5;
+
+/// Name of a row, and its figure.
+type Row<T, Value> = (&'static str, fn(&T) -> Value);
+
+/// Exits by cause, the owner's work, and the sidecore.
+const ROWS: [Row<Window, i64>; 26] = [
+    ("exits, total", |w| w.exits.total as i64),
+    ("  iommu registers", |w| w.exits.iommu as i64),
+    ("  doorbells", |w| w.exits.doorbell as i64),
+    ("  pci configuration", |w| w.exits.pci_config as i64),
+    ("  other devices", |w| w.exits.other_device as i64),
+    ("  interrupt delivery", |w| w.exits.interrupt as i64),
+    ("  local apic", |w| w.exits.apic as i64),
+    ("  hlt", |w| w.exits.hlt as i64),
+    ("  timer", |w| w.exits.timer as i64),
+    ("  pause", |w| w.exits.pause as i64),
+    ("  memory", |w| w.exits.memory as i64),
+    ("  processor", |w| w.exits.processor as i64),
+    ("  unattributed", |w| w.exits.unattributed as i64),
+    ("  overlap", |w| w.exits.overlap as i64),
+    ("requests served", |w| w.owner.requests as i64),
+    ("interrupts sent", |w| w.owner.interrupts as i64),
+    ("iotlb hits", |w| w.owner.iotlb_hits as i64),
+    ("iotlb misses", |w| w.owner.iotlb_misses as i64),
+    ("page walks", |w| w.owner.walks as i64),
+    ("invalidations", |w| w.owner.invalidations as i64),
+    ("waits completed", |w| w.owner.waits as i64),
+    ("leases drained", |w| w.owner.leases_drained as i64),
+    ("faults", |w| w.owner.faults as i64),
+    ("sidecore sleeps", |w| w.sidecore.sleeps as i64),
+    ("sidecore busy, ms", |w| {
+        (w.sidecore.busy_ns / 1_000_000) as i64
+    }),
+    ("sidecore cpu, ms", |w| {
+        (w.sidecore.cpu_ns / 1_000_000) as i64
+    }),
+];
+
+/// Places of a swapped guest's pages.
+const PAGE_ROWS: [Row<Swap, u64>; 3] = [
+    ("pages in memory", |swap| swap.resident),
+    ("  in the store", |swap| swap.stored),
+    ("  stand for blocks", |swap| swap.tracked),
+];
+
+/// Work of the pager.
+const SWAP_ROWS: [Row<SwapCounts, u64>; 25] = [
+    ("page faults served", |s| s.faults),
+    ("  reads prevented", |s| s.prevented),
+    ("  looked in vain", |s| s.undecided),
+    ("device waits", |s| s.device_waits),
+    ("dropped, on a disk", |s| s.dropped_to_disk),
+    ("dropped, zeroes", |s| s.dropped_as_zeroes),
+    ("swapped out", |s| s.swapped_out),
+    ("  requests", |s| s.swap_write_requests),
+    ("swapped in", |s| s.swapped_in),
+    ("  requests", |s| s.swap_read_requests),
+    ("store given back", |s| s.trimmed),
+    ("read from images", |s| s.image_pages),
+    ("  requests", |s| s.image_requests),
+    ("rescued", |s| s.rescued),
+    ("zeroed", |s| s.zeroed),
+    ("not read, overwritten", |s| s.not_read),
+    ("read before a write", |s| s.read_before_a_write),
+    ("stale reads", |s| s.stale_reads),
+    ("silent swap writes", |s| s.silent_swap_writes),
+    ("false reads", |s| s.false_reads),
+    ("decayed sequentiality", |s| s.decayed_sequentiality),
+    ("false anonymity", |s| s.false_anonymity),
+    ("given up by the guest", |s| s.discarded),
+    ("in use by devices", |s| s.refused),
+    ("pauses", |s| s.pauses),
+];
+
+/// The balloon, and the guest's own figures.
+const BALLOON_ROWS: [Row<BalloonFigures, Option<u64>>; 9] = [
+    ("balloon's target, pages", |b| Some(b.target)),
+    ("  in it", |b| Some(b.actual)),
+    ("  put in", |b| Some(b.counts.inflated)),
+    ("  taken back", |b| Some(b.counts.deflated)),
+    ("  reported free", |b| Some(b.counts.reported)),
+    ("  no memory", |b| Some(b.counts.outside)),
+    ("guest's free, MiB", |b| b.free.map(|bytes| bytes >> 20)),
+    ("guest's available, MiB", |b| {
+        b.available.map(|bytes| bytes >> 20)
+    }),
+    ("guest's major faults", |b| b.major_faults),
+];
+
+/// The rows of a table, with a column for the whole run and one for each window shown.
+struct Rows<'a> {
+    columns: Vec<(String, &'a Window)>,
+    text: String,
+}
+
+impl<'a> Rows<'a> {
+    fn new(account: &'a Account) -> Self {
+        let first = account.windows.len().saturating_sub(SHOWN);
+        let windows = account.windows.iter().enumerate().skip(first);
+        let windows = windows.map(|(i, (_, window))| (format!("window {}", i + 1), window));
+        let whole = ("whole run".to_owned(), &account.whole);
+        let mut rows = Self {
+            columns: std::iter::once(whole).chain(windows).collect(),
+            text: String::new(),
+        };
+        let heads = rows.columns.iter().map(|(head, _)| head.clone()).collect();
+        rows.push("", heads);
+        rows
+    }
+
+    /// Appends the row of a figure, unless it is zero or unknown everywhere.
+    fn add(&mut self, name: &str, cell: impl Fn(&Window) -> String) {
+        let cells: Vec<String> = self.columns.iter().map(|(_, w)| cell(w)).collect();
+        if cells.iter().any(|cell| cell != "0" && cell != "-") {
+            self.push(name, cells);
+        }
+    }
+
+    fn push(&mut self, name: &str, cells: Vec<String>) {
+        let _ = write!(self.text, "  {name:<22}");
+        for cell in cells {
+            let _ = write!(self.text, " {cell:>12}");
+        }
+        self.text.push('\n');
+    }
+}
+
+/// The account as a table: one column for the whole run and one for each of the last few windows.
+/// Rows without anything but zeroes are left out; all of them are in the JSON.
 pub fn table(conditions: &Conditions, account: &Account) -> String {
-    /// Windows shown beside the whole run; all of them are in the JSON.
-    const SHOWN: usize = 5;
-    let first = account.windows.len().saturating_sub(SHOWN);
-    let columns: Vec<(String, &Window)> = std::iter::once(("whole run".into(), &account.whole))
-        .chain(
-            account
-                .windows
-                .iter()
-                .enumerate()
-                .skip(first)
-                .map(|(i, (_, window))| (format!("window {}", i + 1), window)),
-        )
-        .collect();
-    let mut text = format!(
+    let mut rows = Rows::new(account);
+    for (name, value) in ROWS {
+        rows.add(name, |window| value(window).to_string());
+    }
+    if account.whole.swap.is_some() {
+        for (name, value) in PAGE_ROWS {
+            let of = |window: &Window| window.swap.as_ref().map_or(0, value);
+            rows.add(name, |window| of(window).to_string());
+        }
+        for (name, value) in SWAP_ROWS {
+            let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
+            rows.add(name, |window| of(window).to_string());
+        }
+    }
+    if account.whole.balloon.is_some() {
+        for (name, value) in BALLOON_ROWS {
+            rows.add(name, |window| {
+                let value = window.balloon.as_ref().and_then(value);
+                value.map_or_else(|| "-".into(), |value| value.to_string())
+            });
+        }
+    }
+    title(conditions, account) + &rows.text + &notes(account)
+}
+
+/// The line above the table.
+fn title(conditions: &Conditions, account: &Account) -> String {
+    format!(
         "exit ledger: {} exits, {} requests; iommu mode {}, idle {}, dma {}, {} vCPU, host {} ({})\n",
         account.whole.exits.total,
         account.whole.owner.requests,
@@ -81,139 +224,18 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         conditions.cpus,
         conditions.host_kernel,
         conditions.host_cpu,
-    );
-    let mut row = |name: &str, cells: Vec<String>| {
-        // Of nothing there is nothing to say.
-        if cells.iter().all(|cell| cell == "0" || cell == "-") {
-            return;
-        }
-        let _ = write!(text, "  {name:<22}");
-        for cell in cells {
-            let _ = write!(text, " {cell:>12}");
-        }
-        text.push('\n');
-    };
-    row("", columns.iter().map(|(name, _)| name.clone()).collect());
-    type Value = fn(&Window) -> i64;
-    let rows: [(&str, Value); 26] = [
-        ("exits, total", |w| w.exits.total as i64),
-        ("  iommu registers", |w| w.exits.iommu as i64),
-        ("  doorbells", |w| w.exits.doorbell as i64),
-        ("  pci configuration", |w| w.exits.pci_config as i64),
-        ("  other devices", |w| w.exits.other_device as i64),
-        ("  interrupt delivery", |w| w.exits.interrupt as i64),
-        ("  local apic", |w| w.exits.apic as i64),
-        ("  hlt", |w| w.exits.hlt as i64),
-        ("  timer", |w| w.exits.timer as i64),
-        ("  pause", |w| w.exits.pause as i64),
-        ("  memory", |w| w.exits.memory as i64),
-        ("  processor", |w| w.exits.processor as i64),
-        ("  unattributed", |w| w.exits.unattributed as i64),
-        ("  overlap", |w| w.exits.overlap as i64),
-        ("requests served", |w| w.owner.requests as i64),
-        ("interrupts sent", |w| w.owner.interrupts as i64),
-        ("iotlb hits", |w| w.owner.iotlb_hits as i64),
-        ("iotlb misses", |w| w.owner.iotlb_misses as i64),
-        ("page walks", |w| w.owner.walks as i64),
-        ("invalidations", |w| w.owner.invalidations as i64),
-        ("waits completed", |w| w.owner.waits as i64),
-        ("leases drained", |w| w.owner.leases_drained as i64),
-        ("faults", |w| w.owner.faults as i64),
-        ("sidecore sleeps", |w| w.sidecore.sleeps as i64),
-        ("sidecore busy, ms", |w| {
-            (w.sidecore.busy_ns / 1_000_000) as i64
-        }),
-        ("sidecore cpu, ms", |w| {
-            (w.sidecore.cpu_ns / 1_000_000) as i64
-        }),
-    ];
-    for (name, value) in rows {
-        row(
-            name,
-            columns
-                .iter()
-                .map(|(_, window)| value(window).to_string())
-                .collect(),
-        );
-    }
-    type OfSwap = fn(&SwapCounts) -> u64;
-    let swap_rows: [(&str, OfSwap); 25] = [
-        ("page faults served", |s| s.faults),
-        ("  reads prevented", |s| s.prevented),
-        ("  looked in vain", |s| s.undecided),
-        ("device waits", |s| s.device_waits),
-        ("dropped, on a disk", |s| s.dropped_to_disk),
-        ("dropped, zeroes", |s| s.dropped_as_zeroes),
-        ("swapped out", |s| s.swapped_out),
-        ("  requests", |s| s.swap_write_requests),
-        ("swapped in", |s| s.swapped_in),
-        ("  requests", |s| s.swap_read_requests),
-        ("store given back", |s| s.trimmed),
-        ("read from images", |s| s.image_pages),
-        ("  requests", |s| s.image_requests),
-        ("rescued", |s| s.rescued),
-        ("zeroed", |s| s.zeroed),
-        ("not read, overwritten", |s| s.not_read),
-        ("read before a write", |s| s.read_before_a_write),
-        ("stale reads", |s| s.stale_reads),
-        ("silent swap writes", |s| s.silent_swap_writes),
-        ("false reads", |s| s.false_reads),
-        ("decayed sequentiality", |s| s.decayed_sequentiality),
-        ("false anonymity", |s| s.false_anonymity),
-        ("given up by the guest", |s| s.discarded),
-        ("in use by devices", |s| s.refused),
-        ("pauses", |s| s.pauses),
-    ];
-    if account.whole.swap.is_some() {
-        type Standing = fn(&Swap) -> u64;
-        let stands: [(&str, Standing); 3] = [
-            ("pages in memory", |swap| swap.resident),
-            ("  in the store", |swap| swap.stored),
-            ("  stand for blocks", |swap| swap.tracked),
-        ];
-        for (name, value) in stands {
-            let of = |window: &Window| window.swap.as_ref().map_or(0, value);
-            let cell = |(_, window): &(String, &Window)| of(window).to_string();
-            row(name, columns.iter().map(cell).collect());
-        }
-        for (name, value) in swap_rows {
-            let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
-            let cell = |window: &Window| of(window).to_string();
-            row(name, columns.iter().map(|(_, w)| cell(w)).collect());
-        }
-    }
-    type OfBalloon = fn(&BalloonFigures) -> Option<u64>;
-    let balloon_rows: [(&str, OfBalloon); 9] = [
-        ("balloon's target, pages", |b| Some(b.target)),
-        ("  in it", |b| Some(b.actual)),
-        ("  put in", |b| Some(b.counts.inflated)),
-        ("  taken back", |b| Some(b.counts.deflated)),
-        ("  reported free", |b| Some(b.counts.reported)),
-        ("  no memory", |b| Some(b.counts.outside)),
-        ("guest's free, MiB", |b| b.free.map(|bytes| bytes >> 20)),
-        ("guest's available, MiB", |b| {
-            b.available.map(|bytes| bytes >> 20)
-        }),
-        ("guest's major faults", |b| b.major_faults),
-    ];
-    if account.whole.balloon.is_some() {
-        for (name, value) in balloon_rows {
-            let cell = |window: &Window| {
-                let value = window.balloon.as_ref().and_then(value);
-                value.map_or_else(|| "-".into(), |value| value.to_string())
-            };
-            row(name, columns.iter().map(|(_, w)| cell(w)).collect());
-        }
-    }
-    if let Some(reason) = account
-        .whole
-        .swap
-        .as_ref()
-        .and_then(|swap| swap.pause_reason.as_ref())
-    {
+    )
+}
+
+/// The lines below the table.
+fn notes(account: &Account) -> String {
+    let whole = &account.whole;
+    let mut text = String::new();
+    let swap = whole.swap.as_ref();
+    if let Some(reason) = swap.and_then(|swap| swap.pause_reason.as_ref()) {
         let _ = writeln!(text, "  last pause: {reason}");
     }
-    if !account.whole.histograms && account.whole.exits.unattributed != 0 {
+    if !whole.histograms && whole.exits.unattributed != 0 {
         text.push_str(
             "  (unattributed: exits for timers, the local APIC, memory and the processor itself, which the kernel does not tell\n  \
              apart without tracepoints; with --ledger they are, from the first marker that the guest writes)\n",
@@ -268,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_unattributed_means_is_said_where_there_is_some() {
+    fn unattributed_exits_are_explained_where_there_are_some() {
         let mut account = Account::default();
         assert!(!table(&conditions(), &account).contains("(unattributed"));
         account.whole.exits.unattributed = 5;

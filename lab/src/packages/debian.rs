@@ -3,7 +3,7 @@
 //! It is of the machine's own release, made by `mmdebstrap` from the machine's own APT sources, those for the release and its
 //! updates alone; where the release's backports have a kernel of [`NEWER`], that stands beside the release's own. All that
 //! makes it another root than an installed one is a unit that does what the kernel's command line asks for (`job.sh`), a
-//! disk without partitions or a boot loader, and that nobody can log in.
+//! disk without partitions or a boot loader, and that no user can log in.
 //!
 //! Like the other parts it is a directory of [`cache_dir`], `debian-RELEASE-HASH`, made once and complete when it is there. The
 //! hash is of the scripts that make it and of what they are given, so a changed script makes another; packages are
@@ -160,7 +160,8 @@ fn check_tools() -> Result<(), LabError> {
     })
 }
 
-/// What a process that was killed has left: under APT's lock nobody else is making one. A directory that stays only wastes room.
+/// Removes what a process that was killed has left: under APT's lock no other process is making
+/// one. A directory that stays only wastes room.
 fn remove_unfinished(cache: &Path) {
     let is_unfinished = |name: &String| name.starts_with("debian-") && name.contains('.');
     for name in names(cache).iter().filter(|name| is_unfinished(name)) {

@@ -159,7 +159,7 @@ impl Packages {
         }
     }
 
-    /// What this QEMU may do to a guest that is not the guest's fault, for whoever starts it.
+    /// Faults of this QEMU that a guest may see, for the code that starts it.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         warning(self.qemu_version(), self.delivers_interrupts_once())

@@ -174,7 +174,7 @@ mod tests {
 
     use guest_mem::PAGE_SIZE;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use vio::blk::{UringFile, UringOptions};
+    use vio::blk::{RawDisk, RawDiskOptions};
 
     use super::*;
 
@@ -190,11 +190,11 @@ mod tests {
         store: FaultyStore,
     }
 
-    /// `None`, said, where there is no io_uring.
+    /// `None`, with a printed reason, where the host cannot serve the file.
     fn fixture(fault: StoreFault) -> Option<Fixture> {
         let file: File = memfd_create("store", MemfdFlags::CLOEXEC).unwrap().into();
         ftruncate(&file, PAGES * PAGE_SIZE).unwrap();
-        let below = match UringFile::from_file(file, UringOptions::default()) {
+        let below = match RawDisk::from_file(file, RawDiskOptions::default()) {
             Ok(below) => below,
             Err(error) => {
                 println!("skipped: {error}");

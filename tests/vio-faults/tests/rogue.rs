@@ -5,7 +5,7 @@ use fake_mem::{ArrayMem, FlatDma, PendingDma};
 use guest_mem::{Dma, Gpa, Iova, Perm, PhysMem};
 use vio::QueueDevice;
 use vio::blk::request::{STATUS_OK, kind};
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, RawDisk, RawDiskOptions, Transfer};
 use vio_faults::{Fault, ROGUE_BYTES, Rogue, RogueStats};
 
 const SECTOR: u64 = 5;
@@ -74,11 +74,11 @@ fn disks() -> Vec<Box<dyn BlockIo>> {
     let file = |transfer| -> Box<dyn BlockIo> {
         let (mut file, path) = (tempfile(), image());
         std::io::Write::write_all(&mut file, &path).expect("a file");
-        let options = UringOptions {
+        let options = RawDiskOptions {
             transfer,
-            ..UringOptions::default()
+            ..RawDiskOptions::default()
         };
-        Box::new(UringFile::from_file(file, options).expect("an io_uring"))
+        Box::new(RawDisk::from_file(file, options).expect("a disk"))
     };
     vec![
         Box::new(MemDisk::new(image(), 16, false)),

@@ -1,8 +1,8 @@
 //! Opening an image and the files behind it.
 //!
-//! The library would follow the names in an image by itself, and guess the format of a file that none is
-//! given for. So it is not asked to: every file is opened, locked and looked at here, the last of the chain
-//! first, and given to the library open.
+//! The library would follow the names in an image by itself, and guess the format of a file that
+//! none is given for. So it is not asked to: every file is opened, locked and looked at here, the
+//! last of the chain first, and given to the library open.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -289,7 +289,8 @@ impl Chain<'_> {
             }
             false => lock::lock(file, path, access, &self.locking)?,
         };
-        // After the lock: nobody changes it now. (A block device's metadata say 0; its end does not.)
+        // After the lock: no other process changes it now. (A block device's metadata say 0; its
+        // end does not.)
         let len = file.seek(SeekFrom::End(0)).map_err(ImageErrorKind::Io)?;
         Ok((file, len))
     }

@@ -1,19 +1,22 @@
 //! Whether the tables of a qcow2 image fit together, before it is written to.
 //!
-//! The library believes the reference counts: a cluster counted free is given away, be it the header. So
-//! before the first write all tables of the disk are walked, as `qemu-img check` does: everything referred to lies
-//! in the file and has one owner (compressed data may share a cluster with other compressed data).
+//! The library believes the reference counts: a cluster counted free is given away, be it the
+//! header. So before the first write all tables of the disk are walked, as `qemu-img check` does:
+//! everything referred to lies in the file and has one owner (compressed data may share a cluster
+//! with other compressed data).
 //!
-//! If so, counts that are too low, as a power cut can leave them, are raised to what was found. What is counted and
-//! not referred to is a leak, and harmless; a killed writer leaves some.
+//! If so, counts that are too low, as a power cut can leave them, are raised to what was found.
+//! Clusters that are counted and not referred to are a leak, and harmless; a killed writer leaves
+//! some.
 //!
-//! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts that are too high, and data.
+//! Not checked: what only snapshots refer to beyond their L1 tables, persistent bitmaps, counts
+//! that are too high, and data.
 //!
 //! An image that is only read is not walked: see [`crate::vet`].
 //!
-//! Cost: every L2 table and refcount block is read once, at 64 KiB clusters 160 MiB per TiB of data. Memory: a
-//! bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with compressed data 16 more; at most 544 MiB
-//! ([`MAX_CLUSTERS`]).
+//! Cost: every L2 table and refcount block is read once, at 64 KiB clusters 160 MiB per TiB of
+//! data. Memory: a bit per cluster of the file, 2 MiB per TiB at 64 KiB clusters, and with
+//! compressed data 16 more; at most 544 MiB ([`MAX_CLUSTERS`]).
 
 use crate::entry::{self, COPIED, EntryFault, Target};
 use crate::header::{Layout, OFFSET_MASK, be32, be64};
@@ -23,7 +26,8 @@ use crate::options::ImageErrorKind;
 /// Most clusters in a file: 16 TiB of 64 KiB clusters.
 const MAX_CLUSTERS: u64 = 1 << 28;
 
-/// Bytes of an entry of the snapshot table without what varies (§ "Snapshots"), and most entries (QEMU's limit).
+/// Bytes of an entry of the snapshot table without what varies (§ "Snapshots"), and most entries
+/// (QEMU's limit).
 const SNAPSHOT_BYTES: u64 = 40;
 const MAX_SNAPSHOTS: u32 = 65536;
 
@@ -49,7 +53,7 @@ impl Bits {
     }
 }
 
-/// What was found of an image that may be written to.
+/// Findings about an image that may be written to.
 pub(crate) struct Checked {
     /// Counts that were too low.
     pub low: u64,
@@ -96,7 +100,8 @@ pub(crate) fn check(
     for (index, &entry) in tables.iter().enumerate() {
         let table = l2_table(layout, entry, index as u64, len)?;
         if table != 0 {
-            // Owned by one, so no table is walked twice, and the walk is bounded by the file's length.
+            // Owned by one, so no table is walked twice, and the walk is bounded by the file's
+            // length.
             walk.claim("an L2 table", table, 1)?;
             read_known(file, &mut table_bytes, table, len).map_err(ImageErrorKind::Io)?;
             walk.l2_table(&table_bytes, index as u64 * layout.l2_span())?;
@@ -108,7 +113,8 @@ pub(crate) fn check(
     })
 }
 
-/// Offset of the L2 table of an entry of the L1 table, which lies in a file of `len` bytes whole; 0: none.
+/// Offset of the L2 table of an entry of the L1 table, which lies in a file of `len` bytes whole;
+/// 0: none.
 pub(crate) fn l2_table(
     layout: &Layout,
     entry: u64,
@@ -129,7 +135,8 @@ pub(crate) fn l2_table(
     ))
 }
 
-/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and length of each.
+/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and
+/// length of each.
 pub(crate) fn snapshots(
     file: &dyn Medium,
     layout: &Layout,
@@ -173,7 +180,8 @@ pub(crate) fn snapshots(
             ));
         }
         ranges.push((l1, l1_bytes));
-        // Lengths of the identifier and the name, 16 bits each, and of what later versions have added.
+        // Lengths of the identifier and the name, 16 bits each, and of what later versions have
+        // added.
         let names = u64::from(be32(&fixed, 12));
         let varies = (names >> 16) + (names & 0xffff) + u64::from(be32(&fixed, 36));
         end = at + SNAPSHOT_BYTES + varies;
@@ -194,10 +202,11 @@ struct Walk<'a> {
     /// Length of the file.
     len: u64,
     clusters: u64,
-    /// Clusters with an owner that shares them with nobody.
+    /// Clusters with an owner that shares them with no other.
     owned: Bits,
-    /// Compressed data that lie in each cluster, at least in part; empty without any. (A cluster of 2 MiB cannot
-    /// hold 65,535 of them, whose compressed forms have 32 bytes each then; counting stops there.)
+    /// Compressed data that lie in each cluster, at least in part; empty without any. (A cluster of
+    /// 2 MiB cannot hold 65,535 of them, whose compressed forms have 32 bytes each then; counting
+    /// stops there.)
     compressed: Vec<u16>,
 }
 
@@ -354,7 +363,8 @@ impl Walk<'_> {
     }
 }
 
-/// One reference count in a refcount block: a part of one byte, the lowest bits first, or whole bytes, big-endian.
+/// One reference count in a refcount block: a part of one byte, the lowest bits first, or whole
+/// bytes, big-endian.
 pub(crate) struct Count<'a> {
     bytes: &'a mut [u8],
     shift: u64,

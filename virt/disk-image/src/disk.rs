@@ -58,7 +58,7 @@ pub struct ImageDisk {
 
 impl ImageDisk {
     /// Opens the image at `path`, locks it (as QEMU does, so QEMU's tools take notice), and starts its threads.
-    /// Where somebody else uses it, this blocks as [`lock`](crate::lock::lock) does.
+    /// Where another process uses it, this blocks as [`lock`](crate::lock::lock) does.
     ///
     /// # Errors
     /// Names the file at fault, the image or one behind it, and what is wrong with it.
@@ -68,8 +68,9 @@ impl ImageDisk {
         Self::of(Image::new(opened), options)
     }
 
-    /// Opens the image at `path` in trial: what [`open`](Self::open) would refuse is refused, an image that is in use at once,
-    /// but no file is locked or changed, whatever becomes of the disk. The files that it would use.
+    /// Opens the image at `path` in trial: what [`open`](Self::open) would refuse is refused, an
+    /// image that is in use at once, but no file is locked or changed, whatever becomes of the
+    /// disk. The files that it would use.
     ///
     /// # Errors
     /// See [`open`](Self::open).

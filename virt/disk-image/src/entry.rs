@@ -1,7 +1,8 @@
-//! Entries of the L1 table and of L2 tables, and what can be wrong with one (§ "L1 table entry", "L2 table entry").
+//! Entries of the L1 table and of L2 tables, and what can be wrong with one (§ "L1 table entry",
+//! "L2 table entry").
 //!
-//! Whether what an entry refers to belongs to something else is not known here: see [`crate::check`] and
-//! [`crate::vet`].
+//! Whether what an entry refers to belongs to something else is not known here: see
+//! [`crate::check`] and [`crate::vet`].
 
 use std::io;
 
@@ -64,7 +65,7 @@ impl EntryFault {
     ];
 }
 
-/// What an L2 entry says of a guest cluster.
+/// Meaning of an L2 entry for a guest cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Nothing: the backing file has it, or it reads as zeroes.
@@ -73,7 +74,8 @@ pub(crate) enum Target {
     Zeroes(u64),
     /// A cluster at this offset.
     Data(u64),
-    /// Compressed data in these sectors: their offset and length, and where in the first one the data begin.
+    /// Compressed data in these sectors: their offset and length, and where in the first one the
+    /// data begin.
     Compressed { offset: u64, len: u64, skip: u64 },
 }
 
@@ -92,7 +94,7 @@ pub(crate) fn l2_table(layout: &Layout, entry: u64) -> Result<u64, EntryFault> {
     Ok(offset)
 }
 
-/// What an L2 entry refers to, as far as its bits go.
+/// Decodes an L2 entry; its bits alone are checked.
 pub(crate) fn target(layout: &Layout, entry: u64) -> Result<Target, EntryFault> {
     if entry & COMPRESSED != 0 {
         let (offset, len) = layout.compressed(entry);
@@ -123,10 +125,12 @@ pub(crate) fn target(layout: &Layout, entry: u64) -> Result<Target, EntryFault> 
     }
 }
 
-/// Whether a file of `len` bytes has what the guest can see of the cluster at `offset`, which is the disk's at `guest`.
+/// Whether a file of `len` bytes has what the guest can see of the cluster at `offset`, which is
+/// the disk's at `guest`.
 ///
-/// Only what lies beyond the end of the *disk* may be missing: nothing reads it. (QEMU writes clusters whole. It reads
-/// zeroes beyond the end of a file that was cut, which this crate does not.)
+/// Only what lies beyond the end of the *disk* may be missing: nothing reads it. (QEMU writes
+/// clusters whole. It reads zeroes beyond the end of a file that was cut, which this crate does
+/// not.)
 pub(crate) fn has_data(
     layout: &Layout,
     len: u64,
@@ -143,10 +147,11 @@ pub(crate) fn has_data(
     }
 }
 
-/// Whether a file of `len` bytes has the compressed data in these sectors (§ "Compressed Clusters Descriptor").
+/// Whether a file of `len` bytes has the compressed data in these sectors (§ "Compressed Clusters
+/// Descriptor").
 ///
-/// Of the last sector the file may have only what is used. That it is all that is used shows in decompressing: a stream
-/// that was cut could go on with zeroes, and would then say something else.
+/// Of the last sector the file may have only what is used. That it is all that is used shows in
+/// decompressing: a stream that was cut could go on with zeroes, and would then say something else.
 pub(crate) fn has_compressed(
     file: &dyn Medium,
     layout: &Layout,
@@ -169,10 +174,11 @@ pub(crate) fn has_compressed(
     )
 }
 
-/// Reads the compressed data in these sectors of a file of `len` bytes, and what they say, into a cluster; false: they do
-/// not say it all, or nothing that can be understood.
+/// Reads the compressed data in these sectors of a file of `len` bytes, and what they say, into a
+/// cluster; false: they do not say it all, or nothing that can be understood.
 ///
-/// The library lets data refer to what stands in the cluster's buffer from an earlier use; here that is a fault.
+/// The library lets data refer to what stands in the cluster's buffer from an earlier use; here
+/// that is a fault.
 pub(crate) fn unpack(
     file: &dyn Medium,
     len: u64,

@@ -1,8 +1,10 @@
-//! What follows the header: its extensions, and the name of a backing file (§ "Header extensions", "Header").
+//! The part behind the header: its extensions, and the name of a backing file (§ "Header
+//! extensions", "Header").
 //!
-//! Both versions have extensions, behind 72 bytes in version 2 and behind the header's own length in version 3. They end
-//! with the type 0, where the backing file's name begins, or with the first cluster. An extension of an unknown type is
-//! skipped: what must not be skipped is an incompatible feature.
+//! Both versions have extensions, behind 72 bytes in version 2 and behind the header's own length
+//! in version 3. They end with the type 0, where the backing file's name begins, or with the first
+//! cluster. An extension of an unknown type is skipped: what must not be skipped is an incompatible
+//! feature.
 //!
 //! Bound: the first cluster, of at most 2 MiB, which is read once.
 
@@ -24,7 +26,7 @@ const MAX_NAME_BYTES: u64 = 1023;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BackingName {
     pub name: String,
-    /// What it holds, in QEMU's words, if the image says so.
+    /// Its format, in QEMU's words, if the image says so.
     pub format: Option<String>,
 }
 
@@ -32,7 +34,8 @@ fn corrupt<T>(what: String) -> Result<T, ImageErrorKind> {
     Err(ImageErrorKind::Corrupt(what))
 }
 
-/// Reads what follows the header of the image in `file`, which has `len` bytes: the backing file it names.
+/// Reads what follows the header of the image in `file`, which has `len` bytes: the backing file it
+/// names.
 pub(crate) fn read(
     file: &dyn Medium,
     header: &[u8; HEADER_BYTES],
@@ -114,7 +117,8 @@ fn backing_format(mut area: &[u8], is_writable: bool) -> Result<Option<String>, 
                     "it has the parameters of an encryption, and says that there is none".into(),
                 );
             }
-            // The library reads the names before it writes the header, and does not expect half of one.
+            // The library reads the names before it writes the header, and does not expect half of
+            // one.
             FEATURE_NAMES if is_writable && !len.is_multiple_of(FEATURE_NAME_BYTES) => {
                 return corrupt(format!("its feature name table has {len} bytes"));
             }

@@ -1,9 +1,10 @@
 //! The qcow2 header, as far as this crate must know it (QEMU's `docs/interop/qcow2.txt`, "Header").
 //!
-//! The library reads it again for itself. It is read here first because the library takes no notice of
-//! encryption, writes to images before it has seen that it cannot, and checks no offset against the file;
-//! and because the storage layer must know where the tables are. What is only read is shown to the library with a header
-//! that has nothing but what was checked here ([`Layout::bare_header`]). All numbers are big-endian.
+//! The library reads it again for itself. It is read here first because the library takes no notice
+//! of encryption, writes to images before it has seen that it cannot, and checks no offset against
+//! the file; and because the storage layer must know where the tables are. What is only read is
+//! shown to the library with a header that has nothing but what was checked here
+//! ([`Layout::bare_header`]). All numbers are big-endian.
 //!
 //! [`Layout::parse`] refuses what spoils reading, [`Layout::check_counts`] what spoils writing.
 
@@ -12,7 +13,8 @@ use std::io;
 use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
-/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table entry").
+/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table
+/// entry").
 pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// An L2 entry refers to compressed data (§ "L2 table entry").
 pub(crate) const COMPRESSED: u64 = 1 << 62;
@@ -69,7 +71,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Reads the layout from the first bytes of an image, with `file_len` bytes in its file, and checks what reading needs.
+    /// Reads the layout from the first bytes of an image, with `file_len` bytes in its file, and
+    /// checks what reading needs.
     pub(crate) fn parse(
         header: &[u8; HEADER_BYTES],
         file_len: u64,
@@ -169,8 +172,8 @@ impl Layout {
             .is_ok()
     }
 
-    /// A header for a library that is to read the image and no more: what was checked, without extensions and without a
-    /// backing file.
+    /// A header for a library that is to read the image and no more: what was checked, without
+    /// extensions and without a backing file.
     pub(crate) fn bare_header(&self) -> [u8; BARE_HEADER_BYTES] {
         let mut header = [0; BARE_HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
@@ -219,8 +222,9 @@ impl Layout {
         1 << (2 * self.cluster_bits - 3)
     }
 
-    /// Where the data of an L2 entry with the flag "compressed" lie, in whole sectors: offset and length
-    /// (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors after the first).
+    /// Where the data of an L2 entry with the flag "compressed" lie, in whole sectors: offset and
+    /// length (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors
+    /// after the first).
     pub(crate) fn compressed(&self, entry: u64) -> (u64, u64) {
         let width = 62 - (self.cluster_bits - 8);
         let offset = entry & ((1 << width) - 1) & !511;
@@ -250,7 +254,8 @@ fn check_features(incompatible: u64) -> Result<(), ImageErrorKind> {
     Err(ImageErrorKind::Unsupported(name))
 }
 
-/// Reads the header of a file of `len` bytes; one too short for a header reads as zeroes beyond its end.
+/// Reads the header of a file of `len` bytes; one too short for a header reads as zeroes beyond its
+/// end.
 pub(crate) fn read(file: &dyn Medium, len: u64) -> io::Result<[u8; HEADER_BYTES]> {
     let mut header = [0; HEADER_BYTES];
     read_known(file, &mut header, 0, len)?;

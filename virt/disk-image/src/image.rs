@@ -1,30 +1,38 @@
 //! The operations of an open image, each carried out to its end by the thread that calls it.
 //!
-//! *The gate.* What changes the image's metadata has the image to itself; everything else shares it. A read, and
-//! a write to clusters that are all there already, share. A write that needs clusters, a discard and a
-//! write-zeroes are alone, and **write the changed metadata to the file before they let go** and
-//! before they are reported done. Three things follow:
+//! *The gate.* What changes the image's metadata has the image to itself; everything else shares
+//! it. A read, and a write to clusters that are all there already, share. A write that needs
+//! clusters, a discard and a write-zeroes are alone, and **write the changed metadata to the file
+//! before they release it** and before they are reported done. Three things follow:
 //!
-//! - An operation that was reported done survives the death of the process, flushed or not: all of it is in the
-//!   kernel. (Only a power cut makes [`Image::flush`] matter.)
-//! - The library's order of writing, reference counts before what needs them and after what no longer does,
-//!   holds in the file. It would not if tables changed while they are flushed.
-//! - A cluster that is given up is not given to somebody else before the file says that it was given up. For
-//!   this a range is also cut where one L2 table ends and the next begins, with a flush between.
+//! - An operation that was reported done survives the death of the process, flushed or not: all of
+//!   it is in the kernel. (Only a power cut makes [`Image::flush`] matter.)
+//! - The library's order of writing, reference counts before what needs them and after what no
+//!   longer does, holds in the file. It would not if tables changed while they are flushed.
+//! - A cluster that is given up is not allocated again before the file says that it was given up.
+//!   For this a range is also cut where one L2 table ends and the next begins, with a flush
+//!   between.
 //!
-//! What a power cut needs beyond that, the storage sees to ([`crate::order`]): it syncs the file under the gate. The order
-//! of the writes to the file that a flush makes is the one that is needed; the disk keeps to it.
+//! The storage sees to what a power cut needs beyond that ([`crate::order`]): it syncs the file
+//! under the gate. The order of the writes to the file that a flush makes is the one that is
+//! needed; the disk keeps to it.
 //!
-//! *Failures.* Whoever lets go of the image with metadata that could not be written leaves the library with tables in memory that
-//! the file does not have, and that it would take for written: an L1 entry whose write failed is not written again, and
-//! everything under it would be reported done, flushed, and gone. So the library's memory is thrown away and
-//! the file read anew. What was reported done is in the file, as when the process dies.
+//! *Failures.* An operation that releases the image with metadata that could not be written leaves
+//! the library with tables in memory that the file does not have, and that it would take for
+//! written: an L1 entry whose write failed is not written again, and everything under it would be
+//! reported done, flushed, and gone. So the library's memory is thrown away and the file read anew.
+//! Operations reported done are in the file, as when the process dies.
 //!
-//! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all reported after it.
+//! *Groups.* [`Group`] lets several writes that only add clusters share one flush; they are all
+//! reported after it.
 //!
-//! *Panics.* Whoever holds the gate while the library panics forbids writing to the file before it lets go.
+//! *Panics.* The thread that holds the gate while the library panics forbids writing to the file
+//! before it releases it.
 //!
-//! The gate is fair: under a stream of allocating writes a read has its turn after the group in progress.
+//! The gate is fair: under a stream of allocating writes a read has its turn after the group in
+//! progress.
+
+mod packed;
 
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, DerefMut};
@@ -38,6 +46,7 @@ use vio::LineBudget;
 
 use crate::chain::{Files, Opened};
 use crate::storage::{ImageFile, Shared};
+use packed::{check_copied, read_packed};
 
 /// Bytes of zeroes written at a time where the format has no zero clusters.
 const ZERO_STEP: u64 = 1 << 20;
@@ -51,7 +60,8 @@ pub(crate) struct Image {
     cluster: u64,
     /// Zero clusters exist.
     has_zeroes: bool,
-    /// The library remembers something that the file does not have, and the file could not be read anew. Written by who is alone.
+    /// The library remembers something that the file does not have, and the file could not be read
+    /// anew. Written by who is alone.
     is_torn: AtomicBool,
     /// For what is wrong with the image.
     lines: Mutex<LineBudget>,
@@ -59,7 +69,7 @@ pub(crate) struct Image {
     pub size: u64,
 }
 
-/// Before the gate is let go: has the library panicked?
+/// Check, when the gate is released, whether the library has panicked.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -135,10 +145,11 @@ impl Alone<'_> {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        // The metadata could not be written. (After a panic nothing is written any more, and nothing read anew.)
+        // The metadata could not be written. (After a panic nothing is written any more, and
+        // nothing read anew.)
         if self.is_dirty && !std::thread::panicking() {
             self.image.is_torn.store(true, Ordering::Relaxed);
-            // Whoever comes next tries again, and has the error then.
+            // The next operation tries again, and has the error then.
             let _ = self.load();
         }
     }
@@ -181,8 +192,9 @@ impl Image {
         self.files.own().kill();
     }
 
-    /// Logs what the library or the storage says of an error that the guest knows as `errno`; that there was one, the
-    /// device says. What the image itself is to blame for becomes EIO, and is said as far as there is a budget of lines.
+    /// Logs what the library or the storage says of an error that the guest knows as `errno`; that
+    /// there was one, the device says. What the image itself is to blame for becomes EIO, and is
+    /// said as far as there is a budget of lines.
     pub(crate) fn explain(&self, error: &io::Error, errno: i32) {
         let path = self.files.own().path().display();
         if errno != libc::EIO {
@@ -293,7 +305,7 @@ impl Image {
             at += run;
         }
         access.flush()?;
-        // Nothing refers to these any more, and nobody can have been given them.
+        // Nothing refers to these any more, and no operation can have been given them.
         for (offset, len) in freed {
             self.files.own().punch(offset, len)?;
         }
@@ -368,7 +380,8 @@ impl Image {
     }
 }
 
-/// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is reported done.
+/// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is
+/// reported done.
 pub(crate) struct Group<'a> {
     access: Alone<'a>,
     files: &'a Files,
@@ -419,106 +432,6 @@ fn panic_in_tests(_offset: u64) {
     assert_ne!(_offset, PANIC, "a panic on request");
 }
 
-/// How deep in a chain the image is whose compressed data a range begins with, and where they are on its disk; nothing if they
-/// are not compressed. And as far as that goes.
-fn packed_at(
-    access: &FormatAccess<ImageFile>,
-    offset: u64,
-    len: u64,
-) -> io::Result<(Option<(usize, u64)>, u64)> {
-    let (mut layer, mut at, mut rest) = (access, offset, len);
-    for depth in 0.. {
-        let (mapping, run) = layer.get_shallow_mapping(at, rest)?;
-        match mapping {
-            // Bound: the chain's length.
-            ShallowMapping::Indirect {
-                layer: next,
-                offset,
-                ..
-            } => {
-                (layer, at, rest) = (next, offset, some(run)?);
-            }
-            ShallowMapping::Special { offset, .. } => {
-                return Ok((Some((depth, offset)), some(run)?));
-            }
-            // Behind the end of a shorter file there are zeroes.
-            ShallowMapping::Eof { .. } if depth != 0 => return Ok((None, rest)),
-            _ => return Ok((None, some(run)?)),
-        }
-    }
-    Err(io::Error::other("a chain of images without end"))
-}
-
-/// Reads a range that may have compressed data: those by our own way.
-fn read_packed(
-    files: &Files,
-    access: &FormatAccess<ImageFile>,
-    mut offset: u64,
-    mut data: &mut [u8],
-) -> io::Result<()> {
-    while !data.is_empty() {
-        let (packed, run) = packed_at(access, offset, data.len() as u64)?;
-        let (part, rest) = std::mem::take(&mut data).split_at_mut(run as usize);
-        match packed {
-            None => access.read(&mut *part, offset)?,
-            Some((depth, at)) => unpack(files, depth, at, part)?,
-        }
-        data = rest;
-        offset += run;
-    }
-    Ok(())
-}
-
-/// Reads compressed data of the image at `depth`, from `at` of its disk on.
-fn unpack(files: &Files, depth: usize, at: u64, part: &mut [u8]) -> io::Result<()> {
-    let file = files.at(depth);
-    let file = file.ok_or_else(|| io::Error::other("compressed data in no image"))?;
-    let cluster = file.cluster_bytes();
-    let mut rest = part;
-    for (at, len) in pieces(at, rest.len() as u64, cluster) {
-        let (piece, more) = rest.split_at_mut(len as usize);
-        file.unpack(at, piece)?;
-        rest = more;
-    }
-    Ok(())
-}
-
-/// What a write of this range leaves of its first and its last cluster can be read: the library copies it, and takes
-/// compressed data by its own way.
-fn check_copied(
-    files: &Files,
-    access: &FormatAccess<ImageFile>,
-    cluster: u64,
-    offset: u64,
-    len: u64,
-) -> io::Result<()> {
-    if cluster == 1 || !(files.has_backing() || files.has_packed()) {
-        return Ok(());
-    }
-    let end = offset + len;
-    let (first, last) = (offset / cluster * cluster, (end - 1) / cluster * cluster);
-    let mut scratch = Vec::new();
-    for start in [first, last] {
-        let stop = (start + cluster).min(access.size());
-        if (offset <= start && stop <= end)
-            || (start == last && start == first && !scratch.is_empty())
-        {
-            continue;
-        }
-        let (mut at, mut packed) = (start, false);
-        while at < stop && !packed {
-            let (found, run) = packed_at(access, at, stop - at)?;
-            packed = found.is_some();
-            at += run;
-        }
-        if packed {
-            scratch.resize((stop - start) as usize, 0);
-            read_packed(files, access, start, &mut scratch)?;
-        }
-    }
-    Ok(())
-}
-
 /// Cuts a range where multiples of `span` lie.
 fn pieces(offset: u64, len: u64, span: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = offset + len;
@@ -542,8 +455,8 @@ fn some(run: u64) -> io::Result<u64> {
     Ok(run)
 }
 
-/// What a write of this range needs. `file`: one whose explicit zeroes are those of the image; the range lies in one
-/// L2 table then.
+/// Needs of a write of this range. `file`: one whose explicit zeroes are those of the image; the
+/// range lies in one L2 table then.
 fn need(
     access: &FormatAccess<ImageFile>,
     file: Option<&Shared>,
@@ -562,8 +475,9 @@ fn need(
             } => {
                 need = Need::Clusters;
             }
-            // It may have a cluster in waiting that turns out to be in the wrong place. The file knows: entries
-            // become explicit zeroes only by operations that write their metadata at once, not in a group of writes.
+            // It may have a cluster in waiting that turns out to be in the wrong place. The file
+            // knows: entries become explicit zeroes only by operations that write their metadata at
+            // once, not in a group of writes.
             ShallowMapping::Zero { explicit: true, .. } => match file {
                 Some(file) if !file.has_clusters(at, some(run)?)? => need = Need::Clusters,
                 _ => return Ok(Need::Replacement),

@@ -1,23 +1,26 @@
 //! Locks on image files, the same as QEMU's, so that a writer has an image to itself whichever program it is.
 //!
-//! QEMU (`block/file-posix.c`) takes shared OFD locks on single bytes: byte 100 + n by whoever *uses* permission
-//! n, byte 200 + n by whoever *does not share* it; then it tests that nobody holds the counterpart. The bytes need
-//! not exist. OFD locks belong to the open file description, so two opens by one process exclude each other too.
+//! QEMU (`block/file-posix.c`) takes shared OFD locks on single bytes: byte 100 + n by a process
+//! that *uses* permission n, byte 200 + n by one that *does not share* it; then it tests that no
+//! process holds the counterpart. The bytes need not exist. OFD locks belong to the open file
+//! description, so two opens by one process exclude each other too.
 //!
 //! | | uses | does not share |
 //! |---|---|---|
 //! | [`Access::Read`]: a read-only image, a backing file | consistent read | write, resize |
 //! | [`Access::Write`] | consistent read, write, resize | write, resize |
 //!
-//! These are the bytes that QEMU takes for a backing file and for a qcow2 image. So readers share an image, a writer
-//! shares it with nobody, and QEMU's programs with `-U` read it all the same. Those that share everything read a raw image
-//! even without `-U` (`qemu-io -r`, `qemu-img info`), beside a machine of QEMU's as beside us.
+//! These are the bytes that QEMU takes for a backing file and for a qcow2 image. So readers share
+//! an image, a writer shares it with no other, and QEMU's programs with `-U` read it all the same.
+//! Those that share everything read a raw image even without `-U` (`qemu-io -r`, `qemu-img info`),
+//! beside a machine of QEMU's as beside us.
 //!
-//! **A predecessor that was killed** lets go only when the kernel has finished what it had in flight: the lock lives as
-//! long as the open file description, which an operation of io_uring and a thread in a system call hold. So whoever
-//! has the lock knows that no write of the predecessor is still to come, which could otherwise overtake the next
-//! one; and waiting for it is part of taking over. For how long: [`LIVE_PATIENCE`], [`PATIENCE`].
-//! While it waits it holds no lock, so that a holder who asks for more is not disturbed.
+//! **A predecessor that was killed** releases its lock only when the kernel has finished what it
+//! had in flight: the lock lives as long as the open file description, which an operation of
+//! io_uring and a thread in a system call hold. So the process that has the lock knows that no
+//! write of the predecessor is still to come, which could otherwise overtake the next one; and
+//! waiting for it is part of taking over. For how long: [`LIVE_PATIENCE`], [`PATIENCE`]. While it
+//! waits it holds no lock, so that a holder that asks for more is not disturbed.
 //!
 //! **Block devices** are locked at the inode of the node that was opened, as QEMU does. A second node of the same
 //! device has another inode, and a file system mounted from it has no lock at all. A writer therefore also claims the
@@ -41,8 +44,9 @@ mod holders;
 
 pub use holders::Holder;
 
-/// How long somebody who can be seen to use the image is waited for: long enough for a predecessor that was asked
-/// to end. The same holds for a block device that the kernel itself uses.
+/// Duration for which a process that can be seen to use the image is waited for: long enough for a
+/// predecessor that was asked to end. The same holds for a block device that the kernel itself
+/// uses.
 pub const LIVE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a lock is waited for whose holder cannot be seen, because it was killed and only the kernel still works
 /// for it (or because it belongs to another user): about as long as Linux waits for a disk that does not answer.
@@ -71,7 +75,7 @@ const UNSHARED_BY_ALL: [i64; 2] = [WRITE, RESIZE];
 pub enum Access {
     /// Reading, beside other readers.
     Read,
-    /// Reading and writing, beside nobody.
+    /// Reading and writing, beside no other.
     Write,
 }
 
@@ -95,7 +99,7 @@ impl Access {
 /// Whether images are locked, and who can end the wait for a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Locking {
-    /// False: no lock is taken, and nobody's is looked at. Nothing keeps two writers apart then.
+    /// False: no lock is taken, and none is looked at. Nothing keeps two writers apart then.
     pub is_on: bool,
     /// Asked every few milliseconds during a wait: true ends it with [`LockError::GivenUp`].
     pub give_up: fn() -> bool,
@@ -114,26 +118,26 @@ impl Default for Locking {
 /// What keeps a lock from us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// Somebody may write to the image.
+    /// Another process may write to the image.
     Written,
-    /// Somebody reads the image and lets nobody write.
+    /// Another process reads the image and admits no writer.
     Read,
-    /// Somebody lets nobody read.
+    /// Another process admits no reader.
     Exclusive,
 }
 
 /// Why an image is not ours to use.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else uses it in a way that excludes ours.
+    /// Another process uses it in a way that excludes ours.
     #[error("in use: {}", Users(.by, *.conflict))]
     InUse {
         /// In which way.
         conflict: Conflict,
-        /// Who, as far as this process may see it; often nobody.
+        /// Its holders, as far as this process may see them; often none.
         by: Vec<Holder>,
     },
-    /// A block device that somebody has claimed.
+    /// A block device that a mount or another process has claimed.
     #[error(
         "in use: the block device is claimed (by a mounted file system, RAID, LVM, or another process)"
     )]
@@ -240,11 +244,12 @@ pub fn lock(file: File, path: &Path, access: Access, locking: &Locking) -> Resul
     }
 }
 
-/// Whether [`lock`] would get its lock at once. Takes none, not even for a moment, and does not wait: users of the image do
-/// not notice. Only a block device that is to be written to is claimed, and released at once.
+/// Whether [`lock`] would get its lock at once. Takes none, not even for a moment, and does not
+/// wait: users of the image do not notice. Only a block device that is to be written to is claimed,
+/// and released at once.
 ///
 /// # Errors
-/// What stands in the way now; see [`LockError`].
+/// Finds what would keep [`lock`] from succeeding now; see [`LockError`].
 pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<(), LockError> {
     if !locking.is_on {
         return Ok(());
@@ -322,7 +327,7 @@ impl Attempt {
         Ok(conflict.map(Obstacle::Lock))
     }
 
-    /// Whether somebody else holds a byte that excludes our use.
+    /// Whether another process holds a byte that excludes our use.
     fn conflict(&self) -> Result<Option<Conflict>, LockError> {
         for permission in UNSHARED_BY_ALL {
             if self.is_held(USED + permission)? {
@@ -341,7 +346,7 @@ impl Attempt {
     }
 
     fn is_held(&self, byte: i64) -> Result<bool, LockError> {
-        // What a shared lock of somebody else conflicts with is an exclusive one.
+        // What a shared lock of another process conflicts with is an exclusive one.
         let mut found = range(libc::F_WRLCK, byte, 1);
         fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found)).map_err(from_errno)?;
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
@@ -362,7 +367,7 @@ impl Attempt {
                 FcntlArg::F_OFD_SETLK(&range(libc::F_RDLCK, byte, 1)),
             ) {
                 Ok(_) => {}
-                // Somebody has an exclusive lock on it, which QEMU never takes.
+                // A process has an exclusive lock on it, which QEMU never takes.
                 Err(Errno::EAGAIN | Errno::EACCES) => return Ok(Some(Conflict::Exclusive)),
                 Err(errno) => return Err(from_errno(errno)),
             }
@@ -378,7 +383,8 @@ impl Attempt {
     }
 }
 
-/// What `fcntl` fails with where there are no locks: NFS without a lock daemon, FUSE, old kernels; a host that forbids them.
+/// Error of `fcntl` where there are no locks: NFS without a lock daemon, FUSE, old kernels;
+/// a host that forbids them.
 fn from_errno(errno: Errno) -> LockError {
     let error = io::Error::from(errno);
     match errno {

@@ -1,7 +1,9 @@
-//! What this crate asks of the file under an image: all that reads, changes and syncs it goes through [`Medium`].
+//! Calls of this crate on the file under an image: all that reads, changes and syncs it goes
+//! through [`Medium`].
 //!
-//! There is one implementation outside of tests, an open file. Tests put others in its place: one that records what
-//! is written between syncs, to replay every state that a power cut could leave, and one whose sync fails.
+//! There is one implementation outside of tests, an open file. Tests put others in its place: one
+//! that records what is written between syncs, to replay every state that a power cut could leave,
+//! and one whose sync fails.
 
 use std::fs::File;
 use std::io;
@@ -36,8 +38,8 @@ pub(crate) trait Medium: Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
 }
 
-/// Reads all of `buffer` from a file that has `len` bytes: what lies beyond them reads as zero, and what lies before has to
-/// be there.
+/// Reads all of `buffer` from a file that has `len` bytes: what lies beyond them reads as zero, and
+/// what lies before has to be there.
 pub(crate) fn read_known(
     file: &dyn Medium,
     buffer: &mut [u8],

@@ -18,12 +18,12 @@ pub enum ImageFormat {
 /// What to do about an image that is only the difference to another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// Refuse it. An image names its backing file itself, so whoever made the image chooses a file that
-    /// the guest can then read.
+    /// Refuse it. An image names its backing file itself, so the maker of the image chooses a file
+    /// that the guest can then read.
     #[default]
     Refuse,
-    /// Open the file it names (a path, absolute or relative to the image; no protocol), read-only. The image
-    /// must say the file's format too: it is not guessed.
+    /// Open the file it names (a path, absolute or relative to the image; no protocol), read-only.
+    /// The image must say the file's format too: it is not guessed.
     Follow,
 }
 
@@ -43,10 +43,11 @@ pub struct ImageOptions {
     pub backing: Backing,
     /// Locks on the image and on the files behind it.
     pub locking: Locking,
-    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it. A write that needs
-    /// new clusters then waits for the disk once, together with those that are served with it, and so does a
-    /// discard; other operations do not. Without it a power cut may lose older data that were flushed, with the cluster
-    /// that took their place, or make the image corrupt. The death of the process needs no barriers.
+    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it.
+    /// A write that needs new clusters then waits for the disk once, together with those that are
+    /// served with it, and so does a discard; other operations do not. Without it a power cut may
+    /// lose older data that were flushed, with the cluster that took their place, or make the image
+    /// corrupt. The death of the process needs no barriers.
     pub barriers: bool,
 }
 
@@ -76,7 +77,8 @@ pub struct ImageError {
 }
 
 impl ImageError {
-    /// A command that mends what is wrong, and what it does, where there is one. Its words are quoted for a shell.
+    /// A command that mends what is wrong, and what it does, where there is one. Its words are
+    /// quoted for a shell.
     pub fn advice(&self) -> Option<String> {
         let image = quoted(&self.path.to_string_lossy());
         match &self.kind {
@@ -105,7 +107,7 @@ pub enum ImageErrorKind {
     /// Neither a regular file nor a block device.
     #[error("neither a regular file nor a block device")]
     Kind,
-    /// Somebody else has it open in a way that excludes ours.
+    /// Another process has it open in a way that excludes ours.
     #[error(transparent)]
     Locked(#[from] LockError),
     /// A disk has a positive multiple of 512 bytes.
@@ -120,8 +122,8 @@ pub enum ImageErrorKind {
     /// It contradicts itself or the specification.
     #[error("corrupt: {0}")]
     Corrupt(String),
-    /// A mark in its header, and `qemu-img check` takes it away: "dirty" (its reference counts are out of date, which
-    /// hinders writing alone) or "corrupt".
+    /// A mark in its header, and `qemu-img check` takes it away: "dirty" (its reference counts are
+    /// out of date, which hinders writing alone) or "corrupt".
     #[error("marked {0}")]
     Marked(&'static str),
     /// It has a backing file, and the options refuse those.

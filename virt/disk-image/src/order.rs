@@ -141,7 +141,8 @@ impl Order {
         self.tables.get(&cluster).copied()
     }
 
-    /// What a write of `bytes` at `offset` would change. The file is as it was before, and has `len` bytes.
+    /// The change that a write of `bytes` at `offset` would make. The file is as it was before, and
+    /// has `len` bytes.
     pub(crate) fn change(
         &self,
         file: &dyn Medium,

@@ -1,5 +1,5 @@
-//! What goes between the device's thread and the threads that carry operations out: a [`WorkQueue`] of operations with their
-//! data.
+//! The queue between the device's thread and the threads that carry operations out: a [`WorkQueue`]
+//! of operations with their data.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,8 +62,8 @@ impl Queue {
         self.both.take_done(into);
     }
 
-    /// Stops a job that no worker has begun, and reports it; reports `NotCancellable` for one that runs; and
-    /// nothing for one that has ended.
+    /// Stops a job that no worker has begun, and reports it; reports `NotCancellable` for one that
+    /// runs; and nothing for one that has ended.
     pub(crate) fn cancel(&self, slot: u32) {
         let has_ended = |done: &Done| done.completion.slot == slot && done.data.is_some();
         self.both.cancel(

@@ -1,29 +1,35 @@
 //! The file under an image, as the library wants to see it, with five things of our own.
 //!
-//! *Reading what is there.* The file had a length when it was opened, and has grown since by what was written. What was in
-//! it is an error if it is there no longer, and so is what lies beyond the cluster that the file ends in. The rest of that
-//! cluster reads as zeroes: the check of the tables has seen that the guest does not. Of an image that is only read the
-//! library gets a header that was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
+//! *Reading what is there.* The file had a length when it was opened, and has grown since by what
+//! was written. What was in it is an error if it is there no longer, and so is what lies beyond the
+//! cluster that the file ends in. The rest of that cluster reads as zeroes: the check of the tables
+//! has seen that the guest does not. Of an image that is only read the library gets a header that
+//! was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
 //!
-//! *Counting first.* The library keeps reference counts in memory until it is flushed, but writes an entry of the L1 table
-//! or the refcount table at once. A process killed between the two would leave a table in use that is counted
-//! free, and the next writer would give its cluster to somebody else. So before such an entry goes to the
-//! file, the count of the cluster it refers to is made at least one *in the file*. The library has counted the
-//! cluster in memory by then and writes the same value later. What a kill can leave behind is a leak.
+//! *Counting first* ([`count_first`]). The library keeps reference counts in memory until it is
+//! flushed, but writes an entry of the L1 table or the refcount table at once. A process killed
+//! between the two would leave a table in use that is counted free, and the next writer would
+//! allocate its cluster again. So before such an entry goes to the file, the count of the cluster
+//! it refers to is made at least one *in the file*. The library has counted the cluster in memory
+//! by then and writes the same value later. What a kill can leave behind is a leak.
 //!
 //! *Barriers.* What a power cut may not reorder is kept apart by syncs ([`crate::order`]).
 //!
-//! *Sync* (fdatasync) runs beside reads and writes. One that fails is the last (see [`Shared::sync`]).
+//! *Sync* (fdatasync) runs beside reads and writes. One that fails is the last (see
+//! [`Shared::sync`]).
 //!
 //! *Death.* A library that has panicked may not be trusted to write what it remembers: after
 //! [`Storage::kill`](ImageFile::kill) every write fails.
 //!
-//! Locks: none here that is held across I/O, apart from the file's length. That metadata are written by one thread at a time is the
-//! caller's duty ([`crate::image`]).
+//! Locks: none here that is held across I/O, apart from the file's length. That metadata are
+//! written by one thread at a time is the caller's duty ([`crate::image`]).
 //!
-//! UNSAFETY: the library's trait has `unsafe` methods, which may not be implemented otherwise. Their
-//! contract restricts the caller (alignment, and ranges that others do not write); the bodies are
-//! safe code, which asks for neither.
+//! UNSAFETY: the library's trait has `unsafe` methods, which may not be implemented otherwise.
+//! Their contract restricts the caller (alignment, and ranges that others do not write); the bodies
+//! are safe code, which asks for neither.
+
+mod count_first;
+mod zero;
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -34,19 +40,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use imago::Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
-use nix::fcntl::FallocateFlags;
 use vio::blk::Op;
-use vio::blk::range::{self, RangePlan, RangeStep, RangeSupport};
+use vio::blk::range::RangeSupport;
 
-use crate::check::Count;
 use crate::entry::{self, Target};
 use crate::header::{self, BARE_HEADER_BYTES, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
 use crate::medium::{Medium, read_known, read_some};
 use crate::order::{Change, Order};
 use crate::vet::{self, Tables};
-
-/// Zeroes written where the file system cannot make them by itself.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What may be done to the file from outside the library.
 pub(crate) struct Shared {
@@ -67,11 +68,12 @@ pub(crate) struct Shared {
     cluster: u64,
     /// It may have compressed data.
     has_packed: AtomicBool,
-    /// Of a qcow2 image open for reading alone: the header that the library gets, and what its L2 tables are checked by.
+    /// Of a qcow2 image open for reading alone: the header that the library gets, and what its L2
+    /// tables are checked by.
     read_only: Option<([u8; BARE_HEADER_BYTES], Tables)>,
 }
 
-/// What a file holds, as far as the storage must know it.
+/// Content of a file, as far as the storage must know it.
 pub(crate) enum Content {
     /// The disk's bytes.
     Raw,
@@ -175,8 +177,8 @@ impl Shared {
         if let Some(index) = tables.l2_table(offset, buffer.len() as u64) {
             let any_packed = tables.vet(&*self.file, index, buffer)?;
             if any_packed {
-                // Relaxed: it is read by the thread that had this table read, or after a lock of the library that
-                // hands the table on.
+                // Relaxed: it is read by the thread that had this table read, or after a lock of
+                // the library that hands the table on.
                 self.has_packed.store(true, Ordering::Relaxed);
             }
         }
@@ -195,8 +197,9 @@ impl Shared {
 
     /// Reads a part of a cluster that is compressed, which begins at `offset` of the disk.
     ///
-    /// The library's own way would take what it finds in a buffer for what the data refer to (see [`entry::unpack`]).
-    /// The tables are read from the file, which has what the library has: the image is shared by readers.
+    /// The library's own way would take what it finds in a buffer for what the data refer to (see
+    /// [`entry::unpack`]). The tables are read from the file, which has what the library has: the
+    /// image is shared by readers.
     pub(crate) fn unpack(&self, offset: u64, part: &mut [u8]) -> io::Result<()> {
         let layout = match &self.read_only {
             Some((_, tables)) => Some(*tables.layout()),
@@ -270,10 +273,11 @@ impl Shared {
 
     /// Makes everything written stable.
     ///
-    /// Once a sync has failed, every later one fails likewise, until the file is opened anew. The kernel reports an
-    /// error of writing its cache to the disk once, and takes the pages for written afterwards: the next fdatasync
-    /// would succeed although they are lost. (QEMU's file-posix does the same.) One runs at a time, so that the
-    /// one to which the kernel reports is not overtaken by one that succeeds.
+    /// Once a sync has failed, every later one fails likewise, until the file is opened anew. The
+    /// kernel reports an error of writing its cache to the disk once, and takes the pages for
+    /// written afterwards: the next fdatasync would succeed although they are lost. (QEMU's
+    /// file-posix does the same.) One runs at a time, so that the one to which the kernel reports
+    /// is not overtaken by one that succeeds.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let mut failed = held(&self.sync_error);
         if let Some(errno) = *failed {
@@ -295,8 +299,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What opening the image wrote is on the disk: the header may say no longer that bitmaps are up to date, and data
-    /// that they do not know of must not be on the disk before that.
+    /// Syncs the writes that opening the image made: the header may say no longer that bitmaps are
+    /// up to date, and data that they do not know of must not be on the disk before that.
     pub(crate) fn settle(&self) -> io::Result<()> {
         match &self.order {
             Some(order) if !held(order).is_settled() => self.sync(),
@@ -304,8 +308,9 @@ impl Shared {
         }
     }
 
-    /// Whether an L2 entry in the file, of this range of the disk, refers to a cluster. True if that is not known. A
-    /// range is looked at up to the end of the L2 table that has its beginning.
+    /// Whether an L2 entry in the file, of this range of the disk, refers to a cluster. True if
+    /// that is not known. A range is looked at up to the end of the L2 table that has its
+    /// beginning.
     pub(crate) fn has_clusters(&self, offset: u64, len: u64) -> io::Result<bool> {
         let Some(layout) = *held(&self.layout) else {
             return Ok(true);
@@ -337,7 +342,8 @@ impl Shared {
         Ok((0..entries.len()).step_by(8).any(is_there))
     }
 
-    /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps it.
+    /// Gives the space of a range back that holds nothing any more; a file system that cannot keeps
+    /// it.
     pub(crate) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.alive()?;
         let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
@@ -346,7 +352,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What is about to change, as `change` says, after whatever must be on the disk before it does.
+    /// Returns the change that is about to be made, as `change` says, once whatever must precede it
+    /// is on the disk.
     fn before(
         &self,
         change: impl FnOnce(&Order, &Layout) -> io::Result<Change>,
@@ -397,77 +404,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Does a discard or write-zeroes inside the file, by whatever calls it has for that.
-    fn range(&self, op: Op) -> io::Result<()> {
-        let mut support = {
-            let len = *held(&self.len);
-            *held(&self.support).get_or_insert_with(|| self.file.range_support(len))
-        };
-        let before = support;
-        let Some(plan) = RangePlan::of(op, &support) else {
-            return Ok(());
-        };
-        let ended = range::run(plan, &mut support, |step| self.step(step));
-        if support != before {
-            // Another thread may have learned something else meanwhile: it will learn it again.
-            *held(&self.support) = Some(support);
-        }
-        ended.map_err(io::Error::from_raw_os_error)
-    }
-
-    /// One call of it, answered as [`RangePlan::ended`] takes it.
-    fn step(&self, step: RangeStep) -> i32 {
-        let (done, moved) = match step {
-            RangeStep::Fallocate { step, offset, len } => {
-                let mode = FallocateFlags::from_bits_retain(step.mode());
-                (self.file.fallocate(mode, offset, len), 0)
-            }
-            RangeStep::WriteZeroes { offset, len } => {
-                let len = len.min(ZEROES.len() as u32);
-                let written = self.file.write_all_at(&ZEROES[..len as usize], offset);
-                (written, len as i32)
-            }
-        };
-        match done {
-            Ok(()) => moved,
-            Err(error) => -error.raw_os_error().unwrap_or(match error.kind() {
-                ErrorKind::Unsupported => libc::EOPNOTSUPP,
-                _ => libc::EIO,
-            }),
-        }
-    }
-
-    /// Makes a range read as zeroes, in the part of the file that exists, and grows the file to its
-    /// end. `unmap`: blocks may be given back.
-    fn zero(&self, unmap: bool, offset: u64, len: u64) -> io::Result<()> {
-        self.alive()?;
-        let end = checked_end(offset, len)?;
-        let change = self.before(|order, layout| Ok(order.emptying(layout, offset, len)))?;
-        let done = self.zero_now(unmap, offset, end);
-        self.after(change);
-        done
-    }
-
-    fn zero_now(&self, unmap: bool, offset: u64, end: u64) -> io::Result<()> {
-        let mut file_len = held(&self.len);
-        let inside = (*file_len).min(end).saturating_sub(offset);
-        if end > *file_len {
-            self.file.grow(end)?;
-            *file_len = end;
-        }
-        drop(file_len);
-        match inside {
-            0 => Ok(()),
-            len => self.range(Op::WriteZeroes { offset, len, unmap }),
-        }
-    }
-
     /// The tables may have moved.
     fn header_written(&self) -> io::Result<()> {
         let mut layout = held(&self.layout);
         let Some(old) = *layout else { return Ok(()) };
         let len = self.known_len();
-        // The library wrote it just now. If it makes no sense nevertheless, the old one is the better guess.
+        // The library wrote it just now. If it makes no sense nevertheless, the old one is the
+        // better guess.
         if let Ok(bytes) = header::read(&*self.file, len)
             && let Ok(new) = Layout::parse(&bytes, len)
             && new.check_counts(&bytes, len).is_ok()
@@ -479,76 +422,6 @@ impl Shared {
             }
         }
         Ok(())
-    }
-
-    /// Before entries of the L1 table or the refcount table are written: counts what they refer to.
-    fn count_first(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let layout = *held(&self.layout);
-        let Some(layout) = layout else { return Ok(()) };
-        let end = offset + bytes.len() as u64;
-        let tables = [
-            (layout.l1_offset, layout.l1_entries * 8, false),
-            (layout.reftable_offset, layout.reftable_bytes, true),
-        ];
-        for (table, table_bytes, is_reftable) in tables {
-            let first = offset.max(table);
-            let last = end.min(table + table_bytes);
-            let mut at = first.next_multiple_of(8);
-            while at + 8 <= last {
-                let entry = be64(bytes, (at - offset) as usize) & OFFSET_MASK;
-                if entry != 0 {
-                    let own = is_reftable.then_some(((at - table) / 8, entry));
-                    self.count(&layout, entry, own)?;
-                }
-                at += 8;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the reference count of the cluster at `target` at least one in the file. `own`: an entry of
-    /// the refcount table (its index and value) that is not in the file yet.
-    fn count(&self, layout: &Layout, target: u64, own: Option<(u64, u64)>) -> io::Result<()> {
-        let cluster = target >> layout.cluster_bits;
-        let index = cluster >> layout.refblock_bits();
-        let within = cluster & ((1 << layout.refblock_bits()) - 1);
-        let mut word = [0; 8];
-        let block = match own {
-            Some((at, block)) if at == index => block,
-            _ if index * 8 >= layout.reftable_bytes => 0,
-            _ => {
-                read_known(
-                    &*self.file,
-                    &mut word,
-                    layout.reftable_offset + index * 8,
-                    self.known_len(),
-                )?;
-                u64::from_be_bytes(word) & OFFSET_MASK
-            }
-        };
-        if block == 0 {
-            // The library makes the block that counts a cluster before it uses the cluster.
-            return Err(io::Error::other(format!(
-                "the cluster at {target:#x} is not covered by a refcount block"
-            )));
-        }
-        let width = layout.refcount_order;
-        let (at, len) = (
-            block + (within << width >> 3),
-            (1_usize << width).div_ceil(8),
-        );
-        let bytes = &mut word[..len];
-        read_known(&*self.file, bytes, at, self.known_len())?;
-        let mut count = Count::at(bytes, within % (8 >> width).max(1), width);
-        if count.get() != 0 {
-            return Ok(());
-        }
-        count.set(1);
-        let written = self.file.write_all_at(bytes, at);
-        if let Some(order) = &self.order {
-            held(order).add_fresh();
-        }
-        written
     }
 }
 

@@ -1,8 +1,8 @@
-//! Opening an image in trial: what [`ImageDisk::open`](crate::ImageDisk::open) would refuse is refused here, by the same code,
-//! but nothing is locked and no byte of a file changes.
+//! Opening an image in trial: what [`ImageDisk::open`](crate::ImageDisk::open) would refuse is
+//! refused here, by the same code, but nothing is locked and no byte of a file changes.
 //!
-//! Files are opened for reading. What opening would write (a header, counts that a power cut has left too low) goes to
-//! memory in front of the file.
+//! Files are opened for reading. What opening would write (a header, counts that a power cut has
+//! left too low) goes to memory in front of the file.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,7 @@ pub struct FileUse {
     pub path: PathBuf,
     /// Device and inode: what tells whether two paths lead to one file.
     pub identity: (u64, u64),
-    /// What for.
+    /// Access that the opening asked for.
     pub access: Access,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Overlay {
     written: Mutex<Written>,
 }
 
-/// What was written, in order, and how long the file has become.
+/// Pieces that were written, in order, and the length that the file would have.
 #[derive(Default)]
 struct Written {
     pieces: Vec<(u64, Vec<u8>)>,
@@ -97,7 +97,7 @@ impl Medium for Overlay {
     }
 
     fn fallocate(&self, _: FallocateFlags, _: u64, _: u64) -> io::Result<()> {
-        // Space is not touched; the callers do without.
+        // Space is not allocated; the callers do not need it.
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back_and_the_file_stays_as_it_was() {
+    fn written_data_are_read_back_and_the_file_stays_as_it_was() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"abcdef").unwrap();
         let overlay = Overlay::new(File::open(file.path()).unwrap());

@@ -1,19 +1,22 @@
 //! L2 tables of images that are only read, checked each time one is read from the file.
 //!
-//! An image that is written to is checked whole before (see [`crate::check`]). Here that would be too much, for a chain may have
-//! many large files of which a guest reads little. So when the image is opened only the L1 table is checked: it is in
-//! the file, and the L2 tables it refers to are there too, whole, and nowhere else's. An L2 table is checked on its
-//! way from the file to the library.
+//! An image that is written to is checked whole before (see [`crate::check`]). Here that would be
+//! too much, for a chain may have many large files of which a guest reads little. So when the image
+//! is opened only the L1 table is checked: it is in the file, and the L2 tables it refers to are
+//! there too, whole, and nowhere else's. An L2 table is checked on its way from the file to the
+//! library.
 //!
-//! An entry at fault is replaced there by one that the library takes for good and that leads outside of every
-//! file: to [`TRAP`], and from there as many steps as say what is wrong. So what fails is a read of that cluster and of no
-//! other, wherever in a chain the image is. The file is not written, nor is the table: the library has it for reading.
+//! An entry at fault is replaced there by one that the library takes for good and that leads
+//! outside of every file: to [`TRAP`], and from there as many steps as say what is wrong. So what
+//! fails is a read of that cluster and of no other, wherever in a chain the image is. The file is
+//! not written, nor is the table: the library has it for reading.
 //!
-//! Of no meaning to a reader, and not looked at: reference counts, the flag that a count is one, the cluster that is kept
-//! for one that reads as zeroes, and whether two clusters of the disk share one of the file.
+//! Of no meaning to a reader, and not looked at: reference counts, the flag that a count is one,
+//! the cluster that is kept for one that reads as zeroes, and whether two clusters of the disk
+//! share one of the file.
 //!
-//! Cost, for a table of 64 KiB: about as much as reading it from the page cache. Memory: 16 bytes for each L2 table and
-//! refcount block.
+//! Cost, for a table of 64 KiB: about as much as reading it from the page cache. Memory: 16 bytes
+//! for each L2 table and refcount block.
 
 use std::io;
 use std::ops::Range;
@@ -29,7 +32,7 @@ pub(crate) const TRAP: u64 = 0x00ff_0000_0000_0000;
 /// A step behind it for each kind of fault: the largest cluster.
 const TRAP_STEP: u64 = 2 << 20;
 
-/// What is wrong with the mapping that leads to this offset, if it is one of ours.
+/// The fault of the mapping that leads to this offset, if it is one of ours.
 pub(crate) fn trapped(offset: u64) -> Option<EntryFault> {
     let step = offset.checked_sub(TRAP)? / TRAP_STEP;
     EntryFault::ALL.get(usize::try_from(step).ok()?).copied()
@@ -40,7 +43,7 @@ fn trap(fault: EntryFault) -> u64 {
     TRAP + step.unwrap_or(0) as u64 * TRAP_STEP
 }
 
-/// What a cluster that is no data belongs to.
+/// Owner of a cluster that is no data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     /// The L2 table of this entry of the L1 table.

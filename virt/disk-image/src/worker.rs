@@ -1,8 +1,9 @@
 //! The threads that carry operations out.
 //!
-//! A read, and a write that needs no new clusters, run beside each other, so one that waits for the disk delays
-//! nobody. A write that needs clusters takes along the writes that wait behind it, up to [`GROUP`]: they share
-//! the metadata's way to the file. A flush takes along all flushes that wait.
+//! A read, and a write that needs no new clusters, run beside each other, so one that waits for the
+//! disk delays no other. A write that needs clusters takes along the writes that wait behind it, up
+//! to [`GROUP`]: they share the metadata's way to the file. A flush takes along all flushes that
+//! wait.
 //!
 //! The library may panic over an image that it does not understand. That ends the image, not the process: nothing
 //! is written any more, and everything is answered with EIO.

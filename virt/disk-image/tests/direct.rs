@@ -3,7 +3,7 @@
 mod support;
 
 use support::Loop;
-use vio::blk::{Blk, BlkConfig, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, RawDisk, RawDiskOptions};
 
 #[test]
 fn a_disk_in_smaller_blocks_than_its_device_is_refused_past_the_page_cache_only() {
@@ -11,11 +11,11 @@ fn a_disk_in_smaller_blocks_than_its_device_is_refused_past_the_page_cache_only(
         return;
     };
     let make = |o_direct, logical_block| {
-        let options = UringOptions {
+        let options = RawDiskOptions {
             o_direct,
             ..Default::default()
         };
-        let file = UringFile::open(&device.nodes[0], options).expect("it opens");
+        let file = RawDisk::open(&device.nodes[0], options).expect("it opens");
         let config = BlkConfig {
             logical_block,
             ..Default::default()
@@ -31,10 +31,10 @@ fn a_disk_in_smaller_blocks_than_its_device_is_refused_past_the_page_cache_only(
     let Some(device) = Loop::attach(512) else {
         return;
     };
-    let options = UringOptions {
+    let options = RawDiskOptions {
         o_direct: true,
         ..Default::default()
     };
-    let file = UringFile::open(&device.nodes[0], options).expect("it opens");
+    let file = RawDisk::open(&device.nodes[0], options).expect("it opens");
     assert!(Blk::new(BlkConfig::default(), Box::new(file)).is_ok());
 }

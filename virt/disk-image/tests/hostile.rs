@@ -1,4 +1,4 @@
-//! Images made to harm whoever opens them, locks, and whatever else is refused.
+//! Images made to harm a program that opens them, locks, and whatever else is refused.
 
 mod support;
 

@@ -1,13 +1,14 @@
 //! Vectors of the host's own, and where one goes that the guest or its device wants (§3.5.3).
 //!
-//! Vectors are shared: an interrupt is told by its vector and nothing else, so none may mean two things. The host keeps to the
-//! highest class, behind the limit of the guest's table (§3.7.2: *critical* interrupts), and gives way there.
+//! Vectors are shared: an interrupt is identified by its vector and nothing else, so none may mean
+//! two things. The host keeps to the highest class, behind the limit of the guest's table (§3.7.2:
+//! *critical* interrupts), and gives way there.
 
 use crate::{Vector, VectorSet};
 
 /// The lowest of the host's vectors; a guest in direct mode runs with a table that ends before it.
 pub const CRITICAL: Vector = 0xf0;
-/// The local APIC's spurious vector, which is nobody's.
+/// The local APIC's spurious vector, which is no device's.
 const SPURIOUS: Vector = 0xff;
 
 /// Interrupts of the host.

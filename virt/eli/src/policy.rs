@@ -1,4 +1,5 @@
-//! Which writes of a guest that has real interrupt hardware are let through (§3.7.2, and what x2APIC adds).
+//! Policy for a guest that has real interrupt hardware: its writes that are allowed (§3.7.2, and
+//! the additions of x2APIC).
 //!
 //! Each function looks at one write and says what the real register may hold: the same, a masked version, or nothing. What the
 //! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never let through, since the host
@@ -121,7 +122,7 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
 pub enum Command {
     /// An interrupt to the guest's own processor.
     ToSelf(Vector),
-    /// Nobody is meant, or nothing: "all but self" with one processor, a de-assert.
+    /// No processor is meant, or nothing: "all but self" with one processor, a de-assert.
     ToNobody,
     /// Refused.
     Refused(Why),
@@ -378,7 +379,7 @@ mod tests {
                 );
             }
         }
-        // The de-assert that Linux sends after INIT means nobody.
+        // The de-assert that Linux sends after INIT means no processor.
         assert_eq!(to(1, 0x8500), Command::ToNobody);
         assert_eq!(to(0, 8), Command::Refused(Why::Exception(8)));
     }
@@ -443,7 +444,7 @@ mod tests {
             })
         );
         assert_eq!(pics.write(0xa1, 2), plain(2));
-        // A level that nobody ends interrupts for ever.
+        // A level that no processor ends interrupts for ever.
         assert_eq!(pics.write(0xa1, 3), plain(1));
         // A mask is no base.
         assert_eq!(pics.write(0xa1, 0x08), plain(8));

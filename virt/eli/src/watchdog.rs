@@ -1,4 +1,4 @@
-//! What an unmaskable tick finds, and what follows (§3.7.2).
+//! Findings of an unmaskable tick, and their consequences (§3.7.2).
 //!
 //! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or with an assigned vector in
 //! service for ever, which blocks all of its class and below. Only an interrupt that cannot be masked still exits.

@@ -1,9 +1,10 @@
 //! The swap store: a file or a block device that holds pages, a slot each.
 //!
-//! What it holds is of use to nobody but the process that wrote it, and to that only while it lives: where a page is stands in
-//! the [`book`](crate::book), in memory. So a file is made anew, for its owner's eyes only, with all its blocks allocated (a
-//! write finds no full file system, unless they are given back in between), and has no name from then on: it goes with the process, however that ends. It can grow while it
-//! is used ([`Growth`]), and never becomes smaller.
+//! Its content is of use only to the process that wrote it, and to that only while it lives: where
+//! a page is stands in the [`book`](crate::book), in memory. So a file is made anew, for its
+//! owner's eyes only, with all its blocks allocated (a write finds no full file system, unless they
+//! are given back in between), and has no name from then on: it goes with the process, however that
+//! ends. It can grow while it is used ([`Growth`]), and never becomes smaller.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -76,7 +77,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes a file of `bytes`, or takes a block device that nobody else uses, as far as `bytes` go.
+    /// Makes a file of `bytes`, or takes a block device that no other process uses, as far as
+    /// `bytes` go.
     ///
     /// # Errors
     /// See [`StoreError`]. Nothing is left behind, and nothing that was there is touched.
@@ -231,7 +233,8 @@ fn pass_the_page_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
-/// Gives `len` bytes from `offset` on, both of whole pages, their blocks. Where the host does not do that by itself, they are written.
+/// Gives `len` bytes from `offset` on, both of whole pages, their blocks. Where the host does not
+/// do that by itself, they are written.
 fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), offset, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {}

@@ -1,9 +1,10 @@
 //! What the running kernel does with shared memory under userfaultfd, found out by doing it.
 //!
-//! A pager drops a page unwritten because the kernel says that nobody has stored to it. A kernel that lacks a feature, or has it and
-//! tells something else, costs a guest its data, so that neither version numbers nor lists of features will do: distributions
-//! bring features back, and containers forbid some. [`Facts::probe`] makes a memory file of a few pages and treats them as a pager
-//! does ([`GuestMapping`]), in a millisecond or so; nothing of it is left.
+//! A pager drops a page unwritten because the kernel says that no processor has stored to it. A
+//! kernel that lacks a feature, or has it and tells something else, costs a guest its data, so that
+//! neither version numbers nor lists of features will do: distributions bring features back, and
+//! containers forbid some. [`Facts::probe`] makes a memory file of a few pages and treats them as a
+//! pager does ([`GuestMapping`]), in a millisecond or so; nothing of it is left.
 //!
 //! * [`Facts`]: what was found, each with a remedy where something is lacking.
 //! * `clean`: what `PAGEMAP_SCAN` has to say of pages that were not stored to, and of others.
@@ -286,9 +287,9 @@ impl clean::Pages for Trial {
         self.fill(Self::SOURCE, value)?;
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(page).raw() as usize);
         let (from, offset) = (self.file.as_raw_fd(), Self::SOURCE * PAGE_SIZE);
-        // SAFETY: the eight bytes begin a page of `mapping` (`address` checks it), which lives as long as `self` and is
-        // writable; nobody makes references into a `SlotMapping`. A page that is not there makes the call fail: the
-        // descriptor is `Source::User`.
+        // SAFETY: the eight bytes begin a page of `mapping` (`address` checks it), which lives as
+        // long as `self` and is writable; no code makes references into a `SlotMapping`. A page
+        // that is not there makes the call fail: the descriptor is `Source::User`.
         let read = unsafe { libc::pread(from, to.cast(), 8, offset as libc::off_t) };
         match read {
             8 => Ok(()),

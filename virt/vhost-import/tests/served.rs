@@ -18,7 +18,7 @@ use vhost_export::{Export, ExportConfig};
 use vhost_import::{Import, ImportConfig};
 use vio::RemoteDevice;
 use vio::blk::request::kind;
-use vio::blk::{Blk, BlkConfig, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, RawDisk, RawDiskOptions};
 
 const RAM: u64 = 4 << 20;
 const RINGS: u64 = 0x1_0000;
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn daemon(socket: &Path, disk: &File) -> Sidecore<Export<Blk>> {
     let _ = std::fs::remove_file(socket);
-    let io = UringFile::from_file(disk.try_clone().unwrap(), UringOptions::default()).unwrap();
+    let io = RawDisk::from_file(disk.try_clone().unwrap(), RawDiskOptions::default()).unwrap();
     let blk = Blk::new(BlkConfig::default(), Box::new(io)).unwrap();
     let listener = UnixListener::bind(socket).unwrap();
     let export = Export::new(ExportConfig::new("test"), blk, listener).unwrap();

@@ -1,16 +1,19 @@
-//! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine attacks on it.
+//! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine
+//! attacks on it.
 //!
 //! **What.** One guest on one core, with the machine's memory, ports and devices as they are, and an NVMe controller whose interrupts are
 //! delivered to the guest and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless eli`; on a machine, by GRUB (docs/eli.md).
 //!
-//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into memory ([`loader`]), its control block is
-//! set up, and [`Vm::run`](vm::Vm::run) enters and exits for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors
-//! §3.5.3, completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
+//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into
+//! memory ([`loader`]), its control block is set up, and [`Vm::run`](vm::Vm::run) enters and exits
+//! for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors §3.5.3,
+//! completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
 //!
-//! **Trust.** A hostile guest is *not* contained: docs/eli.md lists the attacks that are stopped and the ways that are known to work.
-//! Firmware and *devices* are trusted: without an IOMMU the guest reaches this memory by any DMA that it programs, and a device can
-//! forge any message. It says both at start.
+//! **Trust.** A hostile guest is *not* contained: docs/eli.md lists the attacks that are stopped
+//! and the ways that are known to work. Firmware and *devices* are trusted: without an IOMMU the
+//! guest reaches this memory by any DMA that it programs, and a device can forge any message. It
+//! says both at start.
 //!
 //! **Left out.** More than one processor for the guest (a second one is parked, and watches); devices other than NVMe; Intel's VMX.
 #![no_std]

@@ -9,7 +9,8 @@
 //! | next, or the grace is over; first, where there is none | [`Asked::End`]: an end in order | [`Asked::End`] |
 //! | during the end | the process ends where it is ([`leave`]), with a status of its own | the same |
 //!
-//! After [`next_ends_at_once`] any does the last: somebody has been told what the end waits for.
+//! After [`next_ends_at_once`] any does the last: the user has been notified what the end waits
+//! for.
 //!
 //! A sender may send twice at one go (timeout(1) signals its child and then the group that the child is in), so
 //! what comes within [`ONE_REQUEST`] of a signal that changed something is the same request.
@@ -208,7 +209,7 @@ impl Signals {
         if unsafe { libc::poll(polled.as_mut_ptr(), 2, timeout) } <= 0 {
             return Heard::Nothing;
         }
-        // First: a signal that has come as well is whoever listens next's.
+        // First: a signal that has come as well is for the next listener.
         if polled[0].revents != 0 {
             return Heard::Stop;
         }
@@ -217,7 +218,7 @@ impl Signals {
         // SAFETY: the buffer has room for the one record asked for.
         let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), len) };
         if read != len as isize {
-            // Interrupted by the vCPU's signal, which is nobody's to send here; there is no other error.
+            // Interrupted by the vCPU's signal, which nothing sends here; there is no other error.
             return Heard::Nothing;
         }
         // SAFETY: a full record was read, so it is initialised.
@@ -229,7 +230,7 @@ impl Signals {
 enum Heard {
     Signal(libc::c_int),
     Stop,
-    /// The deadline, or nobody knows.
+    /// The deadline, or `None` where it is unknown.
     Nothing,
 }
 

@@ -1,9 +1,11 @@
 //! Help texts and manual pages, from one text for each command.
 //!
-//! What stands behind a command's options (clap's `after_long_help`) is written once, in a plain form that [`page`] reads: headings,
-//! paragraphs, entries, and verbatim blocks, which are what a line indented by four or more is. From it come
-//! - the help: clap wraps paragraphs to the terminal. It would wrap examples, too, which a shell could not read then; so their
-//!   blanks are handed to clap as ones that it does not break at ([`unbroken`]), and put back when the text is printed;
+//! The text behind a command's options (clap's `after_long_help`) is written once, in a plain
+//! form that [`page`] reads: headings, paragraphs, entries, and verbatim blocks, which are what a
+//! line indented by four or more is. From it come
+//! - the help: clap wraps paragraphs to the terminal. It would wrap examples, too, which a shell
+//!   could not read then; so their blanks are handed to clap as ones that it does not break at
+//!   ([`unbroken`]), and put back when the text is printed;
 //! - the manual page ([`roff`]), where verbatim blocks are neither filled nor hyphenated.
 
 mod page;
@@ -20,10 +22,12 @@ use clap::builder::StyledStr;
 
 pub use roff::page as manual;
 
-/// Stands for a blank of a verbatim block until the text is printed. Nothing else in a help has one.
+/// Stands for a blank of a verbatim block until the text is printed. Nothing else in a help has
+/// one.
 const UNBROKEN: char = '\u{a0}';
 
-/// The command with verbatim blocks that are not wrapped, here and in all subcommands. For [`print()`].
+/// The command with verbatim blocks that are not wrapped, here and in all subcommands. For
+/// [`print()`].
 pub fn unbroken(command: Command) -> Command {
     let kept = |text: &StyledStr| keep_blanks(&text.to_string());
     let after = command.get_after_long_help().map(kept);

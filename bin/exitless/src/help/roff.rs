@@ -1,6 +1,7 @@
 //! Manual pages (roff with the macros of man(7)), of commands as clap knows them.
 //!
-//! Lines are filled without hyphenation, which would break names of options; verbatim blocks are not filled.
+//! Lines are filled without hyphenation, which would break names of options; verbatim blocks are
+//! not filled.
 
 use std::fmt::Write;
 
@@ -9,7 +10,7 @@ use clap::{Arg, ArgAction, Command};
 
 use super::page::{self, Block, HEADINGS, Section};
 
-/// What every page says unless its command says it itself, in the plain form.
+/// Sections of every page that its command does not write itself, in the plain form.
 const COMMON: &str = "\
 Exit status:
   0  The command has done what it was asked for.
@@ -276,7 +277,8 @@ fn filled(text: &str) -> String {
     text.replace(" \\&", " ")
 }
 
-/// One line of text, in which nothing is a request or an escape, and quotes and dashes are those of a keyboard.
+/// One line of text, in which nothing is a request or an escape, and quotes and dashes are those of
+/// a keyboard.
 fn line(text: &str) -> String {
     let mut out = String::new();
     if text.starts_with(['.', '\'']) {

@@ -1,5 +1,5 @@
-//! Examples are what they look like: each is taken out of the help, the manual page or the document as a user would copy it, read as
-//! a shell reads it, and given to the command line's own parser.
+//! Examples are what they look like: each is taken out of the help, the manual page or the document
+//! as a user would copy it, read as a shell reads it, and given to the command line's own parser.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,8 @@ const OTHERS: [&str; 14] = [
     "vhost-blk",
 ];
 
-/// The commands of a text, each as the words that a shell makes of it: without redirections and comments.
+/// The commands of a text, each as the words that a shell makes of it: without redirections and
+/// comments.
 fn shell(text: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -198,7 +199,7 @@ fn commands() -> Vec<(Option<String>, Command)> {
     [(None, program)].into_iter().chain(named).collect()
 }
 
-/// What stands behind a command's options.
+/// The text behind a command's options.
 fn after(command: &Command) -> String {
     let after = command.get_after_long_help();
     after.map(ToString::to_string).unwrap_or_default()
@@ -221,7 +222,7 @@ fn help_at(name: Option<&str>, width: usize) -> String {
     printable(&rendered.to_string())
 }
 
-/// What of a printed help stands behind the options.
+/// The part of a printed help behind the options.
 fn printed_after(help: &str) -> String {
     let is_heading = |line: &&str| HEADINGS.iter().any(|name| *line == format!("{name}:"));
     let lines: Vec<&str> = help.lines().collect();
@@ -337,7 +338,8 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// What a document offers for pasting: fenced blocks of a shell or of settings, and indented lines with our commands.
+/// Parts of a document that are meant for pasting: fenced blocks of a shell or of settings, and
+/// indented lines with our commands.
 fn pasted(text: &str) -> Vec<(&'static str, String)> {
     let mut blocks: Vec<(&'static str, String)> = Vec::new();
     let mut fence: Option<&'static str> = None;
@@ -528,7 +530,7 @@ fn all_pages_are_written_but_those_of_hidden_commands() {
     assert_eq!(files[9..], ["exitless.1"]);
 }
 
-/// What is said of wrong arguments.
+/// The message about wrong arguments.
 fn said(args: &[&str]) -> String {
     let mut command = Cli::command();
     let words = std::iter::once(&"exitless").chain(args);

@@ -1,10 +1,11 @@
-//! Tips behind an error of the command line: they name what help and manual know, and nothing that these hide.
+//! Tips behind an error of the command line: they name what help and manual know, and nothing that
+//! these hide.
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Takes hidden names out of the tips of `error`, which is about `args` (behind the program's name), and adds the one of the
-/// separator that `lab` needs.
+/// Takes hidden names out of the tips of `error`, which is about `args` (behind the program's
+/// name), and adds the one of the separator that `lab` needs.
 pub fn mend(error: &mut clap::Error, command: &Command, args: &[String]) {
     drop_hidden(error, command, args);
     if error.kind() == ErrorKind::UnknownArgument
@@ -52,7 +53,7 @@ fn hidden_names(command: &Command, args: &[String]) -> std::collections::HashSet
     options.chain(subcommands).map(str::to_owned).collect()
 }
 
-/// What `exitless lab doctor` should have been.
+/// The right form of a command such as `exitless lab doctor`.
 fn separator(args: &[String]) -> Option<String> {
     let at = args.iter().position(|word| word == "lab")?;
     let behind = &args[at + 1..];

@@ -190,16 +190,19 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
     pub memory: String,
 
-    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks that hold the same, or in --swap. The guest needs no
-    /// balloon and knows nothing of it. Needs Linux 6.7 or newer on the host; `exitless doctor` says what else.
+    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks
+    /// that hold the same, or in --swap. The guest needs no balloon and knows nothing of it. Needs
+    /// Linux 6.7 or newer on the host; `exitless doctor` says what else.
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<String>,
 
-    /// Where pages go that are neither zeroes nor on a disk: path=FILE,size=SIZE,file=SIZEFILE (see --help).
+    /// Where pages go that are neither zeroes nor on a disk: path=FILE,size=SIZE,file=SIZEFILE (see
+    /// --help).
     #[arg(long, value_name = "path=FILE,…", long_help = SWAP_HELP)]
     pub swap: Option<String>,
 
-    /// A limit in place of --resident, read from this file at the start and whenever it has been written.
+    /// A limit in place of --resident, read from this file at the start and whenever it has been
+    /// written.
     #[arg(long, value_name = "FILE")]
     pub resident_file: Option<PathBuf>,
 
@@ -207,15 +210,18 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = MapperArg::On, value_name = "on|off")]
     pub mapper: MapperArg,
 
-    /// Look whether a vCPU is about to overwrite an absent page (REP STOS, REP MOVS), and do not read it then.
+    /// Look whether a vCPU is about to overwrite an absent page (REP STOS, REP MOVS), and do not
+    /// read it then.
     #[arg(long, value_enum, default_value_t = PreventerArg::On, value_name = "on|off")]
     pub preventer: PreventerArg,
 
-    /// Microseconds that vCPUs are waited for to say what they are about to do: longer where the host is emulated.
+    /// Microseconds that vCPUs are waited for to say what they are about to do: longer where the
+    /// host is emulated.
     #[arg(long, value_name = "US", default_value_t = 1000, hide = true)]
     pub preventer_limit: u64,
 
-    /// A balloon, by which the guest gives memory back: target=SIZE or auto, and options (see --help).
+    /// A balloon, by which the guest gives memory back: target=SIZE or auto, and options (see
+    /// --help).
     #[arg(long, value_name = "target=SIZE|auto,…", long_help = BALLOON_HELP)]
     pub balloon: Option<String>,
 
@@ -243,13 +249,13 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = IommuMode::Logged)]
     pub iommu_mode: IommuMode,
 
-    /// Host threads that poll the devices. All devices of one VM belong to one of them, so more than one
-    /// brings nothing yet.
+    /// Host threads that poll the devices. All devices of one VM belong to one of them, so more
+    /// than one brings nothing yet.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub sidecores: usize,
 
-    /// Host CPUs in order: one for each sidecore, then one for each vCPU. `2,0-1` pins the sidecore to CPU 2 and
-    /// two vCPUs to 0 and 1; threads beyond the list float.
+    /// Host CPUs in order: one for each sidecore, then one for each vCPU. `2,0-1` pins the sidecore
+    /// to CPU 2 and two vCPUs to 0 and 1; threads beyond the list float.
     #[arg(long, value_name = "LIST")]
     pub pin: Option<String>,
 
@@ -261,7 +267,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", hide = true)]
     pub force_sleep: Option<NonZeroU32>,
 
-    /// Run on software KVM as well, which boots no kernel: for tests with a guest of a few instructions.
+    /// Run on software KVM as well, which boots no kernel: for tests with a guest of a few
+    /// instructions.
     #[arg(long, hide = true)]
     pub any_kvm: bool,
 
@@ -269,7 +276,8 @@ pub struct RunArgs {
     #[arg(long, hide = true)]
     pub punch: bool,
 
-    /// Offer the guest no more of KVM's paravirtual features than one under --resident has: to measure beside such a one.
+    /// Offer the guest no more of KVM's paravirtual features than one under --resident has: to
+    /// measure beside such a one.
     #[arg(long, hide = true)]
     pub as_resident: bool,
 
@@ -277,12 +285,14 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
     pub dma: DmaArg,
 
-    /// Only check that the machine can be started: images are opened and locked, sockets connected to, and everything is made that the
-    /// guest needs, but it does not run, and nothing is left behind. Says what it has found.
+    /// Only check that the machine can be started: images are opened and locked, sockets connected
+    /// to, and everything is made that the guest needs, but it does not run, and nothing is left
+    /// behind. Says what it has found.
     #[arg(long)]
     pub check: bool,
 
-    /// Milliseconds an invalidation or a reset waits for a device before its requests are cancelled.
+    /// Milliseconds an invalidation or a reset waits for a device before its requests are
+    /// cancelled.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub drain_limit: u64,
 
@@ -290,24 +300,29 @@ pub struct RunArgs {
     #[arg(long, value_name = "S", default_value_t = 2)]
     pub watchdog: u64,
 
-    /// Seconds a signal gives the guest to power off once its power button is pressed; 0: no button, and the signal ends it.
+    /// Seconds a signal gives the guest to power off once its power button is pressed; 0: no
+    /// button, and the signal ends it.
     #[arg(long, value_name = "S", default_value_t = 90)]
     pub stop_timeout: u64,
 
-    /// What a guest that asks for a reset gets: its machine again, or the end of the run (status 3).
+    /// What a guest that asks for a reset gets: its machine again, or the end of the run (status
+    /// 3).
     #[arg(long, value_enum, default_value_t = RebootArg::Restart, long_help = REBOOT_HELP)]
     pub on_reboot: RebootArg,
 
-    /// Write the exit ledger to this file, as JSON: that of the last boot, if the guest has been started again. Only with this may the
-    /// guest mark windows (port 0xe0): the first mark sets up tracepoints of KVM, which cost every guest of this host.
+    /// Write the exit ledger to this file, as JSON: that of the last boot, if the guest has been
+    /// started again. Only with this may the guest mark windows (port 0xe0): the first mark sets up
+    /// tracepoints of KVM, which cost every guest of this host.
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 
-    /// Do not print the exit ledger at the end. Warnings, and why the machine has ended, are said all the same.
+    /// Do not print the exit ledger at the end. Warnings, and why the machine has ended, are said
+    /// all the same.
     #[arg(long)]
     pub quiet: bool,
 
-    /// The serial console: `stdio`, `none`, or a file for its output. What the guest says after a reset is appended.
+    /// The serial console: `stdio`, `none`, or a file for its output. What the guest says after a
+    /// reset is appended.
     #[arg(long, value_name = "WHERE", default_value = "stdio")]
     pub console: String,
 }
@@ -331,8 +346,8 @@ pub enum MapperArg {
     On,
     /// They do not.
     Off,
-    /// They do, but are written to the store all the same, and counted; and what a disk is about to overwrite is read first: the
-    /// control of measurements.
+    /// They do, but are written to the store all the same, and counted; and what a disk is about to
+    /// overwrite is read first: the control of measurements.
     #[value(hide = true)]
     Stale,
 }

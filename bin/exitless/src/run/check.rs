@@ -13,7 +13,7 @@ use super::machine;
 /// Builds the machine as a start does, takes it down, and prints what was found.
 ///
 /// # Errors
-/// What a start would say.
+/// Fails as a start would, or prints what the machine is made of.
 pub fn check(config: Config) -> Result<()> {
     let found = found(&config);
     machine::check(config)?;
@@ -21,7 +21,7 @@ pub fn check(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// What the machine is made of, a line each.
+/// Parts of the machine, a line each.
 fn found(config: &Config) -> String {
     let mut lines = String::new();
     let mut line = |text: String| {

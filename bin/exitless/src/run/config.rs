@@ -336,8 +336,8 @@ fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
     })
 }
 
-/// Pins a short-lived thread to this CPU, which is the only sure test: isolated CPUs are in nobody's mask, and
-/// yet a thread may move there.
+/// Pins a short-lived thread to this CPU, which is the only sure test: isolated CPUs are in no
+/// thread's mask, and yet a thread may move there.
 fn try_cpu(cpu: usize) -> io::Result<()> {
     let trial = std::thread::Builder::new().spawn(move || sidecore::pin_this_thread(cpu))?;
     trial

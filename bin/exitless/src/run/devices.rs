@@ -15,7 +15,7 @@ use platform::interrupt::InterruptSink;
 use platform::layout;
 use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
-use vio::blk::{Blk, BlkConfig, BlockIo, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, NetIo, Responder, Tap};
 use vio_faults::{Fault, LatencyDisk, PanicDisk, Rogue};
 use virtio_pci::VirtioFunction;
@@ -40,7 +40,7 @@ use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
 /// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
-/// in pages that lie scattered), and 32,767 for whoever needs more.
+/// in pages that lie scattered), and 32,767 for drivers that need more.
 const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 /// Requests in flight of one disk.
 const DISK_DEPTH: u32 = 256;
@@ -165,7 +165,8 @@ fn attach_over<M: Memory>(
             .iommu
             .map(|_| Arc::new(UnitRegisters::new(handle.clone(), unit)) as Arc<dyn BusDevice>),
         dmar: config.iommu.map(|_| dmar_table()),
-        // A mark sets up tracepoints that cost the whole host: the guest's to make only if somebody wants its windows.
+        // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
+        // wants its windows.
         marker: config
             .ledger
             .is_some()
@@ -260,7 +261,7 @@ fn fault(misbehave: Misbehave) -> Option<Fault> {
 }
 
 fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk> {
-    let options = UringOptions {
+    let options = RawDiskOptions {
         read_only: disk.read_only,
         o_direct: disk.direct,
         transfer: match dma {
@@ -281,7 +282,7 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
         Some(image) => Box::new(image),
         None => {
             let file = disk.file.try_clone().context("a second descriptor")?;
-            let disk = UringFile::from_file(file, options)?;
+            let disk = RawDisk::from_file(file, options)?;
             lacks::say_how_served(&disk);
             Box::new(disk)
         }
@@ -380,7 +381,7 @@ fn monitor<M: PhysMem + Send>(
 struct Devices<M: PhysMem + Send + 'static> {
     core: Sidecore<Owner<M>>,
     _monitor: Monitor,
-    /// What is said of a guest that has run.
+    /// Printer of the lines about a guest that has run.
     reporter: Option<Reporter>,
     /// The disks, by the numbers of their functions.
     names: Names<usize>,
@@ -405,7 +406,7 @@ impl<M: PhysMem + Send + 'static> Running for Devices<M> {
             paging.end();
         }
         let (tell, ended) = channel();
-        // A sidecore that has ended lets go of everybody by that.
+        // A sidecore that has ended releases all by that.
         let _ = self.core.handle(0).send(Request::End(tell));
         self.ended = Some(ended);
     }

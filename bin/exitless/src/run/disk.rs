@@ -22,7 +22,7 @@ pub enum Misbehave {
     Unmapped,
     /// A write into the buffer of a write request, which is mapped read-only.
     ReadOnly,
-    /// Whoever polls it panics at its first request.
+    /// The core that polls it panics at its first request.
     Panic,
 }
 
@@ -146,13 +146,15 @@ impl DiskConfig {
         };
         let file = image_lock::raw(self.file, &self.path, self.read_only, &locking)
             .with_context(|| format!("disk {}", self.path.display()))?;
-        // Nobody resizes it from now on; a predecessor that was waited for may have.
+        // No other process resizes it from now on; a predecessor that was waited for may have.
         check_size(&file, &self.path, self.block)?;
         Ok(Self { file, ..self })
     }
 
-    /// Opens and locks the image that is in the file, with what stands behind it, for so many requests at a time; `None` for a raw
-    /// file. Its error does not name the file. It has threads, so signals are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
+    /// Opens and locks the image that is in the file, with what stands behind it, for so many
+    /// requests at a time; `None` for a raw file. Its error does not name the file. It has threads,
+    /// so signals are to be blocked before; one that ends the machine ends a wait for a predecessor
+    /// as well.
     pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
         let Format::Qcow2 { backing, barriers } = self.format else {
             return Ok(None);

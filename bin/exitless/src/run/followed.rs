@@ -1,4 +1,4 @@
-//! Files by which a running machine is told something: read at the start, and whenever somebody has written them.
+//! Files that control a running machine: read at the start, and whenever they have been written.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,8 +11,8 @@ use rustix::fs::inotify;
 use crate::lacks;
 use crate::messages::say;
 
-/// Gives `set` what stands in `file` now, if it is there, and whenever somebody has written it. What `set` refuses is said, and
-/// changes nothing. `option` names the file in messages.
+/// Gives `set` what stands in `file` now, if it is there, and whenever it has been written. What
+/// `set` refuses is said, and changes nothing. `option` names the file in messages.
 pub fn follow(
     option: &'static str,
     file: PathBuf,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_follows_hears_what_is_there_and_what_is_written() {
+    fn a_follower_receives_the_first_content_and_each_change() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("target");
         fs::write(&file, "one").expect("written");

@@ -183,7 +183,7 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
     }
 }
 
-/// What KVM counts of a vCPU.
+/// Opens the counters that KVM has of a vCPU.
 fn statistics_of(vcpu: &BorrowedFd<'_>) -> io::Result<VcpuStats> {
     // SAFETY: the request takes no argument and answers a descriptor or -1.
     let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD as _, 0) };
@@ -410,7 +410,8 @@ impl Reporter {
         }
     }
 
-    /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the sidecore has not.
+    /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the
+    /// sidecore has not.
     pub fn report(&self) -> Result<()> {
         let account = self.ledger.0.close();
         if !self.is_quiet {
@@ -450,7 +451,7 @@ mod tests {
         file.write_all(&[7; LEN]).expect("its content");
         file.sync_all().expect("on its disk");
         let fd = file.as_raw_fd();
-        // SAFETY: a new mapping, of a file that nobody else knows.
+        // SAFETY: a new mapping, of a file that no other process knows.
         let mapped = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

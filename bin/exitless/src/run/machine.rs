@@ -1,9 +1,10 @@
 //! The machine put together, one step per subsystem, run, and wound down.
 //!
-//! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end is an
-//! [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the terminal is given back, the console's
-//! output is written, storage finishes what is in flight, the sidecore is joined. Each of these waits is bounded, or ended
-//! by a signal ([`crate::ending`]); a sidecore that stops answering ends all of them.
+//! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end
+//! is an [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the
+//! terminal is given back, the console's output is written, storage finishes what is in flight, the
+//! sidecore is joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a
+//! sidecore that stops answering ends all of them.
 
 use std::fs::File;
 use std::io;
@@ -62,11 +63,12 @@ struct Built {
     output: Sink,
     is_on_stdio: bool,
     listener: Listener,
-    /// What a signal presses, once there is a guest that may hear it.
+    /// The power button for a signal, once there is a guest to receive it.
     button: Arc<OnceLock<Arc<Ioapic>>>,
 }
 
-/// Builds the machine and takes it down again, without having run the guest: what a start would refuse is refused.
+/// Builds the machine and takes it down again, without having run the guest: what a start would
+/// refuse is refused.
 pub fn check(mut config: Config) -> anyhow::Result<()> {
     let Built {
         vcpus,
@@ -115,7 +117,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
     if let Some(running) = &mut attached.running {
         running.begin()?;
     }
-    // From now on there is a guest that may hear it.
+    // From now on there is a guest to receive it.
     let _ = button.set(machine.ioapic.clone());
     let threads = start_vcpus(vcpus, &config, &machine);
     notify::ready("the guest runs");
@@ -146,7 +148,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
         Some(running) => running.stop(&look),
         None => Ok(()),
     };
-    // From here on a signal is for whoever comes next.
+    // From here on a signal is for the code that comes next.
     listener.stop();
     let after = after(&end, control.asked(), config.on_reboot);
     let why = match after {
@@ -257,8 +259,9 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
     })
 }
 
-/// Waits until what the guest has written is written. A guest that ended by itself is heard to the end, however late somebody
-/// reads, as with any program that writes into a pipe; a signal, before or now, puts a limit to that.
+/// Waits until the guest's output has been written. That of a guest that ended by itself is written
+/// to its end, however late it is read, as with any program that writes into a pipe; a signal,
+/// before or now, puts a limit to that.
 fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
     while control.asked().is_none() {
         if output.flush(LOOK) {
@@ -269,8 +272,8 @@ fn finish_console(output: &Sink, control: &Control, look: &dyn Fn()) {
     output.flush(ending::WRITE_LIMIT);
 }
 
-/// Ends the process without joining anything: a sidecore that does not answer may hold vCPU threads for ever.
-/// Those that are free show their registers first.
+/// Ends the process without joining anything: a sidecore that does not answer may hold vCPU threads
+/// for ever. Those that are free show their registers first.
 fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! {
     const PATIENCE: Duration = Duration::from_secs(1);
     let all_left = control.wait_for_vcpus(PATIENCE);
@@ -299,7 +302,8 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<
     Ok(vcpus)
 }
 
-/// From now on a signal presses the power button, once there is a guest to hear it, or ends the machine.
+/// From now on a signal presses the power button, once there is a guest to receive it, or ends the
+/// machine.
 fn listen_to_signals(
     signals: Signals,
     grace: Duration,
@@ -435,8 +439,8 @@ fn start_vcpus(vcpus: Vec<Vcpu>, config: &Config, machine: &Machine) -> Vec<Join
     threads
 }
 
-/// A sidecore and a vCPU on one host CPU work, but steal each other's time; a second sidecore has nothing to do: say
-/// so.
+/// A sidecore and a vCPU on one host CPU work, but steal each other's time; a second sidecore has
+/// nothing to do: say so.
 fn warn_about_cpus(config: &Config) {
     if config.sidecores > 1 {
         say!(
@@ -466,7 +470,8 @@ fn warn_about_cpus(config: &Config) {
     }
 }
 
-/// A guest that resets gets its machine back, unless the end was asked for: then that is why it ends.
+/// A guest that resets gets its machine back, unless the end was asked for: then that is why it
+/// ends.
 fn after(end: &End, asked: Option<End>, on_reboot: RebootArg) -> After {
     match (end, on_reboot, asked) {
         (End::Reset, RebootArg::Restart, None) => After::Restart,
@@ -486,7 +491,7 @@ fn status(end: &End) -> u8 {
     }
 }
 
-/// Why the machine ended, and whether somebody had asked for that.
+/// Reason why the machine ended, and whether the user had asked for that.
 fn why(end: &End, asked: Option<End>) -> String {
     let asked = match asked {
         Some(End::Signal(signal)) => format!(", and signal {signal} had asked for the end"),

@@ -6,7 +6,8 @@
 //! 3. [`machine`]: built step by step, run, wound down.
 //! 4. [`restart`]: the same again, if its guest asked for a reset.
 //!
-//! With `--check` the machine is built and taken down again, and the guest does not run ([`check`]).
+//! With `--check` the machine is built and taken down again, and the guest does not run
+//! ([`check`]).
 //!
 //! Exit status: see [`crate::ending`].
 
@@ -70,7 +71,7 @@ pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
     Ok(STATUS_NOT_RESTARTED)
 }
 
-/// What of the lists of keys is not understood, whatever is there of the files that they name.
+/// Errors in the lists of keys, whether or not the files exist that they name.
 #[cfg(test)]
 pub fn misunderstood(args: &RunArgs) -> Vec<String> {
     let disks = args.disk.iter().filter(|text| !text.starts_with("socket="));

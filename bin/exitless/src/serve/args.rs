@@ -128,27 +128,31 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
 
-    /// What an idle core does: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns of latency, all of it where 1 ns
-    /// does; sleeps otherwise), `adaptive:PRICE` (nanoseconds of CPU worth one nanosecond of latency, 0.01 to 100, for any part of
-    /// the core), `poll`, `sleep`, `spin:MICROSECONDS`.
+    /// What an idle core does: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns
+    /// of latency, all of it where 1 ns does; sleeps otherwise), `adaptive:PRICE` (nanoseconds of
+    /// CPU worth one nanosecond of latency, 0.01 to 100, for any part of the core), `poll`,
+    /// `sleep`, `spin:MICROSECONDS`.
     #[arg(long, value_name = "POLICY")]
     pub idle: Option<String>,
 
-    /// Microseconds a call to a guest may wait for further completions under load; 0 switches coalescing off.
+    /// Microseconds a call to a guest may wait for further completions under load; 0 switches
+    /// coalescing off.
     #[arg(long, value_name = "US")]
     pub coalesce: Option<u64>,
 
-    /// Only check whether all could be served now: what a start would refuse is refused, with its words and status, but images are
-    /// neither locked nor changed, nothing is waited for, and nothing is left.
+    /// Only check whether all could be served now: what a start would refuse is refused, with its
+    /// words and status, but images are neither locked nor changed, nothing is waited for, and
+    /// nothing is left.
     #[arg(long)]
     pub check: bool,
 
-    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at SIGUSR1. Each time a new file takes the
-    /// place of the old one.
+    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at
+    /// SIGUSR1. Each time a new file takes the place of the old one.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
 
-    /// The core that serves this device panics at its first request: for tests of what becomes of the others.
+    /// The core that serves this device panics at its first request: for tests of what becomes of
+    /// the others.
     #[arg(long, value_name = "ID", hide = true)]
     pub force_panic: Option<String>,
 

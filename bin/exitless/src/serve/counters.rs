@@ -11,8 +11,9 @@ use crate::output;
 /// Between two looks at answers that are not there yet.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What has been answered within `limit`, or until `give_up` says that nobody waits any more. All have been asked before, so
-/// that devices are waited for together, and not one after the other.
+/// The answers that came within `limit`, or until `give_up` says that no caller waits any more.
+/// All have been asked before, so that devices are waited for together, and not one after the
+/// other.
 pub fn gather<R>(
     asked: Vec<(String, Answer<R>)>,
     limit: Duration,

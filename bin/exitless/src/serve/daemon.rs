@@ -34,7 +34,7 @@ pub fn run(config: Config) -> Result<u8> {
     let (tell, asked) = channel();
     signals
         .listen(Duration::ZERO, move |what| {
-            // Nobody listens any more when the end is under way.
+            // No thread listens any more when the end is under way.
             let _ = tell.send(what);
         })
         .context("the thread for signals")?;
@@ -47,7 +47,7 @@ pub fn run(config: Config) -> Result<u8> {
              eventfd it is called by, and makes it a blocking one, can hold its core"
         );
     }
-    // All disks before the first socket: until every one can be served, nobody is.
+    // All disks before the first socket: until every one can be served, none is.
     let disks = match prepare::disks(&config, Purpose::Start) {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use disk_image::lock::{Access, Locking};
 use disk_image::{Backing, FileUse, ImageDisk, ImageOptions};
 use rustix::fs::{Access as Permission, AtFlags, CWD, accessat};
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk, RawDiskOptions, Transfer};
 
 use vio_faults::PanicDisk;
 
@@ -25,7 +25,8 @@ const DEPTH: u32 = 256;
 pub struct ImagesInUse(Vec<(String, FileUse)>);
 
 impl ImagesInUse {
-    /// Adds those of a device, its image first. Where images are opened in trial no lock tells that two devices exclude each other.
+    /// Adds those of a device, its image first. Where images are opened in trial no lock tells that
+    /// two devices exclude each other.
     ///
     /// # Errors
     /// One of them excludes a device before. Names a file only if it is behind the image.
@@ -55,8 +56,8 @@ impl ImagesInUse {
     }
 }
 
-/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it. In a check nothing is locked or
-/// changed.
+/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it. In a
+/// check nothing is locked or changed.
 ///
 /// # Errors
 /// Names the file and what is wrong with it.
@@ -103,7 +104,7 @@ fn raw(
     path: &Path,
     purpose: Purpose,
     images: &mut ImagesInUse,
-) -> Result<UringFile> {
+) -> Result<RawDisk> {
     let is_trial = purpose == Purpose::Check;
     // To close a block device that was open for writing is an event for others.
     let read_only = config.read_only || is_trial;
@@ -138,13 +139,13 @@ fn raw(
             file
         }
     };
-    let options = UringOptions {
+    let options = RawDiskOptions {
         read_only,
         o_direct: config.direct,
         transfer: Transfer::Direct,
         depth: DEPTH,
     };
-    let disk = UringFile::from_file(file, options)?;
+    let disk = RawDisk::from_file(file, options)?;
     lacks::say_how_served(&disk);
     Ok(disk)
 }
@@ -178,7 +179,7 @@ fn qcow2(
     }
 }
 
-/// Devices without locks exclude nobody, and are excluded by nobody.
+/// Devices without locks exclude no others, and are excluded by none.
 fn add_if_locked(
     config: &BlockConfig,
     images: &mut ImagesInUse,
@@ -200,7 +201,8 @@ fn locking(config: &BlockConfig) -> Locking {
 
 fn ram(bytes: u64) -> Result<MemDisk> {
     let len = usize::try_from(bytes).context("more memory than can be addressed")?;
-    // Zeroed memory comes from the kernel as it is touched; what can never be there is refused here.
+    // Zeroed memory comes from the kernel as it is touched; what can never be there is refused
+    // here.
     if Vec::<u8>::new().try_reserve_exact(len).is_err() {
         bail!(
             "a disk of {} MiB in memory: the host does not grant this process so much (ulimit -v, vm.overcommit_memory)",

@@ -1,10 +1,12 @@
 //! `exitless serve`: block devices for any VMM, over vhost-user, all served by a few cores.
 //!
-//! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both) → `prepare` the way to devices that can
-//! be reached, of a start and of `--check`: `disk` the back end of each, `sockets` (`access`: for whom) → `daemon` exports, sidecores,
-//! until a signal ends it; `counters` what they have done.
+//! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both)
+//! → `prepare` the way to devices that can be reached, of a start and of `--check`: `disk` the back
+//! end of each, `sockets` (`access`: for whom) → `daemon` exports, sidecores, until a signal ends
+//! it; `counters` what they have done.
 //!
-//! What happens to requests is none of this module's affair: see the crates `vhost-export`, `vio` and `sidecore`.
+//! Requests are none of this module's affair: see the crates `vhost-export`, `vio`
+//! and `sidecore`.
 
 mod access;
 mod args;

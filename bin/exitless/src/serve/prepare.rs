@@ -1,8 +1,10 @@
-//! From a checked configuration to devices that can be reached: the one way of a start and of `--check`.
+//! From a checked configuration to devices that can be reached: the one way of a start and of
+//! `--check`.
 //!
-//! A check goes through the same steps in the same order, so that what a start refuses cannot be good to a check. It differs
-//! where a step would be noticed by others: images are opened in trial, without a lock; a core's CPU is tried by a thread that
-//! ends; a socket is made under a name that no client knows, and removed.
+//! A check goes through the same steps in the same order, so that what a start refuses cannot be
+//! good to a check. It differs where a step would be noticed by others: images are opened in trial,
+//! without a lock; a core's CPU is tried by a thread that ends; a socket is made under a name that
+//! no client knows, and removed.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -18,7 +20,7 @@ use super::of_device;
 use super::sockets::{self, Sockets};
 use crate::{lacks, output};
 
-/// What devices are made ready for.
+/// Purpose of making devices ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To be served.
@@ -89,15 +91,16 @@ pub fn listen(
 /// Whether all could be served now; nothing is left of the attempt.
 ///
 /// # Errors
-/// What a start would say.
+/// Fails as a start would.
 pub fn check(config: &Config) -> Result<()> {
     begin(config)?;
     disks(config, Purpose::Check)?;
     listen(config, Purpose::Check, &mut Sockets::default()).map(drop)
 }
 
-/// Pins a short-lived thread to each CPU, which is the only sure test: isolated CPUs are in no mask, and yet a thread may move
-/// there. A core beyond the first is started by load, when it is too late to say so.
+/// Pins a short-lived thread to each CPU, which is the only sure test: isolated CPUs are in no
+/// mask, and yet a thread may move there. A core beyond the first is started by load, when it is
+/// too late to say so.
 fn try_cpus(cores: &Cores) -> Result<()> {
     for &cpu in &cores.cpus {
         let trial = std::thread::Builder::new()

@@ -13,12 +13,13 @@ use rustix::fs::{Access as Permission, AtFlags, CWD, Mode, OFlags, accessat};
 use super::access::{self, Access};
 use super::prepare::{Purpose, SocketPlace};
 
-/// The sockets that were made, removed with this. Device and inode number tell ours from one that somebody else has made in
-/// its place.
+/// The sockets that were made, removed with this. Device and inode number tell ours from one that
+/// another process has made in its place.
 #[derive(Default)]
 pub struct Sockets(Vec<(PathBuf, (u64, u64))>);
 
-/// Whether a socket could be made at `path`, as far as can be seen before one is made. Where it would be.
+/// Whether a socket could be made at `path`, as far as can be seen before one is made. Where it
+/// would be.
 ///
 /// # Errors
 /// Its folder is absent or cannot be written, or something else is there.
@@ -68,8 +69,9 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Sockets {
-    /// Listens at `path`, for those that `access` admits. A socket that nobody serves any more (its daemon was killed) is replaced.
-    /// In a check the socket is made beside it, under a name of its own, and is gone at once; the stale one stays.
+    /// Listens at `path`, for those that `access` admits. A socket that no process serves any more
+    /// (its daemon was killed) is replaced. In a check the socket is made beside it, under a name
+    /// of its own, and is gone at once; the stale one stays.
     ///
     /// # Errors
     /// Names the path.
@@ -113,11 +115,11 @@ fn listen_in_trial(path: &Path, access: Access, made: &dyn Fn() -> String) -> Re
     access::listen(socket).with_context(made)
 }
 
-/// Whether nobody has the socket `path` any more. Asked by a socket of another type, whose connection is refused in another way
-/// if somebody has it: whoever that is does not notice.
+/// Whether no process has the socket `path` any more. Asked by a socket of another type, whose
+/// connection is refused in another way if a process has it; that process does not notice.
 ///
 /// # Errors
-/// Somebody does, or may do so: the process that has it may keep us out.
+/// A process has it, or may have it: it may keep us out.
 fn is_stale(path: &Path) -> Result<bool> {
     let asked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let error = match asked {
@@ -139,7 +141,7 @@ impl Drop for Sockets {
     fn drop(&mut self) {
         for (path, own) in &self.0 {
             if identity(path) == Some(*own) {
-                // Somebody else may have removed it.
+                // Another process may have removed it.
                 let _ = fs::remove_file(path);
             }
         }

@@ -4,8 +4,9 @@
 //! kept here, up to [`MOST`]. Beyond that a pipe or a file is not read from, so its writer waits and nothing is lost; a
 //! terminal is read on, since Ctrl-A x must be heard, and what is typed is dropped, as on a line that overruns.
 //!
-//! Signals are not its affair: see [`crate::ending::signals`]. Nobody joins it: between poll and read somebody
-//! who shares the terminal may take what was there, and then it waits in read until the process ends.
+//! Signals are not its affair: see [`crate::ending::signals`]. No thread joins it: between poll and
+//! read another process that shares the terminal may take what was there, and then it waits in read
+//! until the process ends.
 //!
 //! UNSAFETY: `poll` and `read` on descriptors held here.
 
@@ -84,7 +85,7 @@ impl Typist {
                     return control.end(End::Host(format!("poll of the console failed: {error}")));
                 }
             };
-            // First: what is typed now is for whoever has the terminal next.
+            // First: what is typed now is for the next reader of the terminal.
             if control.is_over() {
                 return;
             }
@@ -111,7 +112,7 @@ impl Typist {
         let mut buffer = [0; 256];
         let len = match input.read(&mut buffer) {
             Ok(len @ 1..) => len,
-            // A descriptor that somebody else has made a non-blocking one, and read first.
+            // A descriptor that another process has made a non-blocking one, and read first.
             Err(error)
                 if matches!(
                     error.kind(),

@@ -66,7 +66,7 @@ pub fn toml<T: DeserializeOwned>(path: &Path) -> Result<T> {
     })
 }
 
-/// What the parser says, with the nearest name to one that is unknown.
+/// The parser's message, with the nearest name to one that is unknown.
 fn said(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let hint = match (message.starts_with("unknown field"), quoted.next()) {
@@ -153,7 +153,7 @@ mod tests {
         colour: Option<u64>,
     }
 
-    /// What is said of a file with this content.
+    /// The message about a file with this content.
     fn refused(content: &[u8]) -> String {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("settings.toml");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn other_than_regular_files_are_refused_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;

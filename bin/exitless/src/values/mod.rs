@@ -1,4 +1,5 @@
-//! Values as people write them on a command line or in a file: numbers with a unit, lists, `key=value`; and files of them.
+//! Values as people write them on a command line or in a file: numbers with a unit, lists,
+//! `key=value`; and files of them.
 
 pub mod block;
 pub mod file;

@@ -1,4 +1,4 @@
-//! What was meant by a name that does not exist.
+//! The nearest existing name to one that does not exist.
 
 /// Most letters that a name may differ by from what was meant.
 const MOST: usize = 2;

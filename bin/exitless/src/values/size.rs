@@ -9,8 +9,8 @@ use serde::de::{Error, Visitor};
 /// Units that a number may have, in words.
 pub const UNITS: &str = "K, M, G or T (powers of 1024)";
 
-/// A number, of bytes or of anything else: digits, or digits with K, M, G or T (powers of 1024), in either case, which
-/// may be written as KB or KiB, too.
+/// A number, of bytes or of anything else: digits, or digits with K, M, G or T (powers of 1024), in
+/// either case, which may be written as KB or KiB, too.
 ///
 /// # Errors
 /// Says what it is not.

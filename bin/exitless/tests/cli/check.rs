@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::program::{Ended, end, exitless, start};
-
-/// A user without rights.
-const NOBODY: u32 = 65534;
+use crate::program::{RunResult, end, exitless, start};
+use crate::support::{NOBODY, has_qemu_img, make_qcow2, patch};
 
 /// One configuration that cannot be served.
 struct Case {
     /// Arguments of `serve`.
     args: &'static [&'static str],
-    /// What both say of it.
+    /// Words of the message of both.
     says: &'static [&'static str],
     /// As a user without rights; needs root.
     is_nobody: bool,
@@ -240,7 +238,7 @@ const BAD: &[Case] = &[
     ),
 ];
 
-/// What the cases find. The listener serves `served.sock`.
+/// Folder with the files of the cases. The listener serves `served.sock`.
 fn folder() -> (TempDir, [UnixListener; 2]) {
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -282,7 +280,8 @@ fn serve(folder: &Path, args: &[&str], is_nobody: bool) -> Command {
     command
 }
 
-/// All that is in a folder, with what tells one file from another put in its place, and the times of changes.
+/// All that is in a folder, with what tells one file from another put in its place, and the times
+/// of changes.
 fn listing(folder: &Path) -> Vec<(String, i64)> {
     use std::os::unix::fs::MetadataExt;
     let mut found = Vec::new();
@@ -352,7 +351,7 @@ fn a_check_refuses_what_a_start_refuses_for_the_same_reason() {
 }
 
 /// Waits until the daemon says that it is ready, and ends it.
-fn becomes_ready(mut child: Child) -> Result<(), Ended> {
+fn becomes_ready(mut child: Child) -> Result<(), RunResult> {
     use std::io::{BufRead, BufReader};
     let mut error = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
@@ -362,7 +361,7 @@ fn becomes_ready(mut child: Child) -> Result<(), Ended> {
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
-    let ended = Ended {
+    let ended = RunResult {
         error: said,
         ..end(child)
     };
@@ -441,63 +440,21 @@ fn a_check_says_who_has_an_image_and_does_not_wait() {
     assert_eq!(end(daemon).status, Some(0));
 }
 
-/// Runs `qemu-img`; false where there is none.
-fn qemu_img(folder: &Path, args: &[&str]) -> bool {
-    let ran = Command::new("qemu-img")
-        .args(args)
-        .current_dir(folder)
-        .output();
-    match ran {
-        Err(error) => {
-            println!("skipped: qemu-img: {error}");
-            false
-        }
-        Ok(output) => {
-            assert!(output.status.success(), "{output:?}");
-            true
-        }
-    }
-}
-
 #[test]
 fn a_check_looks_behind_an_image_and_at_what_hinders_writing() {
-    let (folder, _listeners) = folder();
-    let path = folder.path();
-    let made = qemu_img(
-        path,
-        &[
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-b",
-            "a.raw",
-            "-F",
-            "raw",
-            "top.qcow2",
-        ],
-    ) && qemu_img(path, &["create", "-q", "-f", "qcow2", "other.qcow2", "1M"])
-        && qemu_img(
-            path,
-            &[
-                "create",
-                "-q",
-                "-f",
-                "qcow2",
-                "-b",
-                "other.qcow2",
-                "-F",
-                "qcow2",
-                "upper.qcow2",
-            ],
-        );
-    if !made {
+    if !has_qemu_img() {
         return;
     }
-    // Marked dirty: bit 0 of the incompatible features, whose eight bytes are at 72. To read it does no harm.
-    let mut dirty = fs::read(path.join("other.qcow2")).unwrap();
-    dirty[79] |= 1;
-    fs::write(path.join("dirty.qcow2"), dirty).unwrap();
+    let (folder, _listeners) = folder();
+    let path = folder.path();
+    make_qcow2(path, &["-b", "a.raw", "-F", "raw", "top.qcow2"]);
+    make_qcow2(path, &["other.qcow2", "1M"]);
+    let above = ["-b", "other.qcow2", "-F", "qcow2", "upper.qcow2"];
+    make_qcow2(path, &above);
+    // Marked dirty: bit 0 of the incompatible features, whose eight bytes are at 72. To read it
+    // does no harm.
+    fs::copy(path.join("other.qcow2"), path.join("dirty.qcow2")).unwrap();
+    patch(&path.join("dirty.qcow2"), |image| image[79] |= 1);
     const TOP: &str = "id=t,path=top.qcow2,format=qcow2,backing=on,socket=t.sock";
     let cases: [(&[&str], &[&str]); 5] = [
         (

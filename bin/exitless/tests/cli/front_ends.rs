@@ -1,4 +1,5 @@
-//! A front end that is rejected leaves a line, with the reason, and is counted; one that comes and goes leaves none.
+//! A front end that is rejected leaves a line, with the reason, and is counted; one that comes and
+//! goes leaves none.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::program::{Ended, end, exitless, start};
+use crate::program::{RunResult, end, exitless, start};
 
 /// A message's header: request, flags (version 1), payload bytes.
 fn head(request: u32, flags: u32, size: u32) -> Vec<u8> {
@@ -43,7 +44,7 @@ fn send(folder: &Path, bytes: &[u8], is_hung_up_on: bool) {
     let _ = socket.read_to_end(&mut Vec::new());
 }
 
-fn ended(folder: &Path, daemon: Child) -> (Ended, serde_json::Value) {
+fn ended(folder: &Path, daemon: Child) -> (RunResult, serde_json::Value) {
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
     let ended = end(daemon);
     assert_eq!(ended.status, Some(0), "{ended:?}");

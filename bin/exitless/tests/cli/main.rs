@@ -1,5 +1,5 @@
-//! The command line as its users meet it: what is refused and how, what `--check` says, examples and manual pages, the log.
-//! Whole processes; no guest.
+//! The command line as its users meet it: what is refused and how, what `--check` says, examples
+//! and manual pages, the log. Whole processes; no guest.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod check;
@@ -7,3 +7,5 @@ mod front_ends;
 mod program;
 mod selections;
 mod settings;
+#[path = "../support/mod.rs"]
+mod support;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is expected to happen.
+/// Duration after which an expected event is overdue.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `exitless` with these arguments, in this folder, without a log filter of the caller's.
@@ -18,9 +18,9 @@ pub fn exitless<S: AsRef<str>>(folder: &Path, args: &[S]) -> Command {
     command
 }
 
-/// What became of a run.
+/// Result of a run.
 #[derive(Debug)]
-pub struct Ended {
+pub struct RunResult {
     /// Exit status; `None`: killed by a signal.
     pub status: Option<i32>,
     pub output: String,
@@ -34,7 +34,7 @@ pub fn start(command: &mut Command) -> Child {
 }
 
 /// Waits for its end; one that does not end is killed, and its status `None`.
-pub fn end(mut child: Child) -> Ended {
+pub fn end(mut child: Child) -> RunResult {
     fn read(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -59,7 +59,7 @@ pub fn end(mut child: Child) -> Ended {
     };
     let text =
         |read: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&read.join().unwrap()).into_owned();
-    Ended {
+    RunResult {
         status,
         output: text(output),
         error: text(error),
@@ -67,6 +67,6 @@ pub fn end(mut child: Child) -> Ended {
 }
 
 /// Runs it to its end.
-pub fn run<S: AsRef<str>>(folder: &Path, args: &[S]) -> Ended {
+pub fn run<S: AsRef<str>>(folder: &Path, args: &[S]) -> RunResult {
     end(start(&mut exitless(folder, args)))
 }

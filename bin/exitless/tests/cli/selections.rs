@@ -3,7 +3,7 @@
 use crate::program::run;
 
 #[test]
-fn what_selects_nothing_fails_and_says_what_there_is() {
+fn an_empty_selection_fails_and_lists_the_choices() {
     let folder = tempfile::tempdir().unwrap();
     for (args, says) in [
         (

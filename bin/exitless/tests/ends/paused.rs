@@ -77,7 +77,8 @@ impl Machine {
 #[test]
 fn a_guest_whose_store_failed_goes_on_with_all_that_it_had() {
     for (fault, reason) in [
-        // The first of all requests is a write: there is nothing to read yet. The second may be either.
+        // The first of all requests is a write: there is nothing to read yet. The second may be
+        // either.
         ("eio@1", "cannot be written: Input/output error"),
         ("enospc@3", "cannot be written: No space left on device"),
         ("corrupt@4", "does not hold what was there"),

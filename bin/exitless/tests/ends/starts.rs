@@ -92,7 +92,7 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn nobody_is_listened_to_before_every_image_is_open() {
+fn no_socket_listens_before_every_image_is_open() {
     let (first, second) = (Place::new(), Place::new());
     let disk = format!("path={}", first.image("image").display());
     let served = first.serve(std::slice::from_ref(&disk));

@@ -2,8 +2,10 @@
 
 #![allow(dead_code, reason = "no program of tests needs all of it")]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
 
 /// A user without rights.
 pub const NOBODY: u32 = 65534;
@@ -12,6 +14,30 @@ pub const NOBODY: u32 = 65534;
 pub fn inheritable(file: &File) -> String {
     rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).expect("a descriptor has flags");
     format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Whether qemu-img is on the PATH; says so if not.
+pub fn has_qemu_img() -> bool {
+    let found = Command::new("qemu-img").arg("--version").output().is_ok();
+    if !found {
+        println!("skipped: no qemu-img on the PATH (Debian: qemu-utils)");
+    }
+    found
+}
+
+/// Makes a qcow2 image in `folder`: `args` are options of `qemu-img create`, the name and the size.
+pub fn make_qcow2(folder: &Path, args: &[&str]) {
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2"]).args(args);
+    let created = create.current_dir(folder).output().expect("qemu-img");
+    assert!(created.status.success(), "{args:?}: {created:?}");
+}
+
+/// Changes a file's bytes.
+pub fn patch(file: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(file).expect("it reads");
+    change(&mut bytes);
+    fs::write(file, bytes).expect("it is written");
 }
 
 /// A file that passes for a kernel until it is started.

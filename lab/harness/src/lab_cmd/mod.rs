@@ -113,8 +113,9 @@ pub struct LabArgs {
     /// Start nothing, but write a guest's kernel and image and a script that starts QEMU into DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["args", "shell", "tty", "exec"])]
     export: Option<PathBuf>,
-    /// Start nothing, but remove from the cache what no start of this build needs any more: the lab's programs as built for other
-    /// source trees (all but the last three go by themselves when others are built), and Debian roots of other versions
+    /// Start nothing, but remove from the cache what no start of this build needs any more: the
+    /// lab's programs as built for other source trees (all but the last three go by themselves when
+    /// others are built), and Debian roots of other versions
     #[arg(long, conflicts_with_all = ["args", "shell", "tty", "exec", "export"])]
     prune: bool,
     /// Only say what that would remove

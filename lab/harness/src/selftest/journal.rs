@@ -1,7 +1,9 @@
-//! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where it was.
+//! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where
+//! it was.
 //!
-//! A file for each set of options. Its first line says which program wrote it (a hash of its file) and from which tree
-//! (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another one counts for nothing. A soak that has passed removes it.
+//! A file for each set of options. Its first line says which program wrote it (a hash of its file)
+//! and from which tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another one
+//! counts for nothing. A soak that has passed removes it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,7 +23,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads what an interrupted soak with these options, by this program, has passed; nothing if it is to begin anew.
+    /// Reads what an interrupted soak with these options, by this program, has passed; nothing if
+    /// it is to begin anew.
     pub fn open(options: &str, restart: bool) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         let program =
@@ -90,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passed_counts_for_the_same_soak_alone_and_not_once_all_has_passed() {
+    fn passed_cases_count_for_the_same_soak_alone_and_not_once_all_have_passed() {
         let folder = std::env::temp_dir().join(format!("soak-journal-{}", std::process::id()));
         let path = folder.join("journal");
         let passed = |key: &str, restart| {
@@ -113,14 +116,14 @@ mod tests {
         let mut journal = Journal::at(&path, "program 1 seed 1", false).expect("a journal");
         journal.add("boot: trap").expect("writable");
         assert!(passed("program 1 seed 2", false).is_empty());
-        // So does one that is told to, and one behind a soak that passed.
-        for is_told in [true, false] {
+        // So does a soak that is to start anew, and one after a soak that passed.
+        for is_anew in [true, false] {
             let mut journal = Journal::at(&path, "program 1 seed 1", false).expect("a journal");
             journal.add("boot: trap").expect("writable");
-            if !is_told {
+            if !is_anew {
                 journal.clear().expect("there");
             }
-            assert!(passed("program 1 seed 1", is_told).is_empty());
+            assert!(passed("program 1 seed 1", is_anew).is_empty());
         }
         fs::remove_dir_all(folder).expect("ours");
     }

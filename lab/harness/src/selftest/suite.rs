@@ -1,11 +1,12 @@
 //! `exitless selftest`: whole guests, in as many labs side by side as this machine has room for.
 //!
-//! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps one emulated
-//! processor busy, so one lab alone leaves the others of this machine idle. Cases that measure time run alone, at the
-//! end. Clients of the daemon need no lab, and a Debian has one of its own; whichever thread is free runs them.
+//! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps
+//! one emulated processor busy, so one lab alone leaves the others of this machine idle. Cases that
+//! measure time run alone, at the end. Clients of the daemon need no lab, and a Debian has one of
+//! its own; whichever thread is free runs them.
 //!
-//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name, and is not run again by the same
-//! program with the same options, until all has passed.
+//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name,
+//! and is not run again by the same program with the same options, until all has passed.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -31,9 +32,9 @@ use crate::system::host::Host;
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
 const LAB_KIB: usize = 4 << 20;
 
-/// Cases that a lab runs before it is replaced by a new one: about those of one self-test, of up to three guests each. So
-/// QEMU need not throw away translated code while a guest runs, which may break the guest (lab/README.md). This machine's
-/// own KVM does not wear out.
+/// Cases that a lab runs before it is replaced by a new one: about those of one self-test, of up to
+/// three guests each. So QEMU need not throw away translated code while a guest runs, which may
+/// break the guest (lab/README.md). This machine's own KVM does not wear out.
 const LAB_CASES: usize = 10;
 
 /// Arguments of `exitless selftest`.
@@ -58,14 +59,17 @@ Examples:
     exitless selftest --episodes 50
     exitless selftest --episodes 1 --seed 17")]
 pub struct SelftestArgs {
-    /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in each mode.
+    /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in
+    /// each mode.
     #[arg(long)]
     soak: bool,
-    /// Run the cases of a stock Debian 12 and no others: systemd, the generic kernel, its root on a disk behind VT-d. The
-    /// root is made once, of the machine's own Debian packages (scripts/setup.sh debian; 2 GB in the lab's cache)
+    /// Run the cases of a stock Debian 12 and no others: systemd, the generic kernel, its root on a
+    /// disk behind VT-d. The root is made once, of the machine's own Debian packages
+    /// (scripts/setup.sh debian; 2 GB in the lab's cache)
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,
-    /// Run so many random episodes of storage that misbehaves (in the lab), a few in each boot of a guest, and no other cases
+    /// Run so many random episodes of storage that misbehaves (in the lab), a few in each boot of a
+    /// guest, and no other cases
     #[arg(long, value_name = "N", conflicts_with = "debian",
           value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     episodes: Option<usize>,
@@ -84,8 +88,8 @@ pub struct SelftestArgs {
     /// List the cases and run none.
     #[arg(long)]
     list: bool,
-    /// Run in labs whose kernel, and their guests', is of this series, for example 6.12 [default: this machine's KVM,
-    /// or a lab with the distribution's kernel]
+    /// Run in labs whose kernel, and their guests', is of this series, for example 6.12 [default:
+    /// this machine's KVM, or a lab with the distribution's kernel]
     #[arg(long, value_name = "SERIES")]
     kernel: Option<Version>,
     /// Labs at once [default: one for each processor, as far as memory goes, 4 at most]
@@ -97,7 +101,7 @@ pub struct SelftestArgs {
 }
 
 impl SelftestArgs {
-    /// What decides which cases a soak has, and what each of them does.
+    /// Options that decide which cases a soak has, and what each of them does.
     fn soak_options(&self) -> String {
         format!(
             "debian {} episodes {:?} seed {} only {:?} exact {} kernel {:?} sleeps {}",
@@ -307,7 +311,8 @@ impl Shared<'_> {
                         }
                         Err(error) => {
                             let noted = lab.shutdowns();
-                            // A guest that hung may have left the lab in any state, and it may be dead.
+                            // A guest that hung may have left the lab in any state, and it may be
+                            // dead.
                             let _ = lab.shutdown();
                             Err(anyhow!("{error:#}{noted}"))
                         }

@@ -17,7 +17,8 @@ use crate::demo::{median, rounded};
 use crate::system::host::Host;
 use crate::system::squeezed::PREVENTER_LIMIT_US;
 
-/// The baseline's requests grow at least so much from its second iteration to its last, or the runs show no decay to be compared with.
+/// The baseline's requests grow at least so much from its second iteration to its last, or the runs
+/// show no decay to be compared with.
 const DECAY: f64 = 1.1;
 
 /// What a figure is to be.
@@ -36,7 +37,8 @@ impl Bar {
     }
 }
 
-/// Figures that are judged. An exit more in a hundred pages is somebody else's: the guest's timer, or the kernel's.
+/// Figures that are judged. An exit more in a hundred pages has other causes: the guest's timer, or
+/// the kernel's.
 const BARS: [(&str, Bar); 15] = [
     ("mapper_vs_baseline_percent", Bar::AtMost(18.0)),
     ("both_vs_baseline_percent", Bar::AtMost(16.0)),
@@ -80,6 +82,26 @@ fn all(disks: &Disks) -> u64 {
 fn requests(disks: &Disks) -> u64 {
     disks.store.requests() + disks.image.requests()
 }
+
+/// Pages that come back while the file is read for the first time, and while memory is written.
+fn read_and_allocated(run: &Run) -> f64 {
+    let pages = |phase: usize| run.phases[phase].store.pages_read;
+    (pages(0) + pages(ITERATIONS)) as f64
+}
+
+/// Growth of the store's reads from the second iteration to the last.
+fn growth(run: &Run) -> f64 {
+    let reads = |phase: usize| run.phases[phase].store.reads as f64;
+    reads(ITERATIONS - 1) / reads(1)
+}
+
+/// A part of a whole in percent; `None` if either is missing.
+fn percent(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
+    Some(100.0 * part? / whole?)
+}
+
+/// Key of a figure, and its value, if there is one.
+type Figure = (&'static str, Option<f64>);
 
 /// Column of [`Figures::traffic`]: its head, and the count in one phase.
 type Column = (&'static str, fn(&Disks) -> u64);
@@ -137,8 +159,9 @@ impl Figures {
                     disarmed,
                     armed,
                 } = exits;
-                // All but interrupts, timer and halts. Where no hardware takes a guest's ends of interrupts each takes an exit, if
-                // KVM's paravirtual one is hidden, which stores to guest memory.
+                // All but interrupts, timer and halts. Where no hardware takes a guest's ends of
+                // interrupts each takes an exit, if KVM's paravirtual one is hidden, which stores
+                // to guest memory.
                 let figures = [
                     ("free_exits", free.compared()),
                     ("plain_exits", plain.compared()),
@@ -200,59 +223,85 @@ impl Figures {
 
     /// Makes the figures of the runs so far.
     pub fn finish(&mut self, wall: Duration) {
-        let later = |way, of: fn(&Disks) -> u64| self.median(way, |run| run.later(of) as f64);
-        let percent = |part: Option<f64>, whole: Option<f64>| Some(100.0 * part? / whole?);
-        let baseline = later(Way::Baseline, store);
-        // What comes back while the file is read for the first time, and while memory is written.
-        let first_and_last = |run: &Run| {
-            let pages = |phase: usize| run.phases[phase].store.pages_read;
-            (pages(0) + pages(ITERATIONS)) as f64
-        };
-        let growth = |run: &Run| {
-            let reads = |phase: usize| run.phases[phase].store.reads as f64;
-            reads(ITERATIONS - 1) / reads(1)
-        };
-        let both = |key| self.counted(Way::Both, key);
-        let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
-        let most = |of: fn(&Run) -> u64| self.paged().map(of).max().map(|it| it as f64);
         let decay = self.median(Way::Baseline, growth);
-        let killed = self.paged().filter(|run| run.is_killed).count() as f64;
         let figures = [
+            self.traffic_figures(),
+            vec![("baseline_decay", decay)],
+            self.counted_figures(),
+            self.cost_figures(),
+        ];
+        for (key, value) in figures.concat() {
+            let value = value.filter(|value| value.is_finite());
+            self.values.insert(key.into(), json!(value.map(rounded)));
+        }
+        let is_void = decay.is_some_and(|decay| decay < DECAY);
+        let pager = self.paged().count() as u64 + self.hangs;
+        // Three rounds of three ways, and the control.
+        let hangs_of_10 = (pager >= 10).then_some(self.hangs);
+        let outcome = [
+            ("is_void", json!(is_void)),
+            ("hangs", json!(self.hangs)),
+            ("pager_runs", json!(pager)),
+            ("hangs_of_10", json!(hangs_of_10)),
+            ("failed", json!(self.failed)),
+            ("wall_s", json!(wall.as_secs())),
+        ];
+        let outcome = outcome.map(|(key, value)| (key.into(), value));
+        self.values.extend(outcome);
+        for (way, runs) in &self.runs {
+            for (nth, run) in runs.iter().enumerate() {
+                let key = format!("run_{}_{}", way.name().replace([' ', '+'], "_"), nth + 1);
+                self.values.insert(key, moved(run));
+            }
+        }
+    }
+
+    /// Traffic of one way against another's.
+    fn traffic_figures(&self) -> Vec<Figure> {
+        let later = |way, of: fn(&Disks) -> u64| self.median(way, |run| run.later(of) as f64);
+        let against = |way, other, of| percent(later(way, of), later(other, of));
+        let allocated = |way| self.median(way, read_and_allocated);
+        vec![
             (
                 "mapper_vs_baseline_percent",
-                percent(later(Way::Mapper, store), baseline),
+                against(Way::Mapper, Way::Baseline, store),
             ),
             (
                 "both_vs_baseline_percent",
-                percent(later(Way::Both, store), baseline),
+                against(Way::Both, Way::Baseline, store),
             ),
             (
                 "mapper_vs_baseline_all_pages_percent",
-                percent(later(Way::Mapper, all), later(Way::Baseline, all)),
+                against(Way::Mapper, Way::Baseline, all),
             ),
             (
                 "both_vs_baseline_all_pages_percent",
-                percent(later(Way::Both, all), later(Way::Baseline, all)),
+                against(Way::Both, Way::Baseline, all),
             ),
             (
                 "mapper_vs_baseline_all_requests_percent",
-                percent(later(Way::Mapper, requests), later(Way::Baseline, requests)),
+                against(Way::Mapper, Way::Baseline, requests),
             ),
             (
                 "both_vs_baseline_all_requests_percent",
-                percent(later(Way::Both, requests), later(Way::Baseline, requests)),
+                against(Way::Both, Way::Baseline, requests),
             ),
             (
                 "both_vs_balloon_all_pages",
-                percent(later(Way::Both, all), later(Way::Balloon, all)).map(|it| it / 100.0),
+                against(Way::Both, Way::Balloon, all).map(|it| it / 100.0),
             ),
             (
                 "preventer_alloc_percent",
-                percent(
-                    self.median(Way::Both, first_and_last),
-                    self.median(Way::Mapper, first_and_last),
-                ),
+                percent(allocated(Way::Both), allocated(Way::Mapper)),
             ),
+        ]
+    }
+
+    /// Counts of the pager, and shares of them.
+    fn counted_figures(&self) -> Vec<Figure> {
+        let both = |key| self.counted(Way::Both, key);
+        let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
+        vec![
             (
                 "stale_pages_mapper",
                 self.counted(Way::Mapper, "stale_reads"),
@@ -269,41 +318,30 @@ impl Figures {
                 "prevented_percent",
                 percent(both("prevented"), sum(both("prevented"), both("undecided"))),
             ),
-            ("baseline_decay", decay),
             ("zero_pages", both("dropped_as_zeroes")),
-            ("over_limit_max_pages", most(Run::over_limit)),
-            ("killed_with_pager", most(Run::over_limit).map(|_| killed)),
+        ]
+    }
+
+    /// Memory, processor time and guests that the runs with a pager have cost.
+    fn cost_figures(&self) -> Vec<Figure> {
+        let over_limit = self.paged().map(Run::over_limit).max();
+        let over_limit = over_limit.map(|pages| pages as f64);
+        let killed = self.paged().filter(|run| run.is_killed).count() as f64;
+        let us_per_fault = |run: &Run| {
+            let faults = run.whole.as_ref().and_then(|swap| swap["faults"].as_f64());
+            match (run.pager_us, faults) {
+                (Some(us), Some(faults)) => us as f64 / faults,
+                _ => f64::NAN,
+            }
+        };
+        vec![
+            ("over_limit_max_pages", over_limit),
+            ("killed_with_pager", over_limit.map(|_| killed)),
             (
                 "pager_cpu_us_per_fault",
-                self.median(Way::Both, |run| {
-                    let faults = run.whole.as_ref().and_then(|swap| swap["faults"].as_f64());
-                    match (run.pager_us, faults) {
-                        (Some(us), Some(faults)) => us as f64 / faults,
-                        _ => f64::NAN,
-                    }
-                }),
+                self.median(Way::Both, us_per_fault),
             ),
-        ];
-        for (key, value) in figures {
-            let value = value.filter(|value| value.is_finite());
-            self.values.insert(key.into(), json!(value.map(rounded)));
-        }
-        let is_void = decay.is_some_and(|decay| decay < DECAY);
-        self.values.insert("is_void".into(), json!(is_void));
-        self.values.insert("hangs".into(), json!(self.hangs));
-        let pager = self.paged().count() as u64 + self.hangs;
-        self.values.insert("pager_runs".into(), json!(pager));
-        // Three rounds of three ways, and the control.
-        let hangs = (pager >= 10).then_some(self.hangs);
-        self.values.insert("hangs_of_10".into(), json!(hangs));
-        self.values.insert("failed".into(), json!(self.failed));
-        self.values.insert("wall_s".into(), json!(wall.as_secs()));
-        for (way, runs) in &self.runs {
-            for (nth, run) in runs.iter().enumerate() {
-                let key = format!("run_{}_{}", way.name().replace([' ', '+'], "_"), nth + 1);
-                self.values.insert(key, moved(run));
-            }
-        }
+        ]
     }
 
     /// Writes them; the directory is made if it is not there.

@@ -199,7 +199,7 @@ proptest! {
         boots in any::<bool>(),
         acts in prop::collection::vec(act(), 1..80),
     ) {
-        let disk = blk(uring(Transfer::Direct), None);
+        let disk = blk(raw_disk(Transfer::Direct), None);
         let (owner, parts) = machine(mode, Duration::from_millis(1), disk);
         let mut hostile = Guest::new(ByHand::new(owner), parts);
         if boots {

@@ -78,7 +78,7 @@ struct GuestFigures {
 
 /// The file's completions wake it as well.
 fn disk() -> Disk {
-    blk(uring(Transfer::Direct), None)
+    blk(raw_disk(Transfer::Direct), None)
 }
 
 #[test]

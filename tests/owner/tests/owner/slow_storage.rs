@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use held_fs::{Gate, HeldFs, Kind};
 use vio::blk::request::{STATUS_OK, kind};
-use vio::blk::{Transfer, UringFile, UringOptions};
+use vio::blk::{RawDisk, RawDiskOptions, Transfer};
 
 use super::support::*;
 
@@ -24,13 +24,13 @@ const LEN: u32 = 4096;
 fn held(fs: &HeldFs, name: &str, o_direct: bool, kind: u32, held: Kind) -> (Guest<ByHand>, Gate) {
     let gate = fs.create(name, 0);
     gate.contents().write_all_at(&image(), 0).unwrap();
-    let options = UringOptions {
+    let options = RawDiskOptions {
         o_direct,
         transfer: Transfer::Direct,
         depth: 16,
-        ..UringOptions::default()
+        ..RawDiskOptions::default()
     };
-    let disk = UringFile::open(&fs.path(name), options).unwrap();
+    let disk = RawDisk::open(&fs.path(name), options).unwrap();
     let device = blk(Box::new(disk), None);
     let mut guest = Guest::by_hand(Mode::Logged, DRAIN_LIMIT, device);
     guest.put(DATA, &[0x5a; LEN as usize]);

@@ -20,7 +20,7 @@ use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, W
 use vio::Remote;
 use vio::balloon::Balloon;
 use vio::blk::request::kind;
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, Transfer, UringFile, UringOptions};
+use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, RawDisk, RawDiskOptions, Transfer};
 use vio_faults::{Fault, Rogue, SlowControl, SlowDisk};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::{COMMON, DEVICE, MSIX_TABLE, NOTIFY};
@@ -325,20 +325,20 @@ pub fn mem_disk() -> Disk {
     blk(Box::new(MemDisk::new(image(), 16, false)), None)
 }
 
-pub fn uring(transfer: Transfer) -> Box<UringFile> {
+pub fn raw_disk(transfer: Transfer) -> Box<RawDisk> {
     let mut file = tempfile::tempfile().unwrap();
     io::Write::write_all(&mut file, &image()).unwrap();
-    let options = UringOptions {
+    let options = RawDiskOptions {
         transfer,
         depth: 16,
-        ..UringOptions::default()
+        ..RawDiskOptions::default()
     };
-    Box::new(UringFile::from_file(file, options).unwrap())
+    Box::new(RawDisk::from_file(file, options).unwrap())
 }
 
 /// A disk that holds every request back until told.
 pub fn slow(transfer: Transfer) -> (Disk, SlowControl) {
-    let (disk, control) = SlowDisk::new(uring(transfer)).unwrap();
+    let (disk, control) = SlowDisk::new(raw_disk(transfer)).unwrap();
     (blk(Box::new(disk), None), control)
 }
 

@@ -137,8 +137,8 @@ fn flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
     drop((raw_folder, qcow2_folder));
 }
 
-/// What cannot be kept in order is not done; what needs no order is. And nobody is told that something is written which
-/// the file does not say.
+/// Writes that cannot be kept in order are not done; those that need no order are. And no caller is
+/// notified that something is written which the file does not say.
 #[test]
 fn clusters_whose_barrier_failed_are_not_written_to_as_if_they_were_there() {
     let (_folder, path) = qcow2();

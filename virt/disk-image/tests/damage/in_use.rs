@@ -1,4 +1,5 @@
-//! Files that are cut, or lose a table, while they are open; what is said about it; and advice that is carried out.
+//! Files that are cut, or lose a table, while they are open; what is said about it; and advice that
+//! is carried out.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -12,7 +13,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::support::forge::{CLUSTER, COPIED, DATA, Forged, SIZE, SPAN, Tail};
 use super::support::{Driver, follow, has_qemu, options, raw, run};
-use super::{Way, open, put};
+use super::{Role, open, put};
 
 fn cut(path: &Path, len: usize) {
     let file = OpenOptions::new().write(true).open(path).expect("open");
@@ -22,10 +23,10 @@ fn cut(path: &Path, len: usize) {
 #[test]
 fn an_image_cut_while_in_use_fails_where_it_was_cut() {
     let forged = Forged::new(3, Tail::Data);
-    for way in [Way::ReadOnly, Way::Behind, Way::BehindTwo, Way::Written] {
+    for role in [Role::ReadOnly, Role::Behind, Role::BehindTwo, Role::Written] {
         let folder = tempfile::tempdir().expect("a folder");
         let damaged = put(folder.path(), &forged);
-        let mut driver = Driver::new(open(folder.path(), way).expect("it opens"));
+        let mut driver = Driver::new(open(folder.path(), role).expect("it opens"));
         // Not every table has been read when it happens.
         assert!(driver.read(0, 512).is_ok());
         cut(&damaged, forged.host(3));
@@ -35,12 +36,12 @@ fn an_image_cut_while_in_use_fails_where_it_was_cut() {
             match guest < 3 {
                 true => assert!(
                     read.as_deref() == Ok(&forged.disk[range]),
-                    "{way:?}: {guest}"
+                    "{role:?}: {guest}"
                 ),
-                false => assert_eq!(read, Err(libc::EIO), "{way:?}: {guest}"),
+                false => assert_eq!(read, Err(libc::EIO), "{role:?}: {guest}"),
             }
         }
-        if way == Way::Written {
+        if role == Role::Written {
             // A write would count its cluster in a table that may be gone.
             cut(&damaged, CLUSTER);
             let at = 30 * CLUSTER as u64;
@@ -113,7 +114,7 @@ fn a_cluster_that_cannot_be_read_is_said_with_file_and_fault_and_not_without_end
     forged.set_entry(SPAN, COPIED | 1 << 40);
     let folder = tempfile::tempdir().expect("a folder");
     let damaged = put(folder.path(), &forged);
-    let mut driver = Driver::new(open(folder.path(), Way::BehindTwo).expect("it opens"));
+    let mut driver = Driver::new(open(folder.path(), Role::BehindTwo).expect("it opens"));
     for _ in 0..200 {
         assert_eq!(driver.read(SPAN * CLUSTER as u64, 512), Err(libc::EIO));
     }

@@ -1,11 +1,11 @@
-//! What a kind of damage is, and what becomes of it.
+//! Kinds of damage, and their effects.
 
 use super::support::forge::Forged;
 
 pub const FAR: u64 = 1 << 40;
 pub const HALF_READ: &str = "QEMU takes what a file lacks of its last cluster for zeroes";
 
-/// What becomes of it.
+/// Effect on a reader or a writer.
 #[derive(Clone, Copy)]
 pub enum Effect {
     /// It is not opened; a word of what is said.
@@ -17,7 +17,7 @@ pub enum Effect {
 }
 pub use Effect::{Fails, Fine, Refused};
 
-/// What `qemu-img check` finds.
+/// Findings of `qemu-img check`.
 #[derive(Clone, Copy)]
 pub enum Qemu {
     Something,
@@ -26,7 +26,7 @@ pub enum Qemu {
 }
 pub use Qemu::{Nothing, Something};
 
-/// What is damaged.
+/// Image before the damage.
 #[derive(Clone, Copy)]
 pub enum Image {
     V2,
@@ -35,6 +35,9 @@ pub enum Image {
     Packed,
 }
 
+pub use Image::{Packed, V2, V3};
+
+/// One thing wrong with an image, and its effects.
 pub struct Damage {
     pub what: &'static str,
     pub image: Image,
@@ -44,57 +47,53 @@ pub struct Damage {
     pub qemu: Qemu,
 }
 
-/// Damage that hinders reading and writing in one way.
-pub fn both(
-    what: &'static str,
-    image: Image,
-    make: fn(&mut Forged),
-    word: &'static str,
-    qemu: Qemu,
-) -> Damage {
-    Damage {
-        what,
-        image,
-        make,
-        reading: Refused(word),
-        writing: Refused(word),
-        qemu,
-    }
-}
-
-/// Damage of a mapping: a reader misses clusters, a writer is refused.
-pub fn mapping(
-    what: &'static str,
-    image: Image,
-    make: fn(&mut Forged),
-    clusters: &'static [u64],
-    word: &'static str,
-    qemu: Qemu,
-) -> Damage {
-    Damage {
-        what,
-        image,
-        make,
-        reading: Fails(clusters),
-        writing: Refused(word),
-        qemu,
-    }
-}
-
-/// Damage that is a writer's concern alone.
-pub fn writing(
-    what: &'static str,
-    image: Image,
-    make: fn(&mut Forged),
-    word: &'static str,
-    qemu: Qemu,
-) -> Damage {
+/// Damage that `qemu-img check` finds and that hinders neither reading nor writing, unless one of
+/// the methods says so.
+pub fn damage(image: Image, what: &'static str, make: fn(&mut Forged)) -> Damage {
     Damage {
         what,
         image,
         make,
         reading: Fine,
-        writing: Refused(word),
-        qemu,
+        writing: Fine,
+        qemu: Something,
+    }
+}
+
+impl Damage {
+    /// Neither a reader nor a writer opens it.
+    pub fn refused(self, word: &'static str) -> Self {
+        self.reading(Refused(word)).writing(Refused(word))
+    }
+
+    /// A reader misses clusters, a writer is refused.
+    pub fn loses(self, clusters: &'static [u64], word: &'static str) -> Self {
+        self.reading(Fails(clusters)).writing(Refused(word))
+    }
+
+    /// A writer is refused, and a reader misses nothing.
+    pub fn refused_for_writing(self, word: &'static str) -> Self {
+        self.writing(Refused(word))
+    }
+
+    /// Both open it, and miss clusters.
+    pub fn fails(self, clusters: &'static [u64]) -> Self {
+        self.reading(Fails(clusters)).writing(Fails(clusters))
+    }
+
+    pub fn reading(mut self, reading: Effect) -> Self {
+        self.reading = reading;
+        self
+    }
+
+    pub fn writing(mut self, writing: Effect) -> Self {
+        self.writing = writing;
+        self
+    }
+
+    /// `qemu-img check` finds nothing, and why.
+    pub fn unseen(mut self, why: &'static str) -> Self {
+        self.qemu = Nothing(why);
+        self
     }
 }

@@ -1,5 +1,5 @@
-//! Random damage: one change at a time, or a cut, of small images. What is read is what a reader says that shares no code
-//! with the crate and knows the whole file; or it fails.
+//! Random damage: one change at a time, or a cut, of small images. What is read is what a reader
+//! says that shares no code with the crate and knows the whole file; or it fails.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use super::support::forge::{
     SPAN, Tail, ZEROES,
 };
 use super::support::{Driver, folder};
-use super::{Way, open, put};
+use super::{Role, open, put};
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         Some(u64::from_be_bytes(bytes.try_into().ok()?))
     }
 
-    /// What a cluster of the disk holds; nothing: it cannot be read.
+    /// Content of a cluster of the disk; `None`: it cannot be read.
     fn read(&self, guest: u64) -> Option<Vec<u8>> {
         let len = Forged::range(guest).len();
         let table = (self.word(L1 + 8 * (guest / SPAN) as usize)? & OFFSET) as usize;
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What is damaged, and whether the header is.
+/// Damages the image; a description, and whether the header is damaged.
 fn damage(forged: &mut Forged, random: &mut Random) -> (String, bool) {
     let pick = |random: &mut Random, from: &[u64]| from[random.below(from.len() as u64) as usize];
     let entries = || [DATA.as_slice(), &PACKED, &ZEROES, &[7, 30, SPAN + 5]].concat();
@@ -185,12 +185,12 @@ fn random_damage_never_reads_as_something_else() {
         let is_cut = forged.bytes.len() != whole.bytes.len();
         put(folder.path(), &forged);
         let reader = Reader::new(&forged.bytes, forged.version);
-        for way in [Way::ReadOnly, Way::Behind, Way::Written] {
-            let cell = format!("round {round}, {what}, {way:?}");
-            let disk = match open(folder.path(), way) {
+        for role in [Role::ReadOnly, Role::Behind, Role::Written] {
+            let cell = format!("round {round}, {what}, {role:?}");
+            let disk = match open(folder.path(), role) {
                 Ok(disk) => disk,
                 Err(error) => {
-                    let may_be = is_header || reader.is_none() || way == Way::Written;
+                    let may_be = is_header || reader.is_none() || role == Role::Written;
                     assert!(may_be, "{cell}: {error:?}");
                     refused += 1;
                     continue;
@@ -200,7 +200,8 @@ fn random_damage_never_reads_as_something_else() {
                 .as_ref()
                 .unwrap_or_else(|| panic!("{cell}: it was opened"));
             if is_header {
-                // A size or a version that is another; all that is known is that it does not fall over.
+                // A size or a version that is another; all that is known is that it does not fall
+                // over.
                 continue;
             }
             let mut driver = Driver::new(disk);

@@ -1,4 +1,5 @@
-//! Small qcow2 images written byte by byte, so that a test can say where everything is and damage it.
+//! Small qcow2 images written byte by byte, so that a test can say where everything is and damage
+//! it.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use miniz_oxide::deflate::compress_to_vec;
@@ -29,7 +30,7 @@ pub const PACKED: [u64; 4] = [8, 9, 10, 11];
 /// Marked as zeroes (in version 3): without a cluster, and with one.
 pub const ZEROES: [u64; 2] = [14, 15];
 
-/// What is last in the file.
+/// Last cluster of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
     /// The disk's last cluster, as much of it as the disk has.
@@ -46,7 +47,8 @@ pub struct Forged {
     pub version: u32,
 }
 
-/// The reserved and defined fields of a header that describes these tables. `behind`: name and format of a backing file.
+/// The reserved and defined fields of a header that describes these tables. `behind`: name and
+/// format of a backing file.
 fn header(version: u32, behind: Option<(&str, Option<&str>)>) -> Vec<u8> {
     let mut header = vec![0; CLUSTER];
     let put = |header: &mut [u8], at: usize, bytes: &[u8]| {
@@ -124,7 +126,8 @@ impl Forged {
         this
     }
 
-    /// An image without data. `behind`: name and format of its backing file, with which it has no L2 tables either.
+    /// An image without data. `behind`: name and format of its backing file, with which it has no
+    /// L2 tables either.
     pub fn empty(version: u32, behind: Option<(&str, Option<&str>)>) -> Self {
         let mut bytes = header(version, behind);
         bytes.resize(FIRST_FREE, 0);
@@ -175,6 +178,10 @@ impl Forged {
 
     pub fn set_entry(&mut self, guest: u64, entry: u64) {
         self.put64(Self::entry_at(guest), entry);
+    }
+
+    pub fn change_entry(&mut self, guest: u64, change: fn(u64) -> u64) {
+        self.set_entry(guest, change(self.entry(guest)));
     }
 
     /// Where the data of a cluster of the disk are, which are not compressed.

@@ -1,17 +1,18 @@
-//! How pages leave: asked for, let go, examined, dropped or saved.
+//! Page-out: pages are asked for, released, examined, dropped or saved.
 
 use super::command::{Command, Errno, Seen, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
 use super::{BATCH, Book, mutant};
 
 impl Book {
-    /// Whether the owner is being asked for it, and so may have let go of it.
+    /// Whether the owner is being asked for it, and so may have released it.
     pub(super) fn is_asked_for(&self, page: Page) -> bool {
         self.asking.iter().flatten().any(|asked| *asked == page)
     }
 
-    /// The owner's answer: which of the pages that it was asked for it has let go, and which of those devices stored to since
-    /// they were shown, or since a request of a disk began that they belong to, be it over by now. The first page is the lowest bit.
+    /// The owner's answer: which of the pages that it was asked for it has released, and which of
+    /// those devices stored to since they were shown, or since a request of a disk began that they
+    /// belong to, be it over by now. The first page is the lowest bit.
     pub fn answered(&mut self, gone: u32, written: u32) {
         let asked = self.asking.take().unwrap_or_default();
         let seen_to = self.answered_discards(asked.len());
@@ -149,8 +150,9 @@ impl Book {
         self.trims && is_quiet && self.slots.may_trim()
     }
 
-    /// Has a run of slots trimmed that nobody has, if it finds one in the next 8 MiB of the store; nothing while pages leave. The
-    /// pager calls it at a pace of its own, when the store is idle: a file system lets nobody read or write meanwhile.
+    /// Has a run of slots trimmed that no page has, if it finds one in the next 8 MiB of the store;
+    /// nothing while pages leave. The pager calls it at a pace of its own, when the store is idle:
+    /// a file system blocks readers and writers meanwhile.
     pub fn trim(&mut self) {
         if self.wants_to_trim()
             && let Some((first, count)) = self.slots.trim()

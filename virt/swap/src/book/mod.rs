@@ -6,13 +6,15 @@
 //! * [`Command::Examine`] is answered by [`Book::examined`] before anything else is told.
 //! * [`Command::Fetch`], [`Command::Save`] and [`Command::Trim`] take their time; everything else is done before the next thing is told.
 //!
-//! A page leaves memory in steps: the owner lets go of it (no device reaches it), it is unmapped (no processor does), it rests
-//! as *soft* and comes back for the price of a minor fault, it is examined (what it holds can no longer change), it is written
-//! out if it is neither zeroes nor what a block holds, and its memory is given back.
+//! A page leaves memory in steps: the owner releases it (no device reaches it), it is unmapped (no
+//! processor does), it rests as *soft* and comes back for the price of a minor fault, it is
+//! examined (what it holds can no longer change), it is written out if it is neither zeroes nor
+//! what a block holds, and its memory is given back.
 //!
-//! A page stands for a block when its content was that block's at a moment when it was write-protected; whether it has been
-//! written since is looked at once, when it is examined: by the marker of the page tables for processors' stores, by the owner's
-//! answer for devices'. Whoever is about to change a block is made to wait until no page stands for it any more.
+//! A page is backed by a block when its content was that block's at a moment when it was
+//! write-protected; whether it has been written since is looked at once, when it is examined: by
+//! the marker of the page tables for processors' stores, by the owner's answer for devices'. A
+//! request that is about to change a block waits until no page is backed by it any more.
 
 mod blocks;
 mod coming;
@@ -42,7 +44,7 @@ use slots::Slots;
 pub const BATCH: usize = 32;
 
 /// How much of [`BATCH`] is left to processors: what the owner waits for in the kernel may wait for a processor that waits for a
-/// page, and until then nobody answers what the owner is asked.
+/// page, and until then the owner's questions are not answered.
 const FOR_PROCESSORS: usize = BATCH / 2;
 
 /// Pages that are read from a disk at once, the one that is wanted among them.
@@ -124,7 +126,8 @@ pub struct Book {
     asking: Option<Vec<Page>>,
     /// Resident pages that the guest does without, and who is to be told.
     discards: Discards,
-    /// Absent pages that somebody wants, and for which there was no room, processors' first. Some have come meanwhile.
+    /// Absent pages that are wanted, and for which there was no room, processors' first. Some have
+    /// come meanwhile.
     starved: VecDeque<(Page, Wanter)>,
     /// Who waits for pages that are coming.
     waiters: HashMap<Page, Vec<Waiter>>,
@@ -229,12 +232,13 @@ impl Book {
         self.saves_all = true;
     }
 
-    /// What is behind slots that nobody has any more is given back, as far as [`trim`](Self::trim) is called.
+    /// Blocks behind slots that no page has any more are given back, as far as [`trim`](Self::trim)
+    /// is called.
     pub fn trims_slots(&mut self) {
         self.trims = true;
     }
 
-    /// Slots that nobody has, but those that are being trimmed.
+    /// Slots that no page has, but those that are being trimmed.
     pub fn free_slots(&self) -> usize {
         self.slots.free()
     }
@@ -255,8 +259,8 @@ impl Book {
         self.slots.add(count);
     }
 
-    /// Bytes that are allocated for all pages together, once and for all, whatever becomes of them. Pages that somebody waits for,
-    /// and those of requests of disks, take more while they do.
+    /// Bytes that are allocated for all pages together, once and for all, whatever becomes of them.
+    /// Pages that are waited for, and those of requests of disks, take more while they do.
     pub fn page_bytes(&self) -> usize {
         size_of_val(&*self.entries) + self.blocks.bytes()
     }

@@ -1,8 +1,9 @@
 //! Requests of the guest's disks: what a page stands for comes from them, and what a block holds changes by them.
 //!
-//! The owner tells of a request before it goes down, and again when it is over; it forgets at the first of these which of its
-//! pages devices have stored to, so that what it reports later came after. So what those pages were known to equal is void from
-//! then on, whether the request goes down or not: it may be cancelled while it waits. From then until the end the request's pages do
+//! The owner tells of a request before it goes down, and again when it is over; it forgets at the
+//! first of these which of its pages devices have stored to, so that what it reports later came
+//! after. So what those pages were known to equal is void from then on, whether the request goes
+//! down or not: it may be cancelled while it waits. From then until the end the request's pages do
 //! not leave memory.
 
 use super::entry::{Block, Entry, Mark, Page, Place, State};
@@ -34,7 +35,7 @@ pub(super) struct Request {
     /// Pages that it waits for.
     waits: usize,
     /// No page comes to stand for a block: it moves parts of blocks, or another one meanwhile changes the same blocks or pages,
-    /// and nobody knows who was first.
+    /// and their order is unknown.
     is_void: bool,
 }
 
@@ -54,8 +55,9 @@ impl Request {
 }
 
 impl Book {
-    /// A disk is about to read. Pages that are not in memory come as zeroes, though the request may have been cancelled by now: an
-    /// owner that cancels requests has the pages shown, and keeps them, before it tells of one.
+    /// A disk is about to read. Pages that are not in memory come as zeroes, though the request may
+    /// have been cancelled by now: an owner that cancels requests has the pages shown, and keeps
+    /// them, before it tells of one.
     pub fn begin_read(&mut self, op: Op, span: &Span) {
         self.begin(op, false, span);
         let mut waits = 0;
@@ -138,7 +140,7 @@ impl Book {
         self.balance();
     }
 
-    /// A request that writes is over. If it is not good, nobody knows what its blocks hold.
+    /// A request that writes is over. If it is not good, the content of its blocks is unknown.
     pub fn end_write(&mut self, op: Op, is_good: bool) {
         let Some(request) = self.end(op) else {
             return;
@@ -185,7 +187,7 @@ impl Book {
         blocks.flat_map(pages).collect()
     }
 
-    /// What holds of every request from the moment at which the owner reports it.
+    /// Begins a request of either kind when the owner reports it.
     fn begin(&mut self, op: Op, is_write: bool, span: &Span) {
         for page in &span.pages {
             if !(mutant!(self, EvidenceKeptWhileAsked) && self.is_asked_for(*page)) {
@@ -234,8 +236,9 @@ impl Book {
         Some(request)
     }
 
-    /// A page in memory stands for no block: what it was known to equal it may not any more, and no later report tells. The place
-    /// of one that is not in memory, or is being read, is where its content is, and no device has reached it since it left.
+    /// Forgets the block that a page in memory equals: it may not equal it any more, and no later
+    /// report tells. The place of one that is not in memory, or is being read, is where its
+    /// content is, and no device has reached it since it left.
     fn void_evidence(&mut self, page: Page) {
         let is_in_memory = matches!(self.entry(page).state, State::Resident | State::Soft);
         if is_in_memory && !mutant!(self, EvidenceKeptByARequest) {
@@ -243,8 +246,8 @@ impl Book {
         }
     }
 
-    /// From now on stores to the page show, and it stands for nothing: not for a block either that it was fetched from since the
-    /// request began.
+    /// From now on stores to the page show, and it stands for nothing: not for a block either that
+    /// it was fetched from since the request began.
     fn protect(&mut self, page: Page) {
         self.void_evidence(page);
         self.commands.push(Command::Protect(page));

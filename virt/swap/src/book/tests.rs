@@ -207,7 +207,8 @@ fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
     })
 }
 
-/// Else it would leave memory twice: while the store is full nobody takes it out of the queue of the first time.
+/// Else it would leave memory twice: while the store is full nothing takes it out of the queue of
+/// the first time.
 #[test]
 fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
     let mut book = Book::new(64, 32, 0);
@@ -245,7 +246,7 @@ fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
         book.take_commands()
             .contains(&Command::Stop(Trouble::StoreFull))
     );
-    // They come back, and are let go again.
+    // They come back, and are released again.
     for page in &first {
         book.fault(*page, Ahead::InOrder);
     }
@@ -496,7 +497,7 @@ fn met(how: Met) -> Book {
 
 /// The owner has forgotten by then that a device stored to the page.
 #[test]
-fn what_a_page_equalled_is_void_once_a_request_began_also_if_it_never_goes_down() {
+fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() {
     let every = [
         Met::Resident,
         Met::AskedFor,
@@ -534,7 +535,7 @@ fn what_a_page_equalled_is_void_once_a_request_began_also_if_it_never_goes_down(
     assert!(kept.is_empty(), "{kept:#?}");
 }
 
-/// Nothing reached it since it left, and nobody else has what it holds.
+/// No device reached it since it left, and no other copy of its content exists.
 #[test]
 fn a_page_that_has_left_for_a_block_is_still_there_after_a_write_of_it_was_cancelled() {
     let mut book = met(Met::BeingExamined);

@@ -31,7 +31,7 @@ use swap::stopped::{Answer, Stopped};
 use swap::store::{Growth, Store};
 use uffd::Source;
 use vio::balloon::{BalloonIo, PageRange};
-use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, UringFile, UringOptions};
+use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, RawDisk, RawDiskOptions};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -136,7 +136,7 @@ impl Owner {
         }
         let (disk, op) = (transfer.disk, transfer.op);
         if let Some(outcome) = self.disks[disk].run_now(op, &pieces) {
-            // Of a guest that has failed meanwhile nobody listens.
+            // If the guest has failed meanwhile no thread listens.
             let _ = transfer.done.send(outcome == Outcome::Done);
             return;
         }
@@ -153,7 +153,7 @@ impl Owner {
         }];
         match self.balloon.inflated(&pages) {
             Ok(()) => {
-                // Of a guest that has failed meanwhile nobody listens.
+                // If the guest has failed meanwhile no thread listens.
                 let _ = done.send(());
             }
             Err(ticket) => drop(self.given.insert(ticket, (page, done))),
@@ -290,7 +290,7 @@ impl Door {
 
 impl pager::Machine for Door {
     fn evict(&self, pages: Pages) {
-        // An owner that has ended lets go of nothing.
+        // An owner that has ended releases nothing.
         let _ = self.owner.send(Request::Evict(Box::new(pages)));
     }
 
@@ -550,27 +550,27 @@ pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth, File)> {
     let store = Store::open(&dir.path().join("swap"), u64::from(slots) * PAGE_SIZE)?;
     let growth = store.growth()?;
     let file = store.into_file();
-    let store = UringFile::from_file(file.try_clone()?, past_the_cache())?;
+    let store = RawDisk::from_file(file.try_clone()?, past_the_cache())?;
     Ok((Box::new(store), growth, file))
 }
 
 /// A disk with this image.
 pub fn disk(image: &File) -> Made<Disk> {
-    disk_with(image, UringOptions::default())
+    disk_with(image, RawDiskOptions::default())
 }
 
 /// The same, that refuses to be written.
 pub fn read_only_disk(image: &File) -> Made<Disk> {
-    let options = UringOptions {
+    let options = RawDiskOptions {
         read_only: true,
-        ..UringOptions::default()
+        ..RawDiskOptions::default()
     };
     disk_with(image, options)
 }
 
-fn disk_with(image: &File, options: UringOptions) -> Made<Disk> {
+fn disk_with(image: &File, options: RawDiskOptions) -> Made<Disk> {
     let file = || -> Made<Box<dyn BlockIo>> {
-        Ok(Box::new(UringFile::from_file(image.try_clone()?, options)?))
+        Ok(Box::new(RawDisk::from_file(image.try_clone()?, options)?))
     };
     Ok(Disk {
         below: file()?,
@@ -579,9 +579,9 @@ fn disk_with(image: &File, options: UringOptions) -> Made<Disk> {
 }
 
 /// How a store is reached.
-fn past_the_cache() -> UringOptions {
-    UringOptions {
+fn past_the_cache() -> RawDiskOptions {
+    RawDiskOptions {
         o_direct: true,
-        ..UringOptions::default()
+        ..RawDiskOptions::default()
     }
 }

@@ -22,7 +22,7 @@ use vhost_blk::queue::{Op, Status};
 use vhost_export::Export;
 use vhost_user::frontend::InflightRegion;
 use vhost_user::wire::Request;
-use vio::blk::{Blk, BlockIo, UringFile, UringOptions};
+use vio::blk::{Blk, BlockIo, RawDisk, RawDiskOptions};
 
 /// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
 const HELD: Duration = Duration::from_secs(5);
@@ -106,12 +106,12 @@ fn disk(fs: &HeldFs, name: &str, format: Format, op: Op) -> Disk {
             gate.contents()
                 .write_all_at(&contents.raw, 0)
                 .expect("memory");
-            let options = UringOptions {
+            let options = RawDiskOptions {
                 o_direct: format == Format::Direct,
                 depth: DEPTH,
                 ..Default::default()
             };
-            Box::new(UringFile::open(&path, options).expect("an io_uring"))
+            Box::new(RawDisk::open(&path, options).expect("a disk"))
         }
         Format::Qcow2 => {
             gate.contents()

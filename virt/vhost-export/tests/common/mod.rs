@@ -17,7 +17,7 @@ use vhost_blk::memory::Memory;
 use vhost_blk::queue::{Done, Extent, Op, Queue, SECTOR, Status};
 use vhost_blk::{Client, Options};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, UringFile};
+use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk};
 use vio_faults::{SlowControl, SlowDisk};
 
 /// What no step of a test takes, however slow the machine.
@@ -70,7 +70,7 @@ impl Disk {
 
     pub fn file(name: &str, path: &Path) -> Self {
         std::fs::write(path, vec![0; DISK]).expect("a file");
-        let file = UringFile::open(path, Default::default()).expect("an io_uring");
+        let file = RawDisk::open(path, Default::default()).expect("a disk");
         Self::new(name, Box::new(file))
     }
 }

@@ -12,7 +12,7 @@ use sidecore::IdlePolicy;
 use vhost_blk::Options;
 use vhost_blk::queue::{Extent, Op, Status};
 use vhost_user::wire::Request;
-use vio::blk::{MemDisk, UringFile};
+use vio::blk::{MemDisk, RawDisk};
 
 /// Ring features that make a difference.
 const RINGS: [u64; 8] = [
@@ -397,7 +397,7 @@ fn sixteen_mebibytes_in_one_descriptor_are_written_and_read() {
     let dir = tempfile::tempdir().expect("a directory");
     let raw = dir.path().join("raw");
     std::fs::write(&raw, vec![0; LEN as usize]).expect("a file");
-    let raw = UringFile::open(&raw, Default::default()).expect("an io_uring");
+    let raw = RawDisk::open(&raw, Default::default()).expect("a disk");
     let mut disks = vec![
         Disk::new(
             "ram",

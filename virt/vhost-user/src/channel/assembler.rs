@@ -38,7 +38,8 @@ pub enum FrameError {
     Failed,
 }
 
-/// A request's number as the text that its bytes are, where another protocol's text came: ` ('GET ')`.
+/// A request's number as the text that its bytes are, where another protocol's text came: ` ('GET
+/// ')`.
 struct AsText(RequestId);
 
 impl fmt::Display for AsText {

@@ -18,7 +18,7 @@ use super::{CallError, Reply, expects_reply};
 use crate::channel::{Flushed, Receiver, Sender};
 use crate::wire::{ProtocolFeatures, Request, RequestId};
 
-/// Between two tries to connect while nobody listens yet.
+/// Between two tries to connect while no process listens yet.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// A connected control socket.
@@ -37,8 +37,9 @@ pub struct Connection {
 }
 
 impl Drop for Connection {
-    /// Ends the connection at once. A child process that is being started holds a copy of every descriptor until it has begun its
-    /// program, and a back end turns away the next front end until the last copy is closed.
+    /// Ends the connection at once. A child process that is being started holds a copy of every
+    /// descriptor until it has begun its program, and a back end turns away the next front end
+    /// until the last copy is closed.
     fn drop(&mut self) {
         // The back end may have ended it.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -50,7 +51,7 @@ impl Connection {
     /// when `cancel` becomes readable.
     ///
     /// # Errors
-    /// Nobody listens, or not now.
+    /// No process listens, or not now.
     pub fn open(path: &Path, cancel: Option<Arc<OwnedFd>>, limit: Duration) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

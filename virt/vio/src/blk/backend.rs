@@ -223,7 +223,7 @@ pub trait BlockIo: Any + Send {
     /// told by [`has_completions`](BlockIo::has_completions) only.
     fn arm(&mut self);
 
-    /// The owner polls again: nobody needs the descriptors.
+    /// The owner polls again: the descriptors are not needed.
     fn disarm(&mut self);
 
     /// Appends descriptors that become readable, once armed, when something has ended.

@@ -3,7 +3,7 @@
 //! *Advertised*: SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, DISCARD and WRITE_ZEROES (unless read-only,
 //! where the back end can), RO, MQ, INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM. Read,
 //! write, flush, discard, write-zeroes, GET_ID. Every sector of 512 bytes can be read, written and
-//! zeroed by itself, whatever the disk's block and the storage's ([`range`], [`UringFile`]). *Not
+//! zeroed by itself, whatever the disk's block and the storage's ([`range`], [`RawDisk`]). *Not
 //! implemented*: CONFIG_WCE, TOPOLOGY, LIFETIME, SECURE_ERASE, ZONED; more than one range per
 //! discard or write-zeroes request (the configuration says so).
 //!
@@ -12,9 +12,9 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
-//! Reading order: this file (what a device is made of), `device` (its life, and what its owner calls), `take`, `slot`, `parts`,
-//! `stalled`, `finish`, [`BlockIo`], [`range`]; [`UringFile`], a file or block device behind it; [`WorkQueue`], for back ends
-//! that have threads.
+//! Reading order: this file (what a device is made of), `device` (its life, and what its owner
+//! calls), `take`, `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a
+//! file or block device behind it; [`WorkQueue`], for back ends that have threads.
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
@@ -42,19 +42,19 @@ mod finish;
 mod mem;
 mod parts;
 pub mod range;
+#[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
+mod raw;
 pub mod request;
 mod slot;
 mod stalled;
 mod take;
-#[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
-mod uring;
 mod work_queue;
 
 use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use mem::{MemDisk, NullDisk};
-pub use uring::{RingRefusal, UringError, UringFile, UringOptions, try_io_uring};
+pub use raw::{RawDisk, RawDiskError, RawDiskOptions, UringRefusal, try_io_uring};
 pub use work_queue::WorkQueue;
 
 use guest_mem::Dma;
@@ -214,7 +214,8 @@ pub struct Blk {
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,
     service: Service,
-    /// Everything in flight was cancelled, and nobody hears of it: nothing is shown any more.
+    /// Everything in flight was cancelled, and their ends are not reported: nothing is published
+    /// any more.
     abandoned: bool,
     /// What broke it, if it is broken.
     violation: Option<Violation>,

@@ -58,7 +58,7 @@ impl Blk {
         match at.map(|at| &mut self.queues[at]) {
             Some(queue) if goes_on => queue.continuing.push_back(slot),
             Some(queue) => queue.ended.push_back(slot),
-            // Nobody to tell.
+            // No driver to notify.
             None => self.forget(slot),
         }
     }

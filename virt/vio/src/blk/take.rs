@@ -38,7 +38,7 @@ impl Blk {
             return false;
         }
         queue.waiting_for = None;
-        // Without EVENT_IDX the driver is told once that nobody needs its doorbells.
+        // Without EVENT_IDX the driver is notified once that its doorbells are not needed.
         if let Err(stop) = queue.ring.disarm(dma) {
             self.note(stop);
             return false;
@@ -184,7 +184,8 @@ impl Blk {
         };
         let token = ring.advance(chain);
         if ring.is_faulted() {
-            // The journal refused it. It has run, and nobody will hear of it: the ring never goes on.
+            // The journal refused it. It has run, and its end is not reported: the ring never goes
+            // on.
             return Err(Violation::Journal.into());
         }
         let staged = ring.stage(dma, token, len + 1);
@@ -259,7 +260,8 @@ impl Blk {
         Ok(Taken::One)
     }
 
-    /// A slot that is nobody's, not taken from the list yet; the slab grows as far as the back end's depth.
+    /// A slot that no request has, not taken from the list yet; the slab grows as far as the back
+    /// end's depth.
     fn free_slot(&mut self) -> Option<u32> {
         if let Some(&slot) = self.free.last() {
             return Some(slot);

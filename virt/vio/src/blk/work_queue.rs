@@ -1,12 +1,13 @@
-//! What goes between a device's thread and the threads that carry its operations out.
+//! The queue between a device's thread and the threads that carry its operations out.
 //!
-//! One lock guards both directions; it is held for a few list operations, never across I/O. The device's
-//! thread takes it once per batch of submissions, and to collect only if [`WorkQueue::has_done`] says that there is
-//! something.
+//! One lock guards both directions; it is held for a few list operations, never across I/O. The
+//! device's thread takes it once per batch of submissions, and to collect only if
+//! [`WorkQueue::has_done`] says that there is something.
 //!
-//! *Waking the device's thread.* It says that it is about to sleep ([`WorkQueue::arm`]) under the lock, and a worker
-//! that adds an answer looks under the lock. So an answer is either in the list before the arming, and
-//! then [`WorkQueue::has_done`], which the owner asks next, says so; or after, and then the worker writes the eventfd.
+//! *Waking the device's thread.* It says that it is about to sleep ([`WorkQueue::arm`]) under the
+//! lock, and a worker that adds an answer looks under the lock. So an answer is either in the list
+//! before the arming, and then [`WorkQueue::has_done`], which the owner asks next, says so; or
+//! after, and then the worker writes the eventfd.
 
 use std::collections::VecDeque;
 use std::io;
@@ -69,8 +70,8 @@ impl<J, D> WorkQueue<J, D> {
     /// Hands jobs to the workers.
     pub fn submit(&self, jobs: &mut Vec<J>) {
         let mut lists = self.lists();
-        // A notification is a system call even if no worker waits. A worker that has something to do looks for
-        // more afterwards.
+        // A notification is a system call even if no worker waits. A worker that has something to
+        // do looks for more afterwards.
         let wanted = jobs.len().min(lists.idle);
         lists.waiting.extend(jobs.drain(..));
         drop(lists);
@@ -81,8 +82,8 @@ impl<J, D> WorkQueue<J, D> {
 
     /// Whether [`take_done`](Self::take_done) would find something.
     pub fn has_done(&self) -> bool {
-        // Acquire: only so that "something" is not seen before it is there. That it is seen at all by one who
-        // has armed is the lock's work.
+        // Acquire: only so that "something" is not seen before it is there. That it is seen at all
+        // by one who has armed is the lock's work.
         self.done_len.load(Ordering::Acquire) != 0
     }
 
@@ -94,8 +95,9 @@ impl<J, D> WorkQueue<J, D> {
         self.done_len.store(0, Ordering::Release);
     }
 
-    /// Takes back the job that `is_it` picks, if no worker has begun it, and adds what `answer` makes of it. `answer` has
-    /// `None` for a job that has begun, and what has ended and not been taken.
+    /// Takes back the job that `is_it` picks, if no worker has begun it, and adds what `answer`
+    /// makes of it. `answer` has `None` for a job that has begun, and what has ended and not been
+    /// taken.
     pub fn cancel(
         &self,
         is_it: impl FnMut(&J) -> bool,
@@ -121,7 +123,7 @@ impl<J, D> WorkQueue<J, D> {
         self.lists().armed = false;
     }
 
-    /// What becomes readable.
+    /// The descriptor that answers make readable while it is armed.
     pub fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
@@ -190,7 +192,8 @@ impl<J, D> WorkQueue<J, D> {
         lists.done.push(answer);
         self.done_len.store(lists.done.len(), Ordering::Release);
         if lists.armed {
-            // Once is enough until it is armed again. (It cannot fail: the counter is far from full.)
+            // Once is enough until it is armed again. (It cannot fail: the counter is far from
+            // full.)
             lists.armed = false;
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }

@@ -242,8 +242,8 @@ impl Ring {
         each!(self, ring => ring.staged())
     }
 
-    /// Shows the driver everything staged; whether it wants an interrupt: at most one fence, and a look at its event field on either
-    /// side of it. After an error nothing was shown.
+    /// Shows the driver everything staged; whether it wants an interrupt: at most one fence, and a
+    /// look at its event field on either side of it. After an error nothing was shown.
     #[inline]
     pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         each!(self, ring => ring.publish(dma))

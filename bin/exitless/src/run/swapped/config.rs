@@ -33,7 +33,7 @@ pub struct SwapConfig {
     pub(super) path: PathBuf,
     /// Where a larger size of the store is read from.
     pub(super) store_file: Option<PathBuf>,
-    /// What is behind slots that nobody needs any more is given back.
+    /// Blocks behind slots that no page needs any more are given back.
     pub(super) discards: bool,
     /// What the store does wrong, for tests.
     pub(super) fault: Option<StoreFault>,
@@ -130,7 +130,7 @@ impl SwapConfig {
         }))
     }
 
-    /// How much is in memory, and where the rest goes.
+    /// Bytes that may be in memory, and the store of the rest.
     pub fn extent(&self) -> String {
         format!(
             "swap: {} KiB may be in memory, the rest goes to {} ({} pages)",

@@ -21,7 +21,7 @@ use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
 use uffd::Source;
 use vio::balloon::BalloonIo;
-use vio::blk::{BlockIo, Transfer, UringFile, UringOptions};
+use vio::blk::{BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio_faults::FaultyStore;
 
 use super::args::MapperArg;
@@ -38,7 +38,7 @@ use status::{Names, Status, said};
 
 /// How the store's size is read from a file, in messages.
 const STORE_FILE: &str = "--swap: file";
-/// How long the pager's last requests may take, once nobody needs them.
+/// Duration that the pager's last requests may take, once no page needs them.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
 /// Requests of the pager that are under way at a time, to the store and to each image.
 const DEPTH: u32 = 256;
@@ -83,7 +83,7 @@ impl Memory for Swapped {
             return Ok(io);
         }
         let number = u8::try_from(self.images.len()).context("more disks than can be mapped")?;
-        let options = UringOptions {
+        let options = RawDiskOptions {
             read_only: true,
             // As the guest's requests: what they wrote is there.
             o_direct: disk.direct,
@@ -92,7 +92,7 @@ impl Memory for Swapped {
         };
         let file = disk.file.try_clone().context("a second descriptor")?;
         self.images
-            .push(Box::new(UringFile::from_file(file, options)?));
+            .push(Box::new(RawDisk::from_file(file, options)?));
         self.names.disks.push(disk.path.clone());
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
@@ -139,13 +139,13 @@ impl Paging for Swapper {
         } = swapped;
         let slots = config.store.slots() as usize;
         let growth = config.store.growth().context("--swap")?;
-        let options = UringOptions {
+        let options = RawDiskOptions {
             read_only: false,
             o_direct: true,
             transfer: Transfer::Direct,
             depth: DEPTH,
         };
-        let store = UringFile::from_file(config.store.into_file(), options)
+        let store = RawDisk::from_file(config.store.into_file(), options)
             .with_context(|| format!("--swap path={}", config.path.display()))?;
         lacks::say_how_served(&store);
         let store: Box<dyn BlockIo> = match config.fault {
@@ -212,7 +212,7 @@ impl Paging for Swapper {
 
     fn end(&self) {
         if let Some(handle) = self.handle.get() {
-            // One that has ended holds nobody.
+            // One that has ended holds no page.
             let _ = handle.send(Message::LetGo);
         }
     }
@@ -272,7 +272,7 @@ struct Door {
 
 impl pager::Machine for Door {
     fn evict(&self, pages: Pages) {
-        // The answer comes by way of the memory. An owner that has ended lets go of nothing.
+        // The answer comes by way of the memory. An owner that has ended releases nothing.
         let (reply, _) = Reply::pair();
         let pages = Box::new(pages);
         let _ = self.owner.send(Question::Evict { pages, reply });

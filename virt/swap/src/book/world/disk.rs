@@ -1,8 +1,9 @@
 //! Disk requests, from the moment at which the owner reports one until it ends.
 //!
-//! As a device does, the owner leases the pages that it has addresses of from then on: those that are shown. The book allows more:
-//! it brings in those that are not, whose leases begin when the request goes down, as all leases of some requests of whole pages do.
-//! A request may be cancelled before it goes down.
+//! As a device does, the owner leases the pages that it has addresses of from then on: those that
+//! are shown. The book allows more: it brings in those that are not, whose leases begin when the
+//! request goes down, as all leases of some requests of whole pages do. A request may be cancelled
+//! before it goes down.
 
 use super::*;
 
@@ -136,7 +137,8 @@ impl World {
         };
         self.next_op += 1;
         self.ops.insert(self.next_op, op);
-        self.says.push_back(Says::Begin(Op(self.next_op)));
+        self.owner_events
+            .push_back(OwnerEvent::Begin(Op(self.next_op)));
     }
 
     /// A request goes down. One that was cancelled does not: the book may not know yet.
@@ -171,7 +173,8 @@ impl World {
         ops.map(|(number, _)| *number).collect()
     }
 
-    /// Cancels requests that have not gone down: one, as when its memory is unmapped, or all, as when a queue is reset.
+    /// Cancels requests that have not gone down: one, as when its memory is unmapped, or all, as
+    /// when a queue is reset.
     pub(super) fn cancel(&mut self) {
         let mut waiting = self.ops_that(false);
         if waiting.is_empty() {
@@ -184,7 +187,8 @@ impl World {
         for number in waiting {
             let op = self.ops.remove(&number).expect("listed");
             self.release(&op, false);
-            self.says.push_back(Says::End(Op(number), false));
+            self.owner_events
+                .push_back(OwnerEvent::End(Op(number), false));
             self.cancelled.insert(number, op);
             self.cancels += 1;
         }
@@ -201,9 +205,9 @@ impl World {
         }
     }
 
-    /// The book is about to hear that a request is over. Pages that were not leased when it was cancelled were the book's to clear
-    /// until now.
-    pub(super) fn heard_of_end(&mut self, op: Op) {
+    /// Prepares for the report that a request is over. Pages that were not leased when it was
+    /// cancelled were the book's to clear until now.
+    pub(super) fn forget_cancelled(&mut self, op: Op) {
         if let Some(op) = self.cancelled.remove(&op.0)
             && op.kind == Kind::Read
         {
@@ -233,7 +237,8 @@ impl World {
                     }
                 }
             }
-            self.says.push_back(Says::End(Op(number), !op.fails));
+            self.owner_events
+                .push_back(OwnerEvent::End(Op(number), !op.fails));
             return Ok(());
         }
         let at = self.random.below(op.left.len() as u64) as usize;

@@ -11,7 +11,7 @@ impl World {
         self.find(page, "a processor")
     }
 
-    /// Somebody looks at a page.
+    /// A processor or a device reads a page.
     pub(super) fn find(&mut self, page: Page, who: &str) -> Checked {
         let look = self.book.look(page);
         let frame = self.frame(page);
@@ -94,12 +94,12 @@ impl World {
                 self.lend(*page);
             }
             self.tickets.insert(self.next_ticket, pages.clone());
-            self.says
-                .push_back(Says::Wants(Ticket(self.next_ticket), pages));
+            self.owner_events
+                .push_back(OwnerEvent::Wants(Ticket(self.next_ticket), pages));
         }
     }
 
-    /// The guest does without some pages, of which it may name one twice.
+    /// The guest discards some pages, of which it may name one twice.
     pub(super) fn offer(&mut self) {
         if self.offers.len() >= 2 {
             return;
@@ -113,8 +113,8 @@ impl World {
         }
         self.next_ticket += 1;
         self.offers.insert(self.next_ticket, pages.clone());
-        self.says
-            .push_back(Says::Offers(Ticket(self.next_ticket), pages));
+        self.owner_events
+            .push_back(OwnerEvent::Offers(Ticket(self.next_ticket), pages));
     }
 
     /// The guest, its devices or the owner do one thing.
@@ -161,7 +161,7 @@ impl World {
                 let Some(&page) = self.leases.get(at) else {
                     return Ok(());
                 };
-                // Nobody hears of what is stored through an address.
+                // A store through an address is reported to none.
                 let noted = self.frame(page).is_written;
                 let stored = self.access(page, true);
                 self.frame(page).is_written = noted;
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// The owner lets go of what nobody uses.
+    /// The owner releases the pages that no device uses.
     pub(super) fn answer(&mut self) {
         let Some(pages) = self.questions.pop_front() else {
             return;
@@ -210,6 +210,7 @@ impl World {
             frame.is_written = false;
             frame.is_lent_out = false;
         }
-        self.says.push_back(Says::Answer { gone, written });
+        self.owner_events
+            .push_back(OwnerEvent::Answer { gone, written });
     }
 }

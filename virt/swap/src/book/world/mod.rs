@@ -1,5 +1,6 @@
-//! The book against a small world that knows what every page and block holds: memory with mappings and markers, an owner with
-//! devices, disks whose requests take their time, a store. Between any two commands the guest does something.
+//! The book against a small world that knows what every page and block holds: memory with mappings
+//! and markers, an owner with devices, disks whose requests take their time, a store. Between any
+//! two commands the guest does something.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use seeded::Random;
 
 use super::*;
 
+mod commands;
 mod disk;
 mod guest;
 mod pager;
@@ -18,10 +20,10 @@ const BLOCKS: u32 = 192;
 pub(super) const LIMIT: usize = 48;
 pub(super) const SLOTS: usize = 128;
 
-/// What a page or block holds. 0 is zeroes; each store stores a number of its own.
+/// Content of a page or block. 0 is zeroes; each store stores a number of its own.
 type Content = u64;
 
-/// What a guest has to find in a page.
+/// Content that a guest has to find in a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Truth {
     Known(Content),
@@ -34,7 +36,8 @@ enum Truth {
 struct Frame {
     content: Option<Content>,
     is_mapped: bool,
-    /// Nobody stored through the guest's mapping since it was write-protected. Outlives the mapping and the memory.
+    /// No processor stored through the guest's mapping since it was write-protected. Outlives the
+    /// mapping and the memory.
     is_clean: bool,
     is_shown: bool,
     /// A device stored since it was shown, or since a request of a disk began.
@@ -42,7 +45,8 @@ struct Frame {
     /// A device has had an address to store to since it was shown.
     is_lent_out: bool,
     leases: u32,
-    /// Accesses under way that are to overwrite all of it. Until they end, what it holds is nobody's to say.
+    /// Accesses under way that are to overwrite all of it. Until they end, its content is
+    /// undefined.
     lent: u32,
     truth: Truth,
 }
@@ -66,8 +70,8 @@ impl Frame {
     }
 }
 
-/// What the owner tells the pager, in its order.
-enum Says {
+/// Event from the owner to the pager. Events arrive in the order in which the owner caused them.
+enum OwnerEvent {
     Answer { gone: u32, written: u32 },
     Wants(Ticket, Vec<(Page, bool)>),
     Begin(Op),
@@ -75,7 +79,7 @@ enum Says {
     Offers(Ticket, Vec<Page>),
 }
 
-/// What the guest does most at the time.
+/// The guest's main activity at a time.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Fill,
@@ -97,15 +101,15 @@ pub(super) struct World {
     trimming: Vec<(Slot, u32)>,
     pub(super) trims: u64,
     questions: VecDeque<Vec<Page>>,
-    says: VecDeque<Says>,
+    owner_events: VecDeque<OwnerEvent>,
     tickets: BTreeMap<u64, Vec<(Page, bool)>>,
-    /// Pages that a balloon has named. Until it is answered, what they hold is nobody's to say.
+    /// Pages that a balloon has named. Until it is answered, their content is undefined.
     offers: BTreeMap<u64, Vec<Page>>,
     /// Pages that stay until a ticket's access is made again.
     held: Vec<Page>,
     /// Requests of disks under way.
     ops: BTreeMap<u64, DiskOp>,
-    /// Those that were cancelled, until the book has heard of it.
+    /// Those that were cancelled, until the book is notified.
     cancelled: BTreeMap<u64, DiskOp>,
     pub(super) cancels: u64,
     next_op: u64,
@@ -123,13 +127,13 @@ pub(super) struct World {
     /// The highest since it last came to rest.
     highest: usize,
     is_resting: bool,
-    /// As who scans and punches, without unmapping first.
+    /// Scans and punches as a naive pager would, without unmapping first.
     pub(super) is_naive: bool,
-    /// As an owner who takes an address for a store that is over.
+    /// Takes an address that was lent out for a store that is over.
     pub(super) forgets_lent: bool,
 }
 
-/// What is wrong, and where.
+/// Outcome of a step; an error says what is wrong, and where.
 type Checked = Result<(), String>;
 
 impl World {
@@ -161,7 +165,7 @@ impl World {
             trimming: Vec::new(),
             trims: 0,
             questions: VecDeque::new(),
-            says: VecDeque::new(),
+            owner_events: VecDeque::new(),
             tickets: BTreeMap::new(),
             offers: BTreeMap::new(),
             held: Vec::new(),
@@ -217,7 +221,7 @@ impl World {
         self.next_content
     }
 
-    /// What has to hold between any two events.
+    /// Checks the invariants that hold between any two events.
     fn check(&mut self) -> Checked {
         if self.is_naive {
             return Ok(());
@@ -312,7 +316,7 @@ impl World {
                 || !self.tickets.is_empty()
                 || !self.offers.is_empty()
                 || !self.ops.is_empty()
-                || !self.says.is_empty()
+                || !self.owner_events.is_empty()
                 || !self.reading.is_empty()
                 || !self.writing.is_empty()
                 || !self.trimming.is_empty()

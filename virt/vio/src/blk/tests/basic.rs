@@ -11,8 +11,8 @@ use crate::blk::{Blk, BlkConfig, BlkError, BlockIo, Completion, MemDisk, Op, Pie
 
 fn each_disk(mut test: impl FnMut(&str, Box<dyn BlockIo>)) {
     test("memory", mem_disk());
-    test("direct", uring(Transfer::Direct).0);
-    test("bounce", uring(Transfer::Bounce).0);
+    test("direct", raw_disk(Transfer::Direct).0);
+    test("bounce", raw_disk(Transfer::Bounce).0);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn written_blocks_are_read_back_and_neighbours_stay() {
 #[test]
 fn a_request_of_the_largest_size_goes_through() {
     for transfer in [Transfer::Direct, Transfer::Bounce] {
-        let mut guest = Guest::new(uring(transfer).0);
+        let mut guest = Guest::new(raw_disk(transfer).0);
         let len = crate::blk::MAX_TRANSFER;
         assert_eq!(
             guest.run(kind::IN, 0, &[], &[(DATA, len)]),
@@ -293,7 +293,7 @@ fn a_read_only_disk_refuses_writing() {
 
 #[test]
 fn without_flush_writes_are_durable_and_still_right() {
-    let (disk, mut file) = uring(Transfer::Direct);
+    let (disk, mut file) = raw_disk(Transfer::Direct);
     let mask = !crate::blk::request::feature::FLUSH;
     let mut guest = Guest::with(disk, Default::default(), mask);
     guest.driver.put(DATA, &[0x5a; 512]);
@@ -316,7 +316,7 @@ fn discards_are_aligned_to_the_storage_where_its_blocks_are_larger() {
 
 #[test]
 fn configuration_space_says_what_is_advertised() {
-    let guest = Guest::new(uring(Transfer::Direct).0);
+    let guest = Guest::new(raw_disk(Transfer::Direct).0);
     let read = |at, len: usize| {
         let mut bytes = [0; 8];
         guest.blk.read_config(at, &mut bytes[..len]);

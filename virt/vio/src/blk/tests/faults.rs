@@ -15,7 +15,7 @@ use crate::{Activity, QueueDevice, Service};
 #[test]
 fn data_that_fault_fail_the_request_and_no_other() {
     for transfer in [Transfer::Direct, Transfer::Bounce] {
-        let mut guest = Guest::new(uring(transfer).0);
+        let mut guest = Guest::new(raw_disk(transfer).0);
         let mut dma = guest.dma();
         dma.iommu
             .deny(Iova::new(DATA + 0x1000), 0x1000, Perm::Write);
@@ -102,7 +102,7 @@ fn header_and_status_may_be_cut_anywhere() {
             (DATA, 1000),
             (DATA + 1000, 25),
         ],
-        // All writable bytes but the last are nobody's.
+        // All writable bytes but the last have no meaning.
         &[(DATA + 0x4000, 30), (header + 40, 9)],
     );
     assert_eq!(guest.wait_used(&mut dma).1, 1);
@@ -168,7 +168,7 @@ fn a_disk_waits_while_another_holds_all_leases_and_then_goes_on() {
     let mem = ArrayMem::new(MEMORY);
     let (disk, control, _file) = slow(Transfer::Direct);
     let mut greedy = Guest::on(mem.clone(), RINGS, disk);
-    let mut modest = Guest::on(mem.clone(), RINGS + 0x8000, uring(Transfer::Direct).0);
+    let mut modest = Guest::on(mem.clone(), RINGS + 0x8000, raw_disk(Transfer::Direct).0);
     let sources = [SourceId::new(0, 1, 0), SourceId::new(0, 2, 0)];
     // Pages that do not touch: a lease each.
     for slot in 0..4 {
@@ -282,7 +282,7 @@ fn a_ring_that_faults_when_it_is_armed_or_looked_at_is_tried_again_too() {
         assert!(has_work || guest.blk.opens_at_ns() == Some(0), "{in_look}");
         let _ = guest.blk.poll(&mut dma, &mut guest.irq, 3);
         assert_eq!(guest.blk.opens_at_ns(), Some(3 + RETRY_NS), "{in_look}");
-        // Nobody may touch the ring: neither is it tried.
+        // Nothing may touch the ring: neither is it tried.
         guest.blk.set_service(Service::Stopped);
         assert_eq!(guest.blk.opens_at_ns(), None, "{in_look}");
     }
@@ -305,7 +305,7 @@ impl Journal for Full {
 
 #[test]
 fn a_request_that_cannot_be_recorded_is_the_last_one() {
-    let disks: [Box<dyn BlockIo>; 2] = [mem_disk(), uring(Transfer::Direct).0];
+    let disks: [Box<dyn BlockIo>; 2] = [mem_disk(), raw_disk(Transfer::Direct).0];
     for disk in disks {
         let mut guest = Guest::new(disk);
         let mut dma = guest.dma();
@@ -327,7 +327,7 @@ fn a_request_that_cannot_be_recorded_is_the_last_one() {
 #[test]
 fn more_requests_than_slots_all_complete() {
     let mut guest = Guest::with(
-        uring(Transfer::Bounce).0,
+        raw_disk(Transfer::Bounce).0,
         BlkConfig {
             queue_size: 256,
             ..Default::default()

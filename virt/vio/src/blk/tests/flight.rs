@@ -176,7 +176,7 @@ fn an_overdue_unmap_cancels_the_requests_of_its_pages_only() {
     guest.settle(&mut dma);
     assert_eq!(control.held(), 2, "only one was cancelled");
     assert_eq!(dma.iommu.leases().stale(), 0);
-    // A later unmap of nobody's pages is not held against them either.
+    // A later unmap of pages that no request has is not held against them either.
     guest.blk.cancel(CancelReason::Unmap);
     guest.settle(&mut dma);
     assert_eq!((control.held(), guest.blk.stats().cancelled), (2, 1));
@@ -270,7 +270,7 @@ fn queues_are_served_side_by_side() {
         queue_size: 64,
         ..Default::default()
     };
-    let mut guest = Guest::with(uring(Transfer::Direct).0, config, !0);
+    let mut guest = Guest::with(raw_disk(Transfer::Direct).0, config, !0);
     // The driver enables queues 0 and 2 only.
     let mut other = FakeDriver::new(guest.mem.clone(), guest_mem::Gpa::new(0x4_0000), 2, 64);
     guest.blk.reset();
@@ -356,7 +356,7 @@ fn a_driver_that_suppresses_interrupts_gets_none_and_one_when_it_asks() {
 
 #[test]
 fn the_ring_itself_wakes_a_sleeper() {
-    let mut guest = Guest::new(uring(Transfer::Direct).0);
+    let mut guest = Guest::new(raw_disk(Transfer::Direct).0);
     let mut dma = guest.dma();
     let mut sleeps = 0;
     for _ in 0..200 {
@@ -368,7 +368,7 @@ fn the_ring_itself_wakes_a_sleeper() {
             if !guest.blk.has_work(&mut dma) {
                 sleeps += 1;
                 // The time is looked at too: at its end poll(2) asks the descriptors once more, and
-                // would find the completion that woke nobody.
+                // would find the completion that woke no thread.
                 let start = std::time::Instant::now();
                 let woken = readable_within(&guest.blk.wake_fds(), 10_000);
                 assert!(

@@ -8,7 +8,7 @@ use held_fs::{Gate, HeldFs, Kind};
 
 use super::support::*;
 use crate::blk::request::{STATUS_OK, kind};
-use crate::blk::{Transfer, UringFile, UringOptions};
+use crate::blk::{RawDisk, RawDiskOptions, Transfer};
 use crate::{CancelReason, QueueDevice, Service};
 
 /// Bytes of a request; the sector it begins at.
@@ -51,13 +51,13 @@ impl Scene {
         let name = format!("{name}-{o_direct}-{transfer:?}-{held:?}");
         let gate = fs.create(&name, 0);
         std::io::Write::write_all(&mut gate.contents(), &image()).unwrap();
-        let options = UringOptions {
+        let options = RawDiskOptions {
             o_direct,
             transfer,
             depth: 32,
             ..Default::default()
         };
-        let disk = UringFile::open(&fs.path(&name), options).unwrap();
+        let disk = RawDisk::open(&fs.path(&name), options).unwrap();
         let guest = Guest::new(Box::new(disk));
         let dma = guest.dma();
         let mut scene = Self {

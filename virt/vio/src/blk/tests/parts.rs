@@ -33,7 +33,7 @@ fn expected(len: u32) -> &'static [u8] {
 fn disk(transfer: Transfer) -> Box<dyn BlockIo> {
     match transfer {
         Transfer::Memory => Box::new(MemDisk::new(long_image().to_vec(), 64, false)),
-        transfer => uring_with(transfer, long_image()).0,
+        transfer => raw_disk_with(transfer, long_image()).0,
     }
 }
 
@@ -144,7 +144,7 @@ fn the_first_part_that_fails_ends_the_request() {
 #[test]
 fn storage_that_fails_in_the_third_part_fails_the_request() {
     for transfer in [Transfer::Direct, Transfer::Bounce] {
-        let (disk, file) = uring_with(transfer, long_image());
+        let (disk, file) = raw_disk_with(transfer, long_image());
         let mut guest = guest(disk);
         file.set_len(10 << 20).unwrap();
         let read = guest.run(kind::IN, 0, &[], &[(DATA, LONG)]);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fake_mem::{ArrayMem, PagedMem};
 use guest_mem::{Gpa, Iommu, NoIommu, PhysMem, SourceId, View};
 
-use super::support::{MEMORY, RINGS, SECTORS, image, mem_disk, uring};
+use super::support::{MEMORY, RINGS, SECTORS, image, mem_disk, raw_disk};
 use crate::QueueDevice;
 use crate::blk::request::{STATUS_OK, kind};
 use crate::blk::{Blk, BlkConfig, BlockIo, Transfer};
@@ -113,8 +113,8 @@ fn all(test: impl Fn(World, u32)) {
     for packed in [false, true] {
         for kind in [kind::IN, kind::OUT] {
             test(World::new(mem_disk(), packed), kind);
-            test(World::new(uring(Transfer::Direct).0, packed), kind);
-            test(World::new(uring(Transfer::Bounce).0, packed), kind);
+            test(World::new(raw_disk(Transfer::Direct).0, packed), kind);
+            test(World::new(raw_disk(Transfer::Bounce).0, packed), kind);
         }
     }
 }

@@ -88,7 +88,7 @@ fn read(guest: &mut Guest, slot: u64) {
 fn waiting(transfer: Transfer) -> (Guest, FlatDma, Arc<Host>) {
     let host = Arc::new(Host::default());
     host.set_lacking(true);
-    let (below, _) = uring(transfer);
+    let (below, _) = raw_disk(transfer);
     let mut guest = Guest::new(Box::new(Lacking {
         below,
         host: Arc::clone(&host),

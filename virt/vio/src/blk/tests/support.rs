@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Dma, Gpa, Iommu, PhysMem};
 
-use crate::blk::{Blk, BlkConfig, MemDisk, Transfer, UringFile, UringOptions};
+use crate::blk::{Blk, BlkConfig, MemDisk, RawDisk, RawDiskOptions, Transfer};
 use crate::fake_driver::{CountIrq, FakeDriver};
 use crate::{Activity, QueueDevice, Service, Visit};
 
@@ -63,29 +63,29 @@ pub fn contents(file: &mut File) -> Vec<u8> {
     bytes
 }
 
-/// A ring disk on a temporary file, and that file.
-pub fn uring(transfer: Transfer) -> (Box<UringFile>, File) {
-    uring_with(transfer, &image())
+/// A raw disk on a temporary file, and that file.
+pub fn raw_disk(transfer: Transfer) -> (Box<RawDisk>, File) {
+    raw_disk_with(transfer, &image())
 }
 
-/// A ring disk on a temporary file with these contents, and that file.
-pub fn uring_with(transfer: Transfer, bytes: &[u8]) -> (Box<UringFile>, File) {
+/// A raw disk on a temporary file with these contents, and that file.
+pub fn raw_disk_with(transfer: Transfer, bytes: &[u8]) -> (Box<RawDisk>, File) {
     let file = file_with(bytes);
     let again = file.try_clone().expect("a descriptor");
-    let options = UringOptions {
+    let options = RawDiskOptions {
         transfer,
         depth: 32,
         ..Default::default()
     };
     (
-        Box::new(UringFile::from_file(file, options).expect("io_uring")),
+        Box::new(RawDisk::from_file(file, options).expect("a disk")),
         again,
     )
 }
 
-/// A slow disk over a ring disk.
+/// A slow disk over a raw disk.
 pub fn slow(transfer: Transfer) -> (Box<SlowDisk>, SlowControl, File) {
-    let (below, file) = uring(transfer);
+    let (below, file) = raw_disk(transfer);
     let (disk, control) = SlowDisk::new(below).expect("a socket pair");
     (Box::new(disk), control, file)
 }

@@ -111,7 +111,7 @@ fn a_wait_at_any_access_changes_nothing_with_a_ram_disk() {
 #[test]
 fn a_wait_at_any_access_changes_nothing_with_direct_transfers() {
     survives(&|| {
-        let (disk, file) = uring(Transfer::Direct);
+        let (disk, file) = raw_disk(Transfer::Direct);
         (disk, Some(file))
     });
 }
@@ -119,14 +119,14 @@ fn a_wait_at_any_access_changes_nothing_with_direct_transfers() {
 #[test]
 fn a_wait_at_any_access_changes_nothing_with_bounced_transfers() {
     survives(&|| {
-        let (disk, file) = uring(Transfer::Bounce);
+        let (disk, file) = raw_disk(Transfer::Bounce);
         (disk, Some(file))
     });
 }
 
 #[test]
 fn a_read_that_fails_leaves_zeroes_in_whole_pages_that_were_absent_and_the_rest_as_it_was() {
-    let (disk, file) = uring(Transfer::Direct);
+    let (disk, file) = raw_disk(Transfer::Direct);
     let mut guest = Guest::new(disk);
     let mem = PagedMem::new(guest.mem.clone());
     let mut iommu = NoIommu::new(guest_mem::MAX_LEASES);

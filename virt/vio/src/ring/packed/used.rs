@@ -106,8 +106,9 @@ impl PackedQueue {
             order.shown();
         }
         self.rest.stats.publishes += 1;
-        // Looked at before the descriptors have left this processor: what the driver has asked for by now it gets without that wait.
-        // An answer that has been overtaken costs a spurious interrupt, and so does a structure that cannot be read.
+        // Looked at before the descriptors have left this processor: what the driver has asked for
+        // by now it gets without that wait. An answer that has been overtaken costs a spurious
+        // interrupt, and so does a structure that cannot be read.
         if self.wants_interrupt(dma, old).unwrap_or(true) {
             return Ok(true);
         }

@@ -46,7 +46,8 @@ impl PackedQueue {
         if self.staged.is_empty()
             && let Some(driver) = self.driver.whole(dma.generation())
         {
-            // A driver that sleeps writes it once more after each request, so it is the other processor's.
+            // A driver that sleeps writes it once more after each request, so it is the other
+            // processor's.
             driver.prefetch(0);
         }
         let next = self.next(Ahead::default(), self.head.unwrap_or_default());

@@ -90,8 +90,9 @@ impl SplitQueue {
             order.shown();
         }
         self.rest.stats.publishes += 1;
-        // Looked at before the index has left this processor: what the driver has asked for by now it gets without that wait. An
-        // answer that has been overtaken costs a spurious interrupt, and so does an event field that cannot be read.
+        // Looked at before the index has left this processor: what the driver has asked for by now
+        // it gets without that wait. An answer that has been overtaken costs a spurious interrupt,
+        // and so does an event field that cannot be read.
         if self.wants_interrupt(dma, old, new).unwrap_or(true) {
             return Ok(true);
         }

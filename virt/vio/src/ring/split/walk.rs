@@ -18,8 +18,9 @@ const AHEAD: u16 = 4;
 impl SplitQueue {
     /// How many chains the driver has made available and we have not consumed; parks on a stop.
     ///
-    /// Whoever sees the index sees the entries and descriptors before it: an acquire load, which pairs
-    /// with the driver's write barrier between filling the ring and storing `avail.idx`.
+    /// A reader that sees the index sees the entries and descriptors before it: an acquire load,
+    /// which pairs with the driver's write barrier between filling the ring and storing
+    /// `avail.idx`.
     #[inline]
     pub(in crate::ring) fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
         let idx = match load_u16(&mut self.avail, dma, IDX) {
@@ -91,8 +92,8 @@ impl SplitQueue {
         }
     }
 
-    /// Hints the processor at what is looked at when these have been done: a driver that sleeps writes it once more after each
-    /// request, so it is the other processor's.
+    /// Hints the processor at what is looked at when these have been done: a driver that sleeps
+    /// writes it once more after each request, so it is the other processor's.
     #[inline(always)]
     fn prefetch_event(&self, generation: u64) {
         if self.event_idx

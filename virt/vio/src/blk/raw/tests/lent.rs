@@ -1,10 +1,11 @@
-//! Several disks of one thread in one ring. Each test is a thread of its own, and so has rings of its own.
+//! Several disks of one thread in one ring. Each test is a thread of its own, and so has rings of
+//! its own.
 
 use super::*;
-use crate::blk::uring::ring::rooms;
+use crate::blk::raw::uring::rooms;
 
 /// Disks of which each holds bytes of its own.
-fn numbered(count: u8) -> Vec<UringFile> {
+fn numbered(count: u8) -> Vec<RawDisk> {
     let numbered = |number| {
         let file = file(8192);
         std::os::unix::fs::FileExt::write_all_at(&file, &[100 + number; 8192], 0).unwrap();
@@ -18,7 +19,7 @@ fn numbered(count: u8) -> Vec<UringFile> {
 }
 
 /// Whether what wakes the disk's owner is readable.
-fn is_readable(disk: &UringFile) -> bool {
+fn is_readable(disk: &RawDisk) -> bool {
     let mut fds = Vec::new();
     disk.wake_fds(&mut fds);
     let [fd] = fds.try_into().unwrap();
@@ -33,7 +34,7 @@ fn is_readable(disk: &UringFile) -> bool {
 }
 
 #[test]
-fn whoever_enters_the_kernel_takes_in_what_has_ended_for_all() {
+fn any_disk_that_enters_the_kernel_reaps_completions_for_all() {
     let mut disks = numbered(5);
     for round in 0..100 {
         for disk in &mut disks {
@@ -75,12 +76,12 @@ fn whoever_enters_the_kernel_takes_in_what_has_ended_for_all() {
 #[test]
 fn disks_beyond_the_room_of_a_ring_get_another_and_room_comes_back() {
     let deep = || {
-        let options = UringOptions {
+        let options = RawDiskOptions {
             transfer: Transfer::Bounce,
             depth: 700,
             ..Default::default()
         };
-        let mut disk = UringFile::from_file(file(8192), options).unwrap();
+        let mut disk = RawDisk::from_file(file(8192), options).unwrap();
         assert!(disk.reserve(0, 2048));
         assert_eq!(outcome(&mut disk, READ), Outcome::Done);
         disk
@@ -124,7 +125,8 @@ fn a_disk_on_another_thread_reaches_no_ring_of_this_one() {
     std::mem::forget(ours);
 }
 
-/// A completion makes all armed disks' descriptors readable, and stays until the last of them has been disarmed.
+/// A completion makes all armed disks' descriptors readable, and stays until the last of them has
+/// been disarmed.
 #[test]
 fn no_disk_takes_the_wake_up_of_another() {
     let Some(fs) = HeldFs::mount_or_skip() else {
@@ -165,7 +167,8 @@ fn no_disk_takes_the_wake_up_of_another() {
     }
 }
 
-/// A disk that is dropped while the kernel holds its request delays no other, and its place is no other's before the kernel is done.
+/// A disk that is dropped while the kernel holds its request delays no other, and its place is no
+/// other's before the kernel is done.
 #[test]
 fn a_dropped_disk_keeps_its_place_until_the_kernel_has_answered() {
     let Some(fs) = HeldFs::mount_or_skip() else {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::misaligned::Page;
 use super::slot::Stage;
-use super::{Outcome, UringFile};
+use super::{Outcome, RawDisk};
 use crate::blk::range::ZERO_PIECE;
 
 /// Pieces in flight at a time.
@@ -55,7 +55,7 @@ impl ZeroWriters {
     }
 }
 
-impl UringFile {
+impl RawDisk {
     /// Writes the piece that the slot's request is at, whose turn it is.
     pub(super) fn write_zeroes(&mut self, number: u32) {
         let slot = &mut self.slots[number as usize];

@@ -10,7 +10,7 @@
 //! a block.
 
 use super::slot::Stage;
-use super::{Op, Outcome, UringFile};
+use super::{Op, Outcome, RawDisk};
 
 /// Memory that every storage takes.
 #[derive(Clone, Copy)]
@@ -80,7 +80,7 @@ impl AlignedCopy {
     }
 }
 
-impl UringFile {
+impl RawDisk {
     /// Loads the blocks around a misaligned range.
     pub(super) fn load(&mut self, number: u32, offset: u64, len: u32) {
         let copy = AlignedCopy::new(offset, len, self.alignment.block);

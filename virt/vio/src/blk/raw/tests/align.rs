@@ -1,5 +1,6 @@
 //! Buffers of a guest that storage cannot take where they lie.
 
+use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use guest_mem::Iommu;
@@ -7,9 +8,9 @@ use guest_mem::Iommu;
 use super::*;
 use crate::QueueDevice;
 use crate::blk::request::{STATUS_OK, kind};
-use crate::blk::tests::support::{DATA, Guest, SlowControl, SlowDisk, image, uring};
+use crate::blk::tests::support::{DATA, Guest, SlowControl, SlowDisk, image, raw_disk};
 
-/// What is to be written to a sector and the next one.
+/// New bytes of a sector and the next one.
 fn new_bytes() -> Vec<u8> {
     (0..1024).map(|at| (at % 251) as u8 ^ 0x5a).collect()
 }
@@ -53,12 +54,12 @@ fn buffers_that_lie_as_the_storage_cannot_take_them_reach_it_past_the_page_cache
         println!("skipped: no O_DIRECT here");
         return;
     };
-    let options = UringOptions {
+    let options = RawDiskOptions {
         o_direct: true,
         depth: 32,
         ..Default::default()
     };
-    let disk = UringFile::from_file(file, options).unwrap();
+    let disk = RawDisk::from_file(file, options).unwrap();
     if disk.alignment() > SECTOR as u32 {
         println!("skipped: blocks of {} bytes here", disk.alignment());
         return;
@@ -80,7 +81,7 @@ fn buffers_that_lie_as_the_storage_cannot_take_them_reach_it_past_the_page_cache
 
 /// A disk that pretends to want addresses like this, whose requests the test lets end.
 fn particular(memory: u32) -> (Guest, SlowControl) {
-    let (mut disk, _) = uring(Transfer::Direct);
+    let (mut disk, _) = raw_disk(Transfer::Direct);
     disk.alignment.memory = Some(memory);
     let (disk, control) = SlowDisk::new(disk).unwrap();
     (Guest::new(Box::new(disk)), control)

@@ -1,19 +1,20 @@
 //! Syncs of a file in the page cache: one at a time, and none after one that failed.
 //!
-//! The kernel reports an error of writing its cache to the disk to one fsync of an open file, and takes the pages for
-//! clean. A later fsync succeeds though what it should have made stable is lost, and so may one that runs at the same
-//! time and ends second. So syncs run one after the other (those that wait share the next one), and from the first that
-//! fails all fail, until the file is opened anew. Reads and writes go on.
+//! The kernel reports an error of writing its cache to the disk to one fsync of an open file, and
+//! takes the pages for clean. A later fsync succeeds though what it should have made stable is
+//! lost, and so may one that runs at the same time and ends second. So syncs run one after the
+//! other (those that wait share the next one), and from the first that fails all fail, until the
+//! file is opened anew. Reads and writes go on.
 //!
-//! With O_DIRECT nothing of this is needed and nothing of it is done: there is no cache to lose data from, a write
-//! that does not reach the disk fails itself, and a sync (of the disk's cache and the file's metadata) that fails may
-//! be tried again. QEMU's file-posix draws the same line.
+//! With O_DIRECT nothing of this is needed and nothing of it is done: there is no cache to lose
+//! data from, a write that does not reach the disk fails itself, and a sync (of the disk's cache
+//! and the file's metadata) that fails may be tried again. QEMU's file-posix draws the same line.
 
 use std::fs::File;
 
-use super::path_of;
+use super::open::path_of;
 
-/// What waits for a sync.
+/// Slots that wait for a sync, and the sync that runs.
 #[derive(Default)]
 pub(super) struct Syncs {
     /// The error number of the first that failed.
@@ -26,7 +27,7 @@ pub(super) struct Syncs {
     waiting: Vec<u32>,
 }
 
-/// What becomes of a slot that wants a sync.
+/// Answer to a slot that wants a sync.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begin {
     /// The kernel is to be given it.
@@ -65,14 +66,14 @@ impl Syncs {
         })
     }
 
-    /// The running sync has ended with `result`, 0 or less. Others that have ended with it, in `ended`; and the slot that
-    /// is to be given to the kernel next.
+    /// The running sync has ended with `result`, 0 or less. Others that have ended with it, in
+    /// `ended`; and the slot that is to be given to the kernel next.
     pub(super) fn ended(&mut self, result: i32, file: &File, ended: &mut Vec<u32>) -> Option<u32> {
         self.running = None;
         match -result {
             0 => ended.append(&mut self.sharing),
-            // Stopped before it began, or interrupted because it was to be stopped: nothing is known of the disk. Those
-            // that shared it have the next one.
+            // Stopped before it began, or interrupted because it was to be stopped: nothing is
+            // known of the disk. Those that shared it have the next one.
             libc::ECANCELED | libc::EINTR => {}
             errno => {
                 self.fail(errno, file);

@@ -1,4 +1,4 @@
-//! What operations past the page cache have to be multiples of.
+//! Alignment of operations past the page cache.
 //!
 //! | | offsets, lengths of transfers and of their pieces | addresses in memory |
 //! |---|---|---|

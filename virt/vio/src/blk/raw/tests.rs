@@ -1,7 +1,8 @@
-//! The ring disk alone: what a file may do to it.
+//! The raw disk alone: what a file may do to it.
 
 use std::io::Write;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use fake_mem::ArrayMem;
@@ -9,28 +10,29 @@ use guest_mem::{Gpa, Intent, PhysMem};
 use held_fs::{Gate, HeldFs, Kind};
 
 use super::*;
+use crate::blk::MAX_TRANSFER;
 
 fn file(bytes: usize) -> File {
     // SAFETY: a terminated name, and nothing else of ours.
-    let fd = unsafe { libc::memfd_create(c"vio-uring".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(c"vio-raw".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and owned by nothing else.
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(&(0..bytes).map(|at| (at / 512) as u8).collect::<Vec<_>>())
         .unwrap();
     file
 }
 
-fn disk(file: &File, transfer: Transfer) -> UringFile {
-    let options = UringOptions {
+fn disk(file: &File, transfer: Transfer) -> RawDisk {
+    let options = RawDiskOptions {
         transfer,
         depth: 4,
         ..Default::default()
     };
-    UringFile::from_file(file.try_clone().unwrap(), options).unwrap()
+    RawDisk::from_file(file.try_clone().unwrap(), options).unwrap()
 }
 
-fn wait(disk: &mut UringFile) -> Completion {
+fn wait(disk: &mut RawDisk) -> Completion {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut done = Vec::new();
     disk.flush();
@@ -65,7 +67,7 @@ fn a_file_truncated_under_us_is_an_error_not_a_hang() {
 }
 
 #[test]
-fn memory_that_nobody_keeps_mapped_is_refused() {
+fn memory_that_is_not_kept_mapped_is_refused() {
     let file = file(8192);
     let mut disk = disk(&file, Transfer::Direct);
     let mem = ArrayMem::new(8192);
@@ -75,7 +77,7 @@ fn memory_that_nobody_keeps_mapped_is_refused() {
         outcome: Outcome::Failed(libc::EFAULT),
     };
     let good = Piece { hva, len: 2048 };
-    // Before there is any memory; memory of somebody else's making; past the end.
+    // Before there is any memory; memory that was not lent to the disk; past the end.
     disk.submit(1, READ, &[good]);
     assert_eq!(wait(&mut disk), refused);
     disk.attach(Arc::new(0u8));
@@ -99,7 +101,8 @@ fn memory_that_nobody_keeps_mapped_is_refused() {
     assert_eq!(Arc::strong_count(&keep), held - 1);
 }
 
-/// Zeroes two of four pages of a file in memory, which has no FALLOC_FL_ZERO_RANGE; the pages it has then.
+/// Zeroes two of four pages of a file in memory, which has no FALLOC_FL_ZERO_RANGE; the pages it
+/// has then.
 fn zeroed(unmap: bool) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let file = file(16384);
@@ -139,7 +142,7 @@ fn discard_is_not_offered_where_holes_cannot_be_punched() {
     };
     let gate = fs.create("disk", 1 << 20);
     let offered = || {
-        let disk = UringFile::open(&fs.path("disk"), UringOptions::default()).unwrap();
+        let disk = RawDisk::open(&fs.path("disk"), RawDiskOptions::default()).unwrap();
         let blk = Blk::new(BlkConfig::default(), Box::new(disk)).unwrap();
         blk.features() & (DISCARD | WRITE_ZEROES)
     };
@@ -220,31 +223,31 @@ fn dropping_waits_for_the_kernel() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
-    let open = |path: &str| UringFile::open(Path::new(path), UringOptions::default());
-    assert!(matches!(open("/nonexistent"), Err(UringError::Open(_))));
-    let read_only = UringOptions {
+fn files_that_are_no_disks_are_refused() {
+    let open = |path: &str| RawDisk::open(Path::new(path), RawDiskOptions::default());
+    assert!(matches!(open("/nonexistent"), Err(RawDiskError::Open(_))));
+    let read_only = RawDiskOptions {
         read_only: true,
         ..Default::default()
     };
-    let null = UringFile::open(Path::new("/dev/null"), read_only);
-    assert!(matches!(null, Err(UringError::Kind)));
+    let null = RawDisk::open(Path::new("/dev/null"), read_only);
+    assert!(matches!(null, Err(RawDiskError::Kind)));
     for bytes in [0, 100] {
-        let refused = UringFile::from_file(file(bytes), UringOptions::default());
-        assert!(matches!(refused, Err(UringError::Size(size)) if size == bytes as u64));
+        let refused = RawDisk::from_file(file(bytes), RawDiskOptions::default());
+        assert!(matches!(refused, Err(RawDiskError::Size(size)) if size == bytes as u64));
     }
-    let deep = UringOptions {
+    let deep = RawDiskOptions {
         depth: 1025,
         ..Default::default()
     };
     assert!(matches!(
-        UringFile::from_file(file(512), deep),
-        Err(UringError::Depth(1025))
+        RawDisk::from_file(file(512), deep),
+        Err(RawDiskError::Depth(1025))
     ));
 }
 
-/// Opening a file so that a FIFO is not waited for leaves O_NONBLOCK behind, and io_uring gives nothing of such a file to
-/// its threads.
+/// Opening a file so that a FIFO is not waited for leaves O_NONBLOCK behind, and io_uring gives
+/// nothing of such a file to its threads.
 #[test]
 fn a_file_is_served_without_o_nonblock() {
     let file = file(512);
@@ -259,22 +262,22 @@ fn a_file_is_served_without_o_nonblock() {
 }
 
 /// A disk on a file whose syncs can be held and fail, and with 4096 bytes reserved in each slot.
-fn held_disk(fs: &HeldFs, name: &str, o_direct: bool) -> (UringFile, Gate) {
+fn held_disk(fs: &HeldFs, name: &str, o_direct: bool) -> (RawDisk, Gate) {
     let gate = fs.create(name, 1 << 20);
-    let options = UringOptions {
+    let options = RawDiskOptions {
         transfer: Transfer::Bounce,
         depth: 4,
         o_direct,
         ..Default::default()
     };
-    let mut disk = UringFile::open(&fs.path(name), options).unwrap();
+    let mut disk = RawDisk::open(&fs.path(name), options).unwrap();
     for slot in 0..4 {
         assert!(disk.reserve(slot, 4096));
     }
     (disk, gate)
 }
 
-fn outcome(disk: &mut UringFile, op: Op) -> Outcome {
+fn outcome(disk: &mut RawDisk, op: Op) -> Outcome {
     disk.submit(0, op, &[]);
     wait(disk).outcome
 }
@@ -305,7 +308,8 @@ fn a_flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
         assert_eq!(outcome(&mut disk, write_4096(true)), Outcome::Done);
         gate.fail_next(Kind::Sync, libc::EIO);
         assert_eq!(outcome(&mut disk, failing), FAILED, "{name}");
-        // The file would sync now; a reset of the device is no new file, nor is a move to another core.
+        // The file would sync now; a reset of the device is no new file, nor is a move to another
+        // core.
         let asked = gate.count(Kind::Sync);
         assert_eq!(outcome(&mut disk, Op::Flush), FAILED, "{name}");
         let mem = ArrayMem::new(4096);
@@ -323,8 +327,8 @@ fn a_flush_that_failed_stays_failed_and_reads_and_writes_go_on() {
         assert_eq!(outcome(&mut disk, READ_4096), Outcome::Done);
         assert_eq!(disk.buffer(0, 4095), [7]);
         drop(disk);
-        let options = UringOptions::default();
-        let mut disk = UringFile::open(&fs.path(name), options).unwrap();
+        let options = RawDiskOptions::default();
+        let mut disk = RawDisk::open(&fs.path(name), options).unwrap();
         assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
     }
 }
@@ -355,7 +359,8 @@ fn a_failed_flush_past_the_page_cache_may_be_tried_again() {
     assert_eq!(outcome(&mut disk, Op::Flush), Outcome::Done);
 }
 
-/// The kernel reports an error to one sync only: none that runs beside it, or waits for it, may succeed.
+/// The kernel reports an error to one sync only: none that runs beside it, or waits for it, may
+/// succeed.
 #[test]
 fn a_flush_beside_one_that_fails_fails_too() {
     let Some(fs) = HeldFs::mount_or_skip() else {
@@ -420,20 +425,21 @@ fn a_flush_that_waits_for_another_is_cancelled_at_once() {
     }
 }
 
-/// A file whose operations a test holds in the kernel, and a disk on it; `None` where there is no FUSE.
-fn held(o_direct: bool) -> Option<(HeldFs, Gate, UringFile)> {
+/// A file whose operations a test holds in the kernel, and a disk on it; `None` where there is no
+/// FUSE.
+fn held(o_direct: bool) -> Option<(HeldFs, Gate, RawDisk)> {
     let fs = HeldFs::mount_or_skip()?;
     let gate = fs.create("disk", 1 << 20);
-    let options = UringOptions {
+    let options = RawDiskOptions {
         o_direct,
         depth: 4,
         ..Default::default()
     };
-    let disk = UringFile::open(&fs.path("disk"), options).unwrap();
+    let disk = RawDisk::open(&fs.path("disk"), options).unwrap();
     Some((fs, gate, disk))
 }
 
-/// What an operation of each kind is, and how the file system knows it.
+/// An operation of each kind, and the request of it that the file system sees.
 const HELD: [(Op, Kind); 3] = [
     (
         Op::Read {
@@ -467,7 +473,7 @@ fn pieces(mem: &ArrayMem, op: Op) -> Vec<Piece> {
 }
 
 /// Submits to slot 1, and waits until the operation is held.
-fn submit_held(disk: &mut UringFile, op: Op, pieces: &[Piece], gate: &Gate) {
+fn submit_held(disk: &mut RawDisk, op: Op, pieces: &[Piece], gate: &Gate) {
     disk.submit(1, op, pieces);
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut done = Vec::new();
@@ -480,7 +486,7 @@ fn submit_held(disk: &mut UringFile, op: Op, pieces: &[Piece], gate: &Gate) {
 }
 
 #[test]
-fn what_the_kernel_is_still_doing_cannot_be_cancelled_and_ends_well_later() {
+fn a_running_operation_cannot_be_cancelled_and_ends_well_later() {
     for o_direct in [false, true] {
         for (op, kind) in HELD {
             let Some((_fs, gate, mut disk)) = held(o_direct) else {
@@ -494,7 +500,8 @@ fn what_the_kernel_is_still_doing_cannot_be_cancelled_and_ends_well_later() {
             let what = format!("{op:?}, direct: {o_direct}");
             let answer = wait(&mut disk).outcome;
             if answer == Outcome::Failed(libc::ECANCELED) && kind == Kind::Read && !o_direct {
-                // Read-ahead is held, and no thread of the kernel has taken the read itself yet: nothing touches its page.
+                // Read-ahead is held, and no thread of the kernel has taken the read itself yet:
+                // nothing touches its page.
                 gate.release();
                 assert_eq!(mem.get::<4096>(Gpa::new(0x4000)), [0; 4096], "{what}");
                 continue;
@@ -521,7 +528,7 @@ fn an_operation_that_ended_before_its_cancellation_has_ended_well() {
             gate.hold(&[kind]);
             submit_held(&mut disk, op, &pieces(&mem, op), &gate);
             gate.release();
-            // The kernel has it; nobody has looked. The cancellation's answer may come first.
+            // The kernel has it; no poll has run. The cancellation's answer may come first.
             while !disk.has_completions() {
                 std::thread::yield_now();
             }

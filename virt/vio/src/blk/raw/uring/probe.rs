@@ -1,8 +1,9 @@
-//! What the host's io_uring does for us: tried, not assumed.
+//! Trial of the host's io_uring: tried, not assumed.
 //!
-//! A host may have none (built without it), forbid all of it (`kernel.io_uring_disabled`, or a seccomp filter, as the default
-//! profiles of container runtimes do) or a part: single system calls, registrations by their number, operations (by restrictions,
-//! or a kernel that lacks them). So a ring is made as it will be used, and everything that disks ask of one is asked once, of an
+//! A host may have none (built without it), forbid all of it (`kernel.io_uring_disabled`, or a
+//! seccomp filter, as the default profiles of container runtimes do) or a part: single system
+//! calls, registrations by their number, operations (by restrictions, or a kernel that lacks them).
+//! So a ring is made as it will be used, and everything that disks ask of one is asked once, of an
 //! empty file in memory, where nothing is waited for. No operation of the trial has a buffer.
 
 use std::io;
@@ -11,23 +12,23 @@ use std::os::fd::AsRawFd;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Why disks cannot use io_uring here.
+/// The host's refusal of io_uring, or of a part that disks need.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {error}")]
-pub struct RingRefusal {
-    /// What was refused: a system call, or an operation of a ring.
+pub struct UringRefusal {
+    /// The refused system call, or operation of a ring.
     pub what: &'static str,
     /// The host's answer.
     pub error: io::Error,
 }
 
 /// For `map_err`: the host refuses `what`.
-pub(super) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> RingRefusal {
-    move |error| RingRefusal { what, error }
+pub(super) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> UringRefusal {
+    move |error| UringRefusal { what, error }
 }
 
 /// Asks `ring`, in which nothing is in flight, for everything that disks ask of one.
-pub(super) fn try_operations(ring: &mut IoUring) -> Result<(), RingRefusal> {
+pub(super) fn try_operations(ring: &mut IoUring) -> Result<(), UringRefusal> {
     // Without a file every operation that is there fails for want of one, and the others as ever.
     let file = memfd_create("io_uring trial", MemfdFlags::CLOEXEC).ok();
     let fd = types::Fd(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
@@ -61,7 +62,8 @@ pub(super) fn try_operations(ring: &mut IoUring) -> Result<(), RingRefusal> {
     for (number, (what, entry)) in operations.iter().enumerate() {
         let entry = entry.clone().user_data(number as u64);
         // One after the other, since a kernel that refuses an entry submits none behind it.
-        // SAFETY: it points to nothing, and its file stays open until it is answered, which is waited for.
+        // SAFETY: it points to nothing, and its file stays open until it is answered, which is
+        // waited for.
         let pushed = unsafe { ring.submission().push(&entry) };
         pushed.expect("the ring was empty");
         let answered = loop {

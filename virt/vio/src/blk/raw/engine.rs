@@ -1,8 +1,9 @@
-//! Who carries a disk's calls out: the ring of the thread that polls it, or threads of the disk's own where the host has no
-//! io_uring for us.
+//! The engine that carries a disk's calls out: the io_uring of the thread that polls the disk, or
+//! threads of the disk's own where the host refuses io_uring.
 //!
-//! Both are asked in the same words ([`Call`]) and answer in the same: a number for each call, and the kernel's result. So
-//! everything above (the order of syncs, the ways to free and zero a range, short transfers, cancellation) is one code.
+//! Both take the same calls ([`Call`]) and answer alike: with the number of the call (`user_data`)
+//! and the kernel's result. So everything above them (the order of syncs, the ways to free and zero
+//! a range, short transfers, cancellation) is written once.
 
 use std::fs::File;
 use std::io;
@@ -11,9 +12,15 @@ use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 
-use super::ring::Seat;
 use super::threads::Threads;
-use super::trial::RingRefusal;
+use super::uring::{Seat, UringRefusal};
+
+/// Bit of `user_data`: this is about a cancellation. Below it are the disk's slot, in the lowest 16
+/// bits, and 16 bits for the ring. Above it the slot's operations are counted, so that the answer
+/// to a cancellation is not taken for one about the slot's next operation.
+pub(super) const CANCEL: u64 = 1 << 32;
+/// Position in `user_data` of the count of the slot's operations.
+pub(super) const USE_SHIFT: u32 = 33;
 
 /// A system call on the disk's file.
 #[derive(Clone, Copy, Debug)]
@@ -68,12 +75,12 @@ impl Call {
     }
 }
 
-/// Who carries calls out.
+/// The engine of one disk.
 pub(super) enum Engine {
-    /// The ring of the polling thread, in which a place is taken by the first call.
-    Ring(Option<Seat>),
-    /// Threads, since the host refuses something of rings.
-    Threads(Threads, RingRefusal),
+    /// The io_uring of the polling thread, in which a place is taken by the first call.
+    Uring(Option<Seat>),
+    /// Threads, since the host refuses io_uring or a part of it.
+    Threads(Threads, UringRefusal),
 }
 
 impl Engine {
@@ -82,16 +89,18 @@ impl Engine {
     /// # Errors
     /// No ring is to be had now.
     pub(super) fn prepare(&mut self, depth: u32) -> io::Result<()> {
-        if let Self::Ring(seat @ None) = self {
+        if let Self::Uring(seat @ None) = self {
             *seat = Some(Seat::take(depth)?);
         }
         Ok(())
     }
 
-    /// Queues a call, answered as `user_data`. `waits`: it may wait, so the thread that enters the ring is not to begin it.
+    /// Queues a call, answered as `user_data`. `waits`: it may wait, so the thread that enters the
+    /// ring is not to begin it.
     ///
     /// # Safety
-    /// What the call points to stays valid, and is used by no other code, until it is answered.
+    /// The memory that the call points to stays valid, and is used by no other code, until the call
+    /// is answered.
     pub(super) unsafe fn push(
         &mut self,
         file: &Arc<File>,
@@ -100,7 +109,7 @@ impl Engine {
         user_data: u64,
     ) {
         match self {
-            Self::Ring(seat) => {
+            Self::Uring(seat) => {
                 let seat = seat.as_ref().expect("prepared before anything is pushed");
                 let flags = match waits {
                     true => squeue::Flags::ASYNC,
@@ -114,11 +123,12 @@ impl Engine {
         }
     }
 
-    /// Asks to stop the call that is answered as `user_data`. A refusal is answered as `user_data` with the bit of cancellations.
+    /// Asks to stop the call that is answered as `user_data`. A refusal is answered as `user_data`
+    /// with [`CANCEL`] set.
     pub(super) fn cancel(&mut self, user_data: u64) {
         match self {
-            Self::Ring(Some(seat)) => seat.cancel(user_data),
-            Self::Ring(None) => {}
+            Self::Uring(Some(seat)) => seat.cancel(user_data),
+            Self::Uring(None) => {}
             Self::Threads(threads, _) => threads.cancel(user_data),
         }
     }
@@ -126,17 +136,17 @@ impl Engine {
     /// Starts what is queued.
     pub(super) fn flush(&mut self) {
         match self {
-            Self::Ring(Some(seat)) => seat.flush(),
-            Self::Ring(None) => {}
+            Self::Uring(Some(seat)) => seat.flush(),
+            Self::Uring(None) => {}
             Self::Threads(threads, _) => threads.flush(),
         }
     }
 
-    /// Has the kernel look once more for what has ended.
+    /// Has the kernel check once more for calls that have ended.
     pub(super) fn enter(&mut self) {
         match self {
-            Self::Ring(Some(seat)) => seat.enter(),
-            Self::Ring(None) => {}
+            Self::Uring(Some(seat)) => seat.enter(),
+            Self::Uring(None) => {}
             Self::Threads(threads, _) => threads.flush(),
         }
     }
@@ -144,25 +154,25 @@ impl Engine {
     /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
         match self {
-            Self::Ring(Some(seat)) => seat.collect(answers),
-            Self::Ring(None) => answers.clear(),
+            Self::Uring(Some(seat)) => seat.collect(answers),
+            Self::Uring(None) => answers.clear(),
             Self::Threads(threads, _) => threads.collect(answers),
         }
     }
 
     /// Whether there is anything to start or to collect.
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn has_events(&self) -> bool {
         match self {
-            Self::Ring(seat) => seat.as_ref().is_some_and(Seat::has_news),
-            Self::Threads(threads, _) => threads.has_news(),
+            Self::Uring(seat) => seat.as_ref().is_some_and(Seat::has_events),
+            Self::Threads(threads, _) => threads.has_events(),
         }
     }
 
     /// From now on answers make the descriptor readable.
     pub(super) fn arm(&mut self) {
         match self {
-            Self::Ring(Some(seat)) => seat.arm(),
-            Self::Ring(None) => {}
+            Self::Uring(Some(seat)) => seat.arm(),
+            Self::Uring(None) => {}
             Self::Threads(threads, _) => threads.arm(),
         }
     }
@@ -170,38 +180,38 @@ impl Engine {
     /// The descriptor is not needed; a poll follows.
     pub(super) fn disarm(&mut self) {
         match self {
-            Self::Ring(Some(seat)) => seat.disarm(),
-            Self::Ring(None) => {}
+            Self::Uring(Some(seat)) => seat.disarm(),
+            Self::Uring(None) => {}
             Self::Threads(threads, _) => threads.disarm(),
         }
     }
 
-    /// What becomes readable.
+    /// The descriptor that answers make readable while it is armed.
     pub(super) fn wake_fd(&self) -> Option<RawFd> {
         match self {
-            Self::Ring(seat) => seat.as_ref().map(Seat::wake_fd),
+            Self::Uring(seat) => seat.as_ref().map(Seat::wake_fd),
             Self::Threads(threads, _) => Some(threads.wake_fd()),
         }
     }
 
     /// Another thread will poll from now on; nothing is in flight.
     pub(super) fn rebind(&mut self) {
-        if let Self::Ring(seat) = self {
+        if let Self::Uring(seat) = self {
             *seat = None;
         }
     }
 
-    /// Something is in flight that is not waited for, and what it points to is leaked.
+    /// Gives up waiting for calls in flight; the memory that they point to is leaked.
     pub(super) fn abandon(&mut self) {
         if let Self::Threads(threads, _) = self {
             threads.abandon();
         }
     }
 
-    /// Why it is not a ring.
-    pub(super) fn without_ring(&self) -> Option<&RingRefusal> {
+    /// The host's refusal of io_uring, where threads carry the calls out.
+    pub(super) fn uring_refusal(&self) -> Option<&UringRefusal> {
         match self {
-            Self::Ring(_) => None,
+            Self::Uring(_) => None,
             Self::Threads(_, why) => Some(why),
         }
     }

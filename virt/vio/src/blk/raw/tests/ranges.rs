@@ -7,14 +7,14 @@ use super::*;
 use crate::blk::range::ZERO_PIECE;
 
 /// A file of this many bytes that are not zero, without fallocate, and a disk on it.
-fn without_fallocate(fs: &HeldFs, name: &str, len: usize) -> (UringFile, Gate) {
+fn without_fallocate(fs: &HeldFs, name: &str, len: usize) -> (RawDisk, Gate) {
     let gate = fs.create(name, 0);
     gate.contents().write_all_at(&vec![7; len], 0).unwrap();
-    let options = UringOptions {
+    let options = RawDiskOptions {
         depth: 16,
         ..Default::default()
     };
-    let disk = UringFile::open(&fs.path(name), options).unwrap();
+    let disk = RawDisk::open(&fs.path(name), options).unwrap();
     gate.refuse(Kind::Allocate, libc::EOPNOTSUPP);
     (disk, gate)
 }
@@ -121,7 +121,7 @@ fn few_zeroes_are_in_flight_and_a_short_request_does_not_wait_for_a_long_one() {
 }
 
 /// As `wait`, where more than one may have ended.
-fn wait_any(disk: &mut UringFile) -> Completion {
+fn wait_any(disk: &mut RawDisk) -> Completion {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut done = Vec::new();
     while done.is_empty() {
@@ -177,17 +177,17 @@ fn a_request_is_cancelled_between_two_pieces_and_one_that_waits_at_once() {
 
 /// A disk past the page cache that takes blocks of 4096 bytes only, of bytes that differ by sector;
 /// and its file.
-fn with_large_blocks(fs: &HeldFs) -> (UringFile, Gate) {
+fn with_large_blocks(fs: &HeldFs) -> (RawDisk, Gate) {
     let gate = fs.create("disk", 0);
     let bytes: Vec<u8> = (0..1 << 20).map(|at| (at / 512) as u8).collect();
     gate.contents().write_all_at(&bytes, 0).unwrap();
-    let options = UringOptions {
+    let options = RawDiskOptions {
         o_direct: true,
         depth: 16,
         transfer: Transfer::Bounce,
         ..Default::default()
     };
-    let mut disk = UringFile::open(&fs.path("disk"), options).unwrap();
+    let mut disk = RawDisk::open(&fs.path("disk"), options).unwrap();
     disk.alignment.block = 4096;
     disk.support.data_block = 4096;
     (disk, gate)

@@ -1,26 +1,11 @@
-//! What has ended, in the kernel or before it came there: which completions a slot's operation needs, and what they mean.
+//! End of operations: the results of their system calls, and the completions that come of them.
 
+use super::engine::CANCEL;
 use super::slot::{Stage, State};
-use super::sync::Begin;
-use super::{CANCEL, Completion, Op, Outcome, UringFile};
+use super::{Completion, Op, Outcome, RawDisk};
 use crate::blk::range::RangeProgress;
 
-impl UringFile {
-    /// Starts the sync of a slot in state `InFlight`; an outcome if it has none.
-    pub(super) fn begin_sync(&mut self, number: u32) -> Option<Outcome> {
-        self.slots[number as usize].stage = Stage::Sync;
-        let begin = match self.options.o_direct {
-            true => Begin::Now,
-            false => self.syncs.begin(number),
-        };
-        match begin {
-            Begin::Now => self.push(number),
-            Begin::Later => {}
-            Begin::Failed(errno) => return Some(Outcome::Failed(errno)),
-        }
-        None
-    }
-
+impl RawDisk {
     /// The sync of a file in the page cache has ended, and those of others with it.
     fn sync_ended(&mut self, result: i32) -> Outcome {
         let outcome = match result {
@@ -64,9 +49,9 @@ impl UringFile {
         self.engine.collect(&mut answers);
         for (user_data, result) in answers.drain(..) {
             if user_data & CANCEL != 0 {
-                // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel is in it. ENOENT: no thread
-                // is, which is so of one that has ended, and of one that the device is at (direct, or a read into
-                // the page cache).
+                // 0: stopped, its own completion says ECANCELED. EALREADY: a thread of the kernel
+                // is in it. ENOENT: no thread is, which is so of one that has ended, and of one
+                // that the device is at (direct, or a read into the page cache).
                 if result < 0 {
                     self.refused.push(user_data & !CANCEL);
                 }
@@ -81,7 +66,7 @@ impl UringFile {
         self.begin_waiting();
     }
 
-    /// What a finished entry means; `None`: the operation goes on.
+    /// Takes the result of a call; `None`: the operation goes on.
     fn ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
         let slot = &mut self.slots[number as usize];
         let again = matches!(-result, libc::EINTR | libc::EAGAIN) && !slot.cancelled;

@@ -1,12 +1,15 @@
 //! Calls carried out by a few threads of the disk's own, where the host has no io_uring for us.
 //!
-//! Four, as disk images have: a call that waits for the storage delays no more than the calls behind it, and none of another
-//! disk. They are made with the disk, so that they inherit neither the pinning nor the name of the core that polls it.
+//! Four, as disk images have: a call that waits for the storage delays no more than the calls
+//! behind it, and none of another disk. They are made with the disk, so that they inherit neither
+//! the pinning nor the name of the core that polls it.
 //!
-//! A call that no thread has begun can be cancelled, one that has begun cannot. A thread that waits in the kernel for storage
-//! keeps the file open, and what its call points to must stay: see [`Threads::abandon`].
+//! A call that no thread has begun can be cancelled, one that has begun cannot. A thread that waits
+//! in the kernel for storage keeps the file open, and what its call points to must stay: see
+//! [`Threads::abandon`].
 //!
-//! UNSAFETY: system calls with addresses that another thread has prepared, for which [`Threads::push`] says what it needs.
+//! UNSAFETY: system calls with addresses that another thread has prepared, for which
+//! [`Threads::push`] says what it needs.
 
 use std::fs::File;
 use std::io;
@@ -17,8 +20,8 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::Errno;
 
-use super::engine::Call;
-use super::{CANCEL, SECTOR};
+use super::SECTOR;
+use super::engine::{CANCEL, Call};
 use crate::blk::work_queue::WorkQueue;
 
 /// Threads of a disk.
@@ -30,8 +33,8 @@ struct Job {
     user_data: u64,
 }
 
-// SAFETY: not `Send` by itself because of the pointers in a call. What they point to stays valid until the call is answered,
-// on whichever thread, as who pushed it has promised.
+// SAFETY: not `Send` by itself because of the pointers in a call. What they point to stays valid
+// until the call is answered, on whichever thread, as who pushed it has promised.
 unsafe impl Send for Job {}
 
 type Queue = WorkQueue<Job, (u64, i32)>;
@@ -69,12 +72,14 @@ impl Threads {
     /// Queues a call, answered as `user_data`.
     ///
     /// # Safety
-    /// What the call points to stays valid, and is used by no other code, until it is answered.
+    /// The memory that the call points to stays valid, and is used by no other code, until the call
+    /// is answered.
     pub(super) unsafe fn push(&mut self, call: Call, user_data: u64) {
         self.pending.push(Job { call, user_data });
     }
 
-    /// Takes back the call that is answered as `user_data`, or answers that it has begun, as io_uring does.
+    /// Takes back the call that is answered as `user_data`, or answers that it has begun, as
+    /// io_uring does.
     pub(super) fn cancel(&mut self, user_data: u64) {
         self.flush();
         let is_it = |job: &Job| job.user_data == user_data;
@@ -98,7 +103,7 @@ impl Threads {
         }
     }
 
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn has_events(&self) -> bool {
         !self.pending.is_empty() || self.queue.has_done()
     }
 
@@ -114,7 +119,8 @@ impl Threads {
         self.queue.wake_fd()
     }
 
-    /// Leaves the threads to themselves: those that are in a call end with it. What it points to must stay for ever.
+    /// Leaves the threads to themselves: those that are in a call end with it. What it points to
+    /// must stay for ever.
     pub(super) fn abandon(&mut self) {
         self.threads.clear();
     }
@@ -130,7 +136,7 @@ impl Drop for Threads {
     }
 }
 
-/// The life of a thread: until [`WorkQueue::stop`].
+/// Runs a thread, until [`WorkQueue::stop`].
 fn serve(queue: &Queue, file: &File) {
     while let Some(job) = queue.next() {
         let result = run(job.call, file);
@@ -147,8 +153,9 @@ fn run(call: Call, file: &File) -> i32 {
             count,
             offset,
         } => {
-            // SAFETY: the vectors and what they point to are valid until the call is answered, which is after this, and used by
-            // no other code meanwhile, as who pushed it has promised.
+            // SAFETY: the vectors and what they point to are valid until the call is answered,
+            // which is after this, and used by no other code meanwhile, as who pushed it has
+            // promised.
             let moved =
                 unsafe { libc::preadv(fd, vectors, count as libc::c_int, file_offset(offset)) };
             transferred(moved)
@@ -201,7 +208,8 @@ fn ended(done: rustix::io::Result<()>) -> i32 {
     done.map_or_else(|errno| -errno.raw_os_error(), |()| 0)
 }
 
-/// Whether the host lets this process free ranges of `file`, which ends at `end`, by the system call that threads make.
+/// Whether the host lets this process free ranges of `file`, which ends at `end`, by the system
+/// call that threads make.
 pub(super) fn may_fallocate(file: &File, end: u64) -> bool {
     // Nothing lies behind the end.
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

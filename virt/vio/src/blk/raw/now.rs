@@ -1,4 +1,5 @@
-//! Operations that end at once: reads from the page cache, and anything on a file that lies in memory.
+//! Operations that end at once: reads from the page cache, and anything on a file that lies in
+//! memory.
 //!
 //! | file | reads | writes | flush |
 //! |---|---|---|---|
@@ -6,9 +7,10 @@
 //! | other, buffered | preadv2(RWF_NOWAIT) | the ring | the ring |
 //! | O_DIRECT, block device | the ring | the ring | the ring |
 //!
-//! A file in memory has no device to wait for (a host that swaps it out delays whoever reads it, and would as much in
-//! the ring). RWF_NOWAIT reads what is cached and refuses the rest; where most is refused the attempts are
-//! made rarer, up to one in 64 reads, so that a cold disk does not pay for two system calls each time.
+//! A file in memory has no device to wait for (a host that swaps it out delays its reader,
+//! and would as much in the ring). RWF_NOWAIT reads what is cached and refuses the rest; where most
+//! is refused the attempts are made rarer, up to one in 64 reads, so that a cold disk does not pay
+//! for two system calls each time.
 
 use std::fs::File;
 use std::io;
@@ -17,10 +19,10 @@ use std::os::fd::AsRawFd;
 /// File systems whose files are memory: the kernel's uapi `linux/magic.h`.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// How often a read may be tried: one in 2^`rarity`.
+/// Highest rarity: one read in 2^`rarity` is tried.
 const MAX_RARITY: u32 = 6;
 
-/// What can be done at once with one file.
+/// Calls on one file that need not wait.
 pub(super) struct Now {
     class: Class,
     /// Failed attempts make it rarer, successful ones restore it.
@@ -59,7 +61,8 @@ impl Now {
         self.class == Class::InMemory
     }
 
-    /// Reads at `offset` into all of `iovecs`, `len` bytes; `None` if that would wait, or failed in any way.
+    /// Reads at `offset` into all of `iovecs`, `len` bytes; `None` if that would wait, or failed in
+    /// any way.
     pub(super) fn read(
         &mut self,
         file: &File,
@@ -79,8 +82,9 @@ impl Now {
         self.skipped = 0;
         // A disk is far smaller than 2^63 bytes: its size was a file offset.
         let offset = offset as libc::off_t;
-        // SAFETY: the vectors are the caller's own, and they point to memory that it has checked to stay mapped
-        // during the call and that nobody has references to; the kernel writes `len` bytes there at most.
+        // SAFETY: the vectors are the caller's own, and they point to memory that it has checked to
+        // stay mapped during the call and that no code has references to; the kernel writes `len`
+        // bytes there at most.
         let moved = unsafe {
             libc::preadv2(
                 file.as_raw_fd(),
@@ -101,7 +105,8 @@ impl Now {
         None
     }
 
-    /// Writes all of `iovecs`, `len` bytes, at `offset`; `None` if that would wait, or failed in any way.
+    /// Writes all of `iovecs`, `len` bytes, at `offset`; `None` if that would wait, or failed in
+    /// any way.
     pub(super) fn write(
         &self,
         file: &File,
@@ -125,9 +130,9 @@ impl Now {
     }
 }
 
-/// Whether an operation on `file` may wait where io_uring asks it not to: file systems without RWF_NOWAIT, such as FUSE and NFS,
-/// and devices above such devices. io_uring gives what waits to its threads by itself, but not where the file also
-/// says that it can be polled, as FUSE's do.
+/// Whether an operation on `file` may wait where io_uring asks it not to: file systems without
+/// RWF_NOWAIT, such as FUSE and NFS, and devices above such devices. io_uring gives what waits to
+/// its threads by itself, but not where the file also says that it can be polled, as FUSE's do.
 pub(super) fn may_wait(file: &File) -> bool {
     let mut byte = [0u8];
     let vector = libc::iovec {

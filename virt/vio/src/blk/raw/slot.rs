@@ -1,8 +1,9 @@
-//! One operation in flight, and what the kernel is asked for on its behalf.
+//! One operation: its state, and the system call that it is at.
 
+use super::Op;
+use super::engine::USE_SHIFT;
 use super::misaligned::AlignedCopy;
 use super::order::Hold;
-use super::{Op, USE_SHIFT};
 use crate::blk::range::{FallocateStep, RangePlan};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

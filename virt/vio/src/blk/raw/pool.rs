@@ -1,7 +1,7 @@
 //! The private memory of bounced transfers, in chunks.
 //!
-//! UNSAFETY: the kernel and we write it through pointers, each chunk by whoever its slot's state says; a
-//! vector would have to be borrowed for as long.
+//! UNSAFETY: the kernel and we write it through pointers, each chunk by the side that its slot's
+//! state says; a vector would have to be borrowed for as long.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -18,7 +18,7 @@ const _: () = assert!((MAX_TRANSFER / CHUNK) as usize <= MAX_PIECES);
 /// The private pool: aligned as its chunks are, never moved.
 pub(super) struct Pool {
     base: NonNull<u8>,
-    /// Chunks that belong to nobody.
+    /// Chunks that belong to no slot.
     pub(super) free: Vec<u32>,
 }
 
@@ -51,8 +51,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`; `UringFile::drop` forgets a pool that the kernel
-        // may still use.
+        // SAFETY: allocated with this layout in `new`; `RawDisk::drop` forgets a pool that the
+        // kernel may still use.
         unsafe { dealloc(self.base.as_ptr(), Self::LAYOUT) }
     }
 }

@@ -1,27 +1,30 @@
 //! Disks that threads serve, since the host refuses rings.
 
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
 
 use super::*;
-use crate::blk::uring::trial::refused;
 
-fn refusal() -> RingRefusal {
-    refused("io_uring_setup")(io::Error::from_raw_os_error(libc::EPERM))
+fn refusal() -> UringRefusal {
+    UringRefusal {
+        what: "io_uring_setup",
+        error: std::io::Error::from_raw_os_error(libc::EPERM),
+    }
 }
 
-fn threaded(file: &File, transfer: Transfer) -> UringFile {
-    let options = UringOptions {
+fn threaded(file: &File, transfer: Transfer) -> RawDisk {
+    let options = RawDiskOptions {
         transfer,
         depth: 4,
         ..Default::default()
     };
-    UringFile::by_threads(file.try_clone().unwrap(), options, refusal()).unwrap()
+    RawDisk::with_threads(file.try_clone().unwrap(), options, refusal()).unwrap()
 }
 
 /// Likewise, on a file whose operations can be held.
-fn held(fs: &HeldFs, name: &str, o_direct: bool, depth: u32) -> (UringFile, Gate) {
+fn held(fs: &HeldFs, name: &str, o_direct: bool, depth: u32) -> (RawDisk, Gate) {
     let gate = fs.create(name, 1 << 20);
-    let options = UringOptions {
+    let options = RawDiskOptions {
         transfer: Transfer::Bounce,
         depth,
         o_direct,
@@ -33,7 +36,7 @@ fn held(fs: &HeldFs, name: &str, o_direct: bool, depth: u32) -> (UringFile, Gate
         .custom_flags(if o_direct { libc::O_DIRECT } else { 0 })
         .open(fs.path(name))
         .unwrap();
-    let mut disk = UringFile::by_threads(file, options, refusal()).unwrap();
+    let mut disk = RawDisk::with_threads(file, options, refusal()).unwrap();
     for slot in 0..depth {
         assert!(disk.reserve(slot, 4096));
     }
@@ -45,7 +48,7 @@ fn everything_that_a_disk_does_is_done_without_a_ring() {
     let file = file(16384);
     let mut disk = threaded(&file, Transfer::Direct);
     assert_eq!(
-        disk.without_ring().unwrap().to_string(),
+        disk.uring_refusal().unwrap().to_string(),
         "io_uring_setup: Operation not permitted (os error 1)"
     );
     let mem = ArrayMem::new(8192);
@@ -107,7 +110,7 @@ fn a_call_that_no_thread_has_begun_is_cancelled_and_one_that_waits_is_not() {
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
-    let threads = crate::blk::uring::threads::THREADS as u32;
+    let threads = crate::blk::raw::threads::THREADS as u32;
     let (mut disk, gate) = held(&fs, "disk", true, threads + 1);
     gate.hold(&[Kind::Read]);
     for slot in 0..=threads {
