@@ -71,10 +71,10 @@ bench-dma-docs: ## docs/dma-results.md from the figures of the last bench-dma
 	cargo run --release --quiet -p dma-bench -- --again --report $(REPORT)/dma.json --docs docs/dma-results.md
 
 bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon, and SPDK if SPDK= names a directory with a build of it: 30 minutes -> target/report/serve.json
-	cargo run --release --quiet -p vhost-blk -- serve-bench --report $(REPORT)/serve.json $(if $(SPDK),--spdk "$(SPDK)")
+	cargo run --release --quiet -p serve-bench -- serve-bench --report $(REPORT)/serve.json $(if $(SPDK),--spdk "$(SPDK)")
 
 bench-serve-old: build ## block devices for other VMMs, beside this program of an old commit: six rows, 11 rounds in turns, 5 minutes -> target/report/serve-old.json
-	@old=$$(./scripts/old.sh exitless); cargo run --release --quiet -p vhost-blk -- serve-bench --only pairs --repetitions 11 --report $(REPORT)/serve-old.json --beside "$$old serve {blocks} --cpu {cpu} --idle {idle}"
+	@old=$$(./scripts/old.sh exitless); cargo run --release --quiet -p serve-bench -- serve-bench --only pairs --repetitions 11 --report $(REPORT)/serve-old.json --beside "$$old serve {blocks} --cpu {cpu} --idle {idle}"
 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json

@@ -12,7 +12,7 @@ use anyhow::Result;
 
 use super::open::{LOADS, load};
 use super::{Bench, Disk, Kind, Peer, Summary};
-use crate::stats::STALL_NS;
+use vhost_blk::stats::STALL_NS;
 
 const FIXED: [&str; 6] = [
     "poll",
@@ -156,7 +156,7 @@ fn policy_rows(
     row: &str,
     peers: &[Peer],
     name: &str,
-    pacing: crate::load::Pacing,
+    pacing: vhost_blk::load::Pacing,
 ) -> Result<Vec<Option<Summary>>> {
     let names: Vec<_> = peers
         .iter()

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
-use crate::load::{Mode, VmSpec};
+use vhost_blk::load::{Mode, VmSpec};
 
 /// All at depth 32, two at depth 128; every other disk makes requests of 64 KiB.
 fn unequal(server: &Server) -> Vec<VmSpec> {

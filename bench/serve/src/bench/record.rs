@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::plots;
 use super::{Peer, Settings};
-use crate::stats::{Report, micros};
+use vhost_blk::stats::{Report, micros};
 
 /// Other people's programs, measured by another client on the machine of our notes: name, depth 1 and 32
 /// polling, depth 1 sleeping (IOPS; p50/p99 in µs).
@@ -98,11 +98,10 @@ const KEYS: [&str; 41] = [
 
 /// Medians over the repetitions of one row.
 #[derive(Clone, Debug, Default)]
-#[expect(missing_docs, reason = "as in `Report`")]
 pub struct Summary {
     pub iops: f64,
     pub mean_ns: f64,
-    /// See [`Latency`](crate::stats::Latency).
+    /// See [`Latency`](vhost_blk::stats::Latency).
     pub prompt_mean_ns: f64,
     pub stalled: f64,
     pub p50_ns: f64,

@@ -8,8 +8,9 @@
 use anyhow::{Context, Result};
 use report::{Measured, median};
 
+use super::prices::{PRICED, price_row};
 use super::{Aio, Bench, Disk, Kind, Peer, Server, Summary, all};
-use crate::load::{Mode, Pacing};
+use vhost_blk::load::{Mode, Pacing};
 
 /// Fewest rounds, and windows.
 const ROUNDS: usize = 10;
@@ -17,17 +18,6 @@ const ROUNDS: usize = 10;
 const WINDOW: f64 = 2.0;
 /// Size of the RAM disk, MiB: more than any cache.
 const MIB: u32 = 256;
-/// The prices that a plot compares at 1,000 requests a second, beside the default and the fixed policies.
-pub const PRICED: [&str; 8] = [
-    "adaptive",
-    "adaptive:0.1",
-    "adaptive:1",
-    "adaptive:10",
-    "adaptive:100",
-    "sleep",
-    "spin:50",
-    "poll",
-];
 
 /// The section. Keys: `event_d1_vs_poll` and so on, `event_d1_slowest_window`, `open20k_poisson_p50_us` and so on.
 pub fn default(bench: &mut Bench) -> Result<()> {
@@ -142,11 +132,6 @@ fn prices(bench: &mut Bench) -> Result<()> {
     let names = PRICED.map(price_row);
     at_rate(bench, &names, &peers, Pacing::Poisson(1e3))?;
     Ok(())
-}
-
-/// The name of a policy's row.
-pub fn price_row(idle: &str) -> String {
-    format!("open1k_{}", idle.replace([':', '.'], "_"))
 }
 
 fn at_rate(

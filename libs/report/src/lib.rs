@@ -1,4 +1,4 @@
-//! What every measuring program here reports: the machine, the figures, their spread, and plots of them.
+//! Report of a measuring program: the machine, the figures, their spread, and plots of them.
 //!
 //! * [`host`]: which machine, kernel and commit; pinning; the round trip of a cache line between two CPUs.
 //! * [`clock`]: nanoseconds for less than a system call.

@@ -13,11 +13,11 @@ use anyhow::{Context, Result};
 use report::{Measured, median};
 
 use super::{Bench, Disk, Kind, Peer, all};
-use crate::ceiling;
-use crate::drive::{Run, drive};
-use crate::host;
-use crate::load::{Mix, Mode, VmSpec};
-use crate::stats::Report;
+use vhost_blk::ceiling;
+use vhost_blk::drive::{Run, drive};
+use vhost_blk::host;
+use vhost_blk::load::{Mix, Mode, VmSpec};
+use vhost_blk::stats::Report;
 
 /// Rounds at least.
 const ROUNDS: usize = 12;
@@ -177,7 +177,7 @@ fn reference(bench: &Bench, measure: Duration) -> Result<Report> {
     host::pin(bench.settings.client_cpu)?;
     let report = drive(&Run {
         vms: vec![VmSpec::closed(socket.clone(), 1, 4096)],
-        options: crate::client::Options::new(1, 4096),
+        options: vhost_blk::client::Options::new(1, 4096),
         mix: Mix::READS,
         sectors: None,
         mode: Mode::Event,

@@ -5,7 +5,7 @@ use anyhow::Result;
 use report::Measured;
 
 use super::{Bench, Disk, Kind, Peer, Server, all};
-use crate::load::Mode;
+use vhost_blk::load::Mode;
 
 /// Fewest rounds.
 const ROUNDS: usize = 11;

@@ -34,6 +34,7 @@ mod open;
 mod pairs;
 mod plots;
 mod policies;
+mod prices;
 mod record;
 mod server;
 
@@ -43,12 +44,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use report::short;
 
-use crate::client::Options;
-use crate::drive::{Run, drive};
-use crate::host::{self, Priority, Spinners};
-use crate::load::{Mix, Mode, VmSpec};
-use crate::stats::{Report, VmReport};
-use crate::{ceiling, ring};
+use vhost_blk::client::Options;
+use vhost_blk::drive::{Run, drive};
+use vhost_blk::host::{self, Priority, Spinners};
+use vhost_blk::load::{Mix, Mode, VmSpec};
+use vhost_blk::stats::{Report, VmReport};
+use vhost_blk::{ceiling, ring};
 
 pub use record::{Record, Summary};
 pub use server::{Aio, Disk, Kind, Peer, Server};

@@ -6,7 +6,7 @@ use std::{fs, io};
 use report::Object;
 use report::svg::{Series, bars};
 
-use super::default::{PRICED, price_row};
+use super::prices::{PRICED, price_row};
 
 /// Draws what was measured, beside the report.
 pub fn draw(figures: &Object, report: &Path) -> io::Result<()> {

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::disks::versus;
 use super::{Bench, Disk, Kind, all};
-use crate::load::{Mix, Mode};
+use vhost_blk::load::{Mix, Mode};
 
 /// Size of the files, MiB.
 const MIB: u32 = 256;

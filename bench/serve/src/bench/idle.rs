@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
-use crate::client::{Client, Options};
-use crate::drive::drive;
-use crate::load::Mode;
-use crate::process::{cpu_time, memory_use};
-use crate::ring::feature;
+use vhost_blk::client::{Client, Options};
+use vhost_blk::drive::drive;
+use vhost_blk::load::Mode;
+use vhost_blk::process::{cpu_time, memory_use};
+use vhost_blk::ring::feature;
 
 /// Size of a disk that has worked, MiB.
 const MIB: u32 = 2;

@@ -5,8 +5,8 @@
 //! [`queue`] (block requests in slots), [`client`] (connection, negotiation, restart), then what
 //! is done with them: [`load`] and [`mod@drive`] (measuring), [`stats`] and [`hist`] (results);
 //! [`verify`] with [`checked`], [`verdict`], [`journal`] and [`stamp`] (checking, across restarts of the server). [`loopback`] is a server for tests and
-//! for this client's own [`ceiling`]; [`host`] has CPUs and what they cost, [`process`] what a server costs;
-//! [`mod@bench`] starts servers and compares them.
+//! for this client's own [`ceiling`]; [`host`] has CPUs and what they cost, [`process`] what a server costs.
+//! The program `vhost-blk` and the comparison of servers are in `bench/serve`.
 //!
 //! Rings, requests and statuses are this crate's own, from the specification: it is also the oracle of the servers'
 //! tests. Only names of feature bits come from `vio`.
@@ -17,7 +17,6 @@
 //! **Left out:** IOTLB (no vIOMMU in front of this client), dirty logging, live migration.
 #![deny(unsafe_code)]
 
-pub mod bench;
 pub mod ceiling;
 pub mod checked;
 pub mod client;

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
-use crate::drive::Run;
-use crate::load::{Mode, Pacing};
+use vhost_blk::drive::Run;
+use vhost_blk::load::{Mode, Pacing};
 
 /// Loads by name: constant rates, bursts of 10 ms with 90 ms of silence, and a step in the middle.
 pub const LOADS: [(&str, Pacing); 6] = [

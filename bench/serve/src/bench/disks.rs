@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::{Aio, Bench, Disk, Kind, Peer, Summary, all};
-use crate::load::Mode;
-use crate::ring::feature;
+use vhost_blk::load::Mode;
+use vhost_blk::ring::feature;
 
 /// Size of RAM and tmpfs disks, MiB: more than any cache.
 const MIB: u32 = 256;

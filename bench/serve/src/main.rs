@@ -1,6 +1,7 @@
 //! `vhost-blk`: see `vhost-blk help`.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cli;
 
 use anyhow::Result;

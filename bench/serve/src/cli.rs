@@ -13,8 +13,10 @@ use vhost_blk::load::{Mix, Mode, Pacing, VmSpec};
 use vhost_blk::ring::feature;
 use vhost_blk::stats::micros;
 use vhost_blk::verify::{Verify, verify};
-use vhost_blk::{Run, bench, ceiling, drive, host};
+use vhost_blk::{Run, ceiling, drive, host};
 use vhost_user::wire::ProtocolFeatures;
+
+use crate::bench;
 
 /// A vhost-user-blk front end without a VM.
 #[derive(Parser)]

@@ -14,7 +14,7 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
 use super::Settings;
-use crate::host;
+use vhost_blk::host;
 
 /// How long a server may take until its sockets are there.
 const START: Duration = Duration::from_secs(20);
