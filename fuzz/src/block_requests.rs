@@ -10,6 +10,7 @@
 //! [`BlockIo`](vio::blk::BlockIo); no lease may be left; as much is returned as was taken.
 
 mod flight;
+mod irq;
 mod model;
 mod seeds;
 mod steps;

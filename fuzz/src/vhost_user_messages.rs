@@ -1,5 +1,5 @@
-//! Any bytes, with descriptors anywhere, as a front end may send them: `session::feed` says how the input
-//! is read and what must hold. Here the process's descriptors are counted as well.
+//! Any bytes, with descriptors anywhere, as a front end may send them: [`session_bytes::feed`] says
+//! how the input is read and what must hold. Here the process's descriptors are counted as well.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,15 +12,12 @@ use vhost_user::wire::{
 
 use crate::fds;
 
-#[path = "../../virt/vhost-user/tests/any_bytes/session.rs"]
-mod session;
-
 /// The body.
 ///
 /// # Panics
 /// If a session breaks one of its promises.
 pub fn run(data: &[u8]) {
-    fds::leaves_none(|| session::feed(data));
+    fds::leaves_none(|| session_bytes::feed(data));
 }
 
 /// What clients send, whole and in their order, and each request alone.

@@ -5,10 +5,7 @@ use dma_peers::{
     SlabAllocator, SlabConfig,
 };
 
-#[path = "../../../libs/iova/tests/any/phases.rs"]
-mod phases;
-
-phases::allocators! {
+iova::testing::any::phases::allocators! {
     linear in 0 cuts by PAGE: |aperture, cores| LinearAllocator::new(aperture, cores).expect("cores"),
     eiovar in 0 cuts by PAGE: |aperture, cores| EiovaRAllocator::new(aperture, cores).expect("cores"),
     magazine in 0 cuts by PAGE: |aperture, cores| MagazineAllocator::new(aperture, cores).expect("cores"),

@@ -1,15 +1,11 @@
 //! The caches of this crate, seen as a mapper sees them.
 
 use address::PhysAddr;
+use dma_map::testing::reuse_world::{EARLIEST_NS, Rules, Step, World, idle_only};
 use dma_peers::reuse::*;
 use dma_peers::{LruCache, RtcCache};
 use iova::{Access, IovaPfn, IovaRange};
 use proptest::prelude::*;
-
-#[path = "../../../libs/dma-map/src/reuse/tests/world.rs"]
-mod world;
-
-use world::{EARLIEST_NS, Rules, World, a_step, idle_only};
 
 /// One page for reading and writing.
 fn page(number: u64) -> Key {
@@ -98,6 +94,10 @@ fn rtc_does_not_expire_what_is_in_use() {
     );
     assert_eq!(cache.expire(10_400, &mut batch), Progress::Done);
     assert_eq!(numbers(&batch), [1]);
+}
+
+fn a_step() -> impl Strategy<Value = Step> {
+    (0..Step::CHOICES, any::<u64>()).prop_map(|(choice, number)| Step::chosen(choice, number))
 }
 
 proptest! {

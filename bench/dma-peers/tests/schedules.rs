@@ -10,10 +10,7 @@ use dma_peers::{MagazineAllocator, MagazineConfig, SlabAllocator, SlabConfig};
 use iova::{Aperture, IovaPfn};
 use random_schedules::{any, finds, holds};
 
-#[path = "../../../libs/iova/tests/any/schedules.rs"]
-mod schedules;
-
-use schedules::{Mix, meet};
+use iova::testing::any::schedules::{Mix, meet};
 
 /// Of allocators whose pins are a compare-and-swap.
 const BYTES: Mix = Mix {

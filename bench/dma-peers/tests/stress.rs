@@ -5,10 +5,7 @@ use dma_peers::{
     SlabAllocator,
 };
 
-#[path = "../../../libs/iova/tests/any/threads.rs"]
-mod threads;
-
-threads::allocators! {
+iova::testing::any::threads::allocators! {
     linear: LinearAllocator::new,
     eiovar: EiovaRAllocator::new,
     magazine: MagazineAllocator::new,

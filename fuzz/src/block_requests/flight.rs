@@ -1,12 +1,12 @@
 //! Requests in flight, ends in any order, and a driver that does not wait.
 
-use fake_driver::CountIrq;
 use guest_mem::{Iommu, Iova, Perm, PhysMem};
 use vio::blk::{Blk, BlkConfig, Transfer};
 use vio::ring::{Ring, RingPosition};
 use vio::{Activity, CancelReason, QueueConfig, QueueDevice, Service, StoppedQueue, Visit};
 
 use super::MEMORY;
+use super::irq::CountIrq;
 use super::steps::{SECTORS, features};
 use crate::Input;
 use crate::held_disk::{Control, HeldDisk};

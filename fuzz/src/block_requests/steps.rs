@@ -2,7 +2,6 @@
 
 use std::any::Any;
 
-use fake_driver::CountIrq;
 use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Gpa, Iommu, Iova, Perm, PhysMem};
 use vio::blk::request::feature as blk_feature;
@@ -11,6 +10,7 @@ use vio::ring::{Parked, RingPosition};
 use vio::{QueueConfig, QueueDevice, Visit, feature};
 
 use super::MEMORY;
+use super::irq::CountIrq;
 use super::model::{Bytes, End, Model, Terms};
 use crate::Input;
 
@@ -274,7 +274,7 @@ impl World {
             assert_eq!(self.position(), position, "{end:?}");
             let is_faulted = end == End::Fault || !may_run;
             assert_eq!(parked.is_some(), is_faulted, "{end:?}");
-            let sent = self.irq.total() - before.total();
+            let sent = self.irq.queues - before.queues;
             match end {
                 End::Served(None) => assert!(sent <= 1, "{sent} for one request"),
                 _ => assert_eq!(sent, u64::from(end == End::Served(Some(true))), "{end:?}"),

@@ -43,7 +43,7 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-#[cfg(shuttle)]
+#[cfg(any(shuttle, feature = "testing"))]
 extern crate std;
 
 /// Whether a test has planted this mistake: never, outside of tests and models.

@@ -3,10 +3,7 @@
 
 use iova::{ChunkAllocator, ChunkConfig, TreeAllocator};
 
-#[path = "any/phases.rs"]
-mod phases;
-
-phases::allocators! {
+iova::testing::any::phases::allocators! {
     tree in 0 cuts by PAGE: |aperture, cores| TreeAllocator::new(aperture, cores).expect("cores"),
     chunk in 3 cuts by CHUNK: |aperture, cores| ChunkAllocator::new(aperture, cores).expect("cores"),
     // One chunk below each limit: the tree has nearly everything.

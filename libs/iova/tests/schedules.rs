@@ -11,10 +11,7 @@ use iova::planted::{Mistake, plant};
 use iova::*;
 use random_schedules::{any, fail, finds, holds, thread};
 
-#[path = "any/schedules.rs"]
-mod schedules;
-
-use schedules::{Mix, Shared, WATCHED, known, meet};
+use iova::testing::any::schedules::{Mix, Shared, WATCHED, known, meet};
 
 /// What chunks are there for.
 #[derive(Clone, Copy, PartialEq)]

@@ -3,10 +3,7 @@
 
 use iova::{ChunkAllocator, TreeAllocator};
 
-#[path = "any/threads.rs"]
-mod threads;
-
-threads::allocators! {
+iova::testing::any::threads::allocators! {
     tree: TreeAllocator::new,
     chunk: ChunkAllocator::new,
     chunk_retiring: ChunkAllocator::retiring,

@@ -2,15 +2,13 @@
 
 use guest_mem::{Gpa, PhysMem};
 
-use super::{Buffer, FakeDriver, FakePacked};
-use vio::ring::RingStart;
-use vio::{QueueConfig, feature};
+use super::{Buffer, EVENT_IDX, FakeDriver, FakePacked, IN_ORDER, Position, RING_PACKED, Rings};
 
 /// A driver of either layout, by the features it accepted.
 #[expect(missing_docs, reason = "as they say")]
-pub enum AnyDriver<M> {
-    Split(FakeDriver<M>),
-    Packed(FakePacked<M>),
+pub enum AnyDriver<M, Q = Rings> {
+    Split(FakeDriver<M, Q>),
+    Packed(FakePacked<M, Q>),
 }
 
 macro_rules! each {
@@ -22,11 +20,11 @@ macro_rules! each {
     };
 }
 
-impl<M: PhysMem> AnyDriver<M> {
+impl<M: PhysMem, Q: From<Rings>> AnyDriver<M, Q> {
     /// A queue at `base`, packed and in order if the features say so.
     pub fn new(mem: M, base: Gpa, index: u16, size: u16, features: u64) -> Self {
-        let in_order = features & feature::IN_ORDER != 0;
-        if features & feature::RING_PACKED != 0 {
+        let in_order = features & IN_ORDER != 0;
+        if features & RING_PACKED != 0 {
             let mut driver = FakePacked::new(mem, base, index, size);
             if in_order {
                 driver.set_in_order();
@@ -37,7 +35,7 @@ impl<M: PhysMem> AnyDriver<M> {
         if in_order {
             driver.set_in_order();
         }
-        if features & feature::EVENT_IDX == 0 {
+        if features & EVENT_IDX == 0 {
             driver.set_flags_only();
         }
         Self::Split(driver)
@@ -45,36 +43,33 @@ impl<M: PhysMem> AnyDriver<M> {
 
     /// As if the ring had come to `position` (packed: modulo the size, the wrap counter in bit 15), everything used;
     /// how the device has to start. Before the first chain.
-    pub fn start_at(&mut self, position: u16) -> RingStart {
+    pub fn start_at(&mut self, position: u16) -> Position {
         match self {
             Self::Split(driver) => {
                 driver.start_at(position);
-                RingStart::Split {
-                    next_avail: position,
-                    next_used: position,
-                    replay: Vec::new(),
-                }
+                Position::Split(position)
             }
             Self::Packed(driver) => {
                 let (idx, wrap) = ((position & 0x7fff) % driver.size(), position >> 15 != 0);
                 driver.start_at(idx, wrap);
-                RingStart::Packed {
-                    avail: (idx, wrap),
-                    used: (idx, wrap),
-                    replay: Vec::new(),
-                }
+                Position::Packed(idx, wrap)
             }
         }
     }
 
     /// The queue as the transport would hand it to the device.
-    pub fn config(&self) -> QueueConfig {
+    pub fn config(&self) -> Q {
         each!(self, driver => driver.config())
     }
 
     /// The memory.
     pub fn mem(&self) -> &M {
         each!(self, driver => driver.mem())
+    }
+
+    /// Writes guest memory; panics outside RAM.
+    pub fn put(&self, gpa: u64, bytes: &[u8]) {
+        each!(self, driver => driver.put(gpa, bytes));
     }
 
     /// Entries.

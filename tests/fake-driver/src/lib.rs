@@ -1,55 +1,30 @@
-//! A guest driver for tests: builds split rings in guest memory as Linux would, or as it never would; packed ones
-//! ([`FakePacked`]); either ([`AnyDriver`]).
+//! A guest driver for tests: builds split rings in guest memory as Linux would, or as it never
+//! would; packed ones ([`FakePacked`]); either ([`AnyDriver`]).
 //!
-//! It plays the guest, so it reaches memory directly ([`PhysMem`]), and names buffers by the addresses the
-//! device will use. Its own structures lie where the test says; with an IOMMU in between, the test says
-//! how far the device's addresses are off ([`FakeDriver::set_iova_offset`]).
+//! It plays the guest, so it reaches memory directly ([`PhysMem`]), and names buffers by the
+//! addresses the device will use. Its own structures lie where the test says; with an IOMMU in
+//! between, the test says how far the device's addresses are off ([`FakeDriver::set_iova_offset`]).
 //!
-//! The unit tests of `vio` compile these files as a module of their own: `vio` cannot be built from what needs it.
+//! It has the specification's constants and layouts for itself, so that the unit tests of `vio` can
+//! use it: what needs `vio` would bring a second one into them. A device's own types take the place
+//! of [`Rings`] and [`Descriptor`] by `From`.
 #![forbid(unsafe_code)]
 
 mod any;
+mod layout;
 mod packed;
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 
 use guest_mem::{Access, Gpa, Iova, PhysMem};
 
 pub use any::AnyDriver;
+pub use layout::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, EVENT_IDX, IN_ORDER, Position,
+    RING_PACKED, Rings,
+};
 pub use packed::FakePacked;
-
-use vio::ring::chain::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, RawDescriptor};
-use vio::{Interrupt, QueueConfig};
-
-/// Counts interrupts, per queue.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CountIrq {
-    /// Interrupts of queue 0, 1, ….
-    pub queues: Vec<u64>,
-    /// Configuration-change interrupts.
-    pub config: u64,
-}
-
-impl Interrupt for CountIrq {
-    fn queue(&mut self, queue: u16) {
-        let queue = usize::from(queue);
-        if self.queues.len() <= queue {
-            self.queues.resize(queue + 1, 0);
-        }
-        self.queues[queue] += 1;
-    }
-
-    fn config(&mut self) {
-        self.config += 1;
-    }
-}
-
-impl CountIrq {
-    /// Interrupts of all queues.
-    pub fn total(&self) -> u64 {
-        self.queues.iter().sum()
-    }
-}
 
 /// A buffer: device address and length in bytes.
 pub type Buffer = (u64, u32);
@@ -61,7 +36,7 @@ fn ready<T>(access: Access<T>) -> T {
 }
 
 /// The driver's side of one queue.
-pub struct FakeDriver<M> {
+pub struct FakeDriver<M, Q = Rings> {
     mem: M,
     index: u16,
     size: u16,
@@ -78,11 +53,13 @@ pub struct FakeDriver<M> {
     queue: Option<VecDeque<(u16, u32)>>,
     /// Told by a batch's used element and not taken yet.
     batch: VecDeque<(u16, u32)>,
+    /// Type of its rings' places.
+    rings: PhantomData<fn() -> Q>,
 }
 
-impl<M: PhysMem> FakeDriver<M> {
-    /// A queue whose table and rings start at `base`, page-aligned, and take [`footprint`](Self::footprint)
-    /// bytes. The memory is zeroed.
+impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
+    /// A queue whose table and rings start at `base`, page-aligned, and take
+    /// [`footprint`](Self::footprint) bytes. The memory is zeroed.
     pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
         let driver = Self {
             mem,
@@ -98,6 +75,7 @@ impl<M: PhysMem> FakeDriver<M> {
             event_idx: true,
             queue: None,
             batch: VecDeque::new(),
+            rings: PhantomData,
         };
         driver.put(driver.base, &vec![0; Self::footprint(size) as usize]);
         driver
@@ -143,15 +121,15 @@ impl<M: PhysMem> FakeDriver<M> {
     }
 
     /// The queue as the transport would hand it to the device.
-    pub fn config(&self) -> QueueConfig {
+    pub fn config(&self) -> Q {
         let at = |offset| Iova::new(self.base + self.iova_offset + offset);
-        QueueConfig {
+        Q::from(Rings {
             index: self.index,
             size: self.size,
             desc: at(0),
             avail: at(Self::avail_offset(self.size)),
             used: at(Self::used_offset(self.size)),
-        }
+        })
     }
 
     /// Entries.
@@ -190,8 +168,8 @@ impl<M: PhysMem> FakeDriver<M> {
     }
 
     /// Writes descriptor `index`, whatever it says.
-    pub fn put_descriptor(&self, index: u16, desc: RawDescriptor) {
-        self.put(self.base + 16 * u64::from(index), &desc.to_bytes());
+    pub fn put_descriptor(&self, index: u16, desc: impl Into<Descriptor>) {
+        self.put(self.base + 16 * u64::from(index), &desc.into().to_bytes());
     }
 
     /// Writes available entry `slot`.
@@ -200,8 +178,8 @@ impl<M: PhysMem> FakeDriver<M> {
         self.put(at, &head.to_le_bytes());
     }
 
-    /// Stores the available index, in one store with the flags before it: a device that runs on another thread must
-    /// not see half of it.
+    /// Stores the available index, in one store with the flags before it: a device that runs on
+    /// another thread must not see half of it.
     pub fn put_avail_idx(&self, idx: u16) {
         let at = self.base + Self::avail_offset(self.size);
         let flags = self.get_u16(at);
@@ -277,7 +255,7 @@ impl<M: PhysMem> FakeDriver<M> {
             count += 1;
         }
         let index = self.free.pop().expect("a free descriptor");
-        let desc = RawDescriptor {
+        let desc = Descriptor {
             addr: table.raw() + self.iova_offset,
             len: 16 * count,
             flags: DESC_F_INDIRECT,
@@ -366,7 +344,7 @@ fn chain<'a>(
     readable: &'a [Buffer],
     writable: &'a [Buffer],
     index: impl Fn(usize) -> u16 + 'a,
-) -> impl Iterator<Item = RawDescriptor> + 'a {
+) -> impl Iterator<Item = Descriptor> + 'a {
     let count = readable.len() + writable.len();
     assert_ne!(count, 0, "a chain has a descriptor");
     let read = readable.iter().map(|buffer| (buffer, 0));
@@ -375,7 +353,7 @@ fn chain<'a>(
         .enumerate()
         .map(move |(at, (&(addr, len), flags))| {
             let last = at + 1 == count;
-            RawDescriptor {
+            Descriptor {
                 addr,
                 len,
                 flags: flags | if last { 0 } else { DESC_F_NEXT },

@@ -1,18 +1,17 @@
 //! The driver's side of a packed ring (virtio 1.2 §2.8), as simple as it gets.
 
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 
 use guest_mem::{Gpa, Iova, PhysMem};
 
-use super::{Buffer, ready};
-use vio::QueueConfig;
-use vio::ring::chain::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
+use super::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Rings, ready};
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
 /// A packed queue's driver.
-pub struct FakePacked<M> {
+pub struct FakePacked<M, Q = Rings> {
     mem: M,
     index: u16,
     size: u16,
@@ -31,9 +30,11 @@ pub struct FakePacked<M> {
     /// First descriptors of chains that are not published: index and {id, flags}.
     heads: Vec<(u16, u32)>,
     published: (u16, bool),
+    /// Type of its ring's place.
+    rings: PhantomData<fn() -> Q>,
 }
 
-impl<M: PhysMem> FakePacked<M> {
+impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
     /// A queue whose ring and event suppression structures start at `base`, page-aligned, in zeroed memory.
     pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
         let driver = Self {
@@ -51,6 +52,7 @@ impl<M: PhysMem> FakePacked<M> {
             next_used: (0, true),
             heads: Vec::new(),
             published: (0, true),
+            rings: PhantomData,
         };
         driver.put(driver.base, &vec![0; Self::footprint(size) as usize]);
         driver
@@ -79,15 +81,15 @@ impl<M: PhysMem> FakePacked<M> {
     }
 
     /// The queue as the transport would hand it to the device.
-    pub fn config(&self) -> QueueConfig {
+    pub fn config(&self) -> Q {
         let events = self.base + 16 * u64::from(self.size);
-        QueueConfig {
+        Q::from(Rings {
             index: self.index,
             size: self.size,
             desc: Iova::new(self.base),
             avail: Iova::new(events),
             used: Iova::new(events + 4),
-        }
+        })
     }
 
     /// Entries.

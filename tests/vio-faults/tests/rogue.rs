@@ -1,11 +1,11 @@
 //! A rogue disk driven as a guest would.
 
-use fake_driver::{CountIrq, FakeDriver};
+use fake_driver::FakeDriver;
 use fake_mem::{ArrayMem, FlatDma, PendingDma};
 use guest_mem::{Dma, Gpa, Iova, Perm, PhysMem};
-use vio::QueueDevice;
 use vio::blk::request::{STATUS_OK, kind};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, RawDisk, RawDiskOptions, Transfer};
+use vio::{Interrupt, QueueConfig, QueueDevice};
 use vio_faults::{Fault, ROGUE_BYTES, Rogue, RogueStats};
 
 const SECTOR: u64 = 5;
@@ -13,6 +13,26 @@ const HEADER: u64 = 0x2_0000;
 const STATUS: u64 = HEADER + 48;
 const DATA: u64 = 0x4_0000;
 const NOWHERE: Iova = Iova::new(0xdead_0000);
+
+/// Interrupts that go nowhere: the guest polls.
+struct NullIrq;
+
+impl Interrupt for NullIrq {
+    fn queue(&mut self, _: u16) {}
+    fn config(&mut self) {}
+}
+
+/// The driver's queue, as the device names it.
+fn queue(driver: &FakeDriver<ArrayMem>) -> QueueConfig {
+    let rings = driver.config();
+    QueueConfig {
+        index: rings.index,
+        size: rings.size,
+        desc: rings.desc,
+        avail: rings.avail,
+        used: rings.used,
+    }
+}
 
 struct Guest {
     mem: ArrayMem,
@@ -27,7 +47,7 @@ impl Guest {
         let blk = Blk::new(BlkConfig::default(), io).expect("a disk");
         let mut disk = Rogue::new(blk, Some(fault));
         let features = disk.features();
-        disk.activate(features, &[driver.config()], mem.keep_alive())
+        disk.activate(features, &[queue(&driver)], mem.keep_alive())
             .expect("a start");
         Self { mem, driver, disk }
     }
@@ -57,7 +77,7 @@ impl Guest {
         };
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while self.driver.used().is_none() {
-            let _ = self.disk.poll(dma, &mut CountIrq::default(), 0);
+            let _ = self.disk.poll(dma, &mut NullIrq, 0);
             each(&mut self.disk, dma);
             assert!(std::time::Instant::now() < deadline, "no end of it");
         }

@@ -10,15 +10,15 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use fake_driver::FakeDriver;
+use fake_driver::{FakeDriver, Rings};
 use guest_mem::{Gpa, GuestRam, PhysMem};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_export::{Export, ExportConfig};
 use vhost_import::{Import, ImportConfig};
-use vio::RemoteDevice;
 use vio::blk::request::kind;
 use vio::blk::{Blk, BlkConfig, RawDisk, RawDiskOptions};
+use vio::{QueueConfig, RemoteDevice};
 
 const RAM: u64 = 4 << 20;
 const RINGS: u64 = 0x1_0000;
@@ -65,7 +65,15 @@ impl Guest {
         .unwrap();
         let driver = FakeDriver::new(ram.clone(), Gpa::new(RINGS), 0, SIZE);
         let features = import.features();
-        import.start(features, &[driver.config()]).unwrap();
+        let rings: Rings = driver.config();
+        let queue = QueueConfig {
+            index: rings.index,
+            size: rings.size,
+            desc: rings.desc,
+            avail: rings.avail,
+            used: rings.used,
+        };
+        import.start(features, &[queue]).unwrap();
         Self {
             import,
             driver,

@@ -16,16 +16,11 @@
 //! This crate knows no VMM, no PCI and no IOMMU model.
 #![deny(unsafe_code)]
 
-// What unit tests share with those of other crates calls this one by its name.
-#[cfg(test)]
-extern crate self as vio;
-#[cfg(test)]
-#[path = "../../../tests/fake-driver/src/lib.rs"]
-pub mod fake_driver;
-
 pub mod balloon;
 pub mod blk;
 mod device;
+#[cfg(test)]
+mod fake_driver;
 mod line_budget;
 pub mod net;
 mod queue_config;

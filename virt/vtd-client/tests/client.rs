@@ -1,7 +1,5 @@
 //! A driver behind a real unit: what `DmaMapper` unmaps, the unit stops translating when the policy says so.
 
-#[path = "../../vtd/tests/common/mod.rs"]
-mod common;
 mod driver;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,8 +15,8 @@ use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd_client::{DomainInvalidator, EnableError, InvalidationQueue, QueueConfig, Registers};
 
-use common::{DISK, Guest, QUEUE, STATUS};
 use driver::*;
+use vtd_guest::{DISK, Guest, QUEUE, STATUS};
 
 const STRICT: [Policy; 3] = [Policy::STRICT, Policy::STRICT_COMBINING, Policy::SHARED];
 
@@ -441,7 +439,7 @@ fn a_queue_is_refused_where_it_cannot_be() {
             ..good
         },
         QueueConfig {
-            queue: Gpa::new(common::RAM),
+            queue: Gpa::new(vtd_guest::RAM),
             ..good
         },
         QueueConfig {
@@ -450,7 +448,7 @@ fn a_queue_is_refused_where_it_cannot_be() {
         },
         QueueConfig {
             size: 1,
-            queue: Gpa::new(common::RAM - 0x1000),
+            queue: Gpa::new(vtd_guest::RAM - 0x1000),
             ..good
         },
         QueueConfig {
@@ -458,7 +456,7 @@ fn a_queue_is_refused_where_it_cannot_be() {
             ..good
         },
         QueueConfig {
-            status: Gpa::new(common::RAM - 4),
+            status: Gpa::new(vtd_guest::RAM - 4),
             ..good
         },
     ];

@@ -1,6 +1,6 @@
 //! A domain made of models, for tests of this crate and of what is built on it (feature `testing`): a mapper that
 //! gives tables back, a device that forgets nothing by itself, and time that stands still. Beside it, [`reuse`]: what finds
-//! mappings again, taken by itself.
+//! mappings again, taken by itself; and [`reuse_world`], which any such cache is compared with.
 //!
 //! [`ModelDomain::new`] is safe although it makes a mapper that reclaims: a [`ModelMemory`] never really frees a page. An
 //! allocator that breaks its promises lets a walk meet a page that is free or another table's, which shows as a wrong
@@ -33,6 +33,7 @@ mod device;
 #[cfg(not(shuttle))]
 mod memory;
 pub mod reuse;
+pub mod reuse_world;
 
 pub use device::{DeviceFault, ModelDevice, ModelIotlb, ModelMemory};
 #[cfg(not(shuttle))]

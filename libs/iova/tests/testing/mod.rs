@@ -28,8 +28,11 @@
 //! # Ok::<(), iova::ApertureError>(())
 //! ```
 //!
+//! [`any`] has whole tests of this kind, for any allocator.
+//!
 //! Left out: several spaces.
 
+pub mod any;
 mod out;
 mod phase;
 mod player;

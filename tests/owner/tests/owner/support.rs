@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use fake_driver::FakeDriver;
+use fake_driver::{FakeDriver, Rings};
 use guest_mem::{Gpa, GuestRam, NoIommu, PhysMem, RegPage, RegisterPage, SlotMapping, SourceId};
 use machine::{Op, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
@@ -699,7 +699,7 @@ impl<B: Bus> Guest<B> {
         }
         self.set_status(3 | 8);
         assert_eq!(self.status(), 3 | 8, "FEATURES_OK");
-        let queue = self.driver.config();
+        let queue: Rings = self.driver.config();
         self.bar_write(COMMON + 0x10, &0_u16.to_le_bytes());
         self.bar_write(COMMON + 0x16, &queue.index.to_le_bytes());
         self.bar_write(COMMON + 0x18, &queue.size.to_le_bytes());

@@ -4,10 +4,11 @@ mod requests;
 
 use std::collections::VecDeque;
 
-use fake_driver::AnyDriver;
+use fake_driver::{AnyDriver, Rings};
 use guest_mem::{Gpa, PAGE_SIZE, Ticket};
 use machine::Absent;
 use seeded::Random;
+use vio::QueueConfig;
 
 use crate::memory::Cpu;
 use crate::world::{
@@ -162,7 +163,17 @@ impl Guest {
             AnyDriver::new(cpu.clone(), base, queue, QUEUE_SIZE, features)
         };
         let drivers: Vec<_> = (0..queues).map(driver).collect();
-        let configs: Vec<_> = drivers.iter().map(AnyDriver::config).collect();
+        let queue = |rings: Rings| QueueConfig {
+            index: rings.index,
+            size: rings.size,
+            desc: rings.desc,
+            avail: rings.avail,
+            used: rings.used,
+        };
+        let configs: Vec<_> = drivers
+            .iter()
+            .map(|driver| queue(driver.config()))
+            .collect();
         self.functions[function].drivers = drivers;
         self.machine.start(function, &configs);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::front::{copy, event};
 use crate::common::{PATIENCE, until};
-use fake_driver::AnyDriver;
+use fake_driver::{AnyDriver, Rings};
 use guest_mem::{ForeignRam, ForeignRegion, Gpa, PhysMem};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_blk::memory::Memory;
@@ -128,7 +128,7 @@ impl Scene {
         for index in [RX, TX] {
             let base = Gpa::new(0x1_0000 + 0x1_0000 * u64::from(index));
             let driver = AnyDriver::new(self.ram.clone(), base, index, 64, self.features);
-            let config = driver.config();
+            let config: Rings = driver.config();
             let (kick, call) = (event(), event());
             let ring = Ring {
                 index: index as u8,

@@ -6,6 +6,7 @@ mod flight;
 mod held;
 mod parts;
 mod rounds;
+mod slow;
 mod stalled;
 pub(super) mod support;
 mod waits;

@@ -20,7 +20,7 @@ use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Progress, Unit};
 use vtd_client::{DomainInvalidator, InvalidationQueue, QueueConfig, Registers};
 
-use crate::common::{DISK, Guest, Outbox, QUEUE, ROOT, STATUS};
+use vtd_guest::{DISK, Guest, Outbox, QUEUE, ROOT, STATUS};
 
 pub const DID: u16 = 7;
 /// Table pages: 2 MiB of guest memory.

@@ -1,9 +1,13 @@
-//! Every cache against the account of [`world`](super::world).
+//! Every cache against the account of [`reuse_world`](crate::testing::reuse_world).
 
 use proptest::prelude::*;
 
-use super::world::{EARLIEST_NS, Rules, Step, World, a_step, idle_only};
 use super::*;
+use crate::testing::reuse_world::{EARLIEST_NS, Rules, Step, World, idle_only};
+
+fn a_step() -> impl Strategy<Value = Step> {
+    (0..Step::CHOICES, any::<u64>()).prop_map(|(choice, number)| Step::chosen(choice, number))
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]

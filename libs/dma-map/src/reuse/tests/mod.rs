@@ -3,7 +3,6 @@
 mod against_model;
 mod quiet_owner;
 mod stress;
-mod world;
 
 use alloc::sync::Arc;
 

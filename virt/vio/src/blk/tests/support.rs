@@ -11,10 +11,7 @@ use crate::blk::{Blk, BlkConfig, MemDisk, RawDisk, RawDiskOptions, Transfer};
 use crate::fake_driver::{CountIrq, FakeDriver};
 use crate::{Activity, QueueDevice, Service, Visit};
 
-#[path = "../../../../../tests/vio-faults/src/slow.rs"]
-mod slow;
-
-pub use slow::{SlowControl, SlowDisk};
+pub use super::slow::{SlowControl, SlowDisk};
 
 /// Where the rings lie.
 pub const RINGS: u64 = 0x1_0000;

@@ -9,7 +9,6 @@ mod journals;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use guest_mem::PhysMem;
 use vhost_user::backend::RingLayout;
 use vhost_user::inflight::{
     MemRegion, Packed, PackedPosition, PackedRing, PackedSizes, Split, queue_region_len,
@@ -327,12 +326,6 @@ impl Machine {
             (0, Ok(false))
         );
         self.life.stored()
-    }
-}
-
-impl AnyDriver<ArrayMem> {
-    fn put(&self, gpa: u64, bytes: &[u8]) {
-        self.mem().write(Gpa::new(gpa), bytes).expect("in RAM");
     }
 }
 

@@ -135,23 +135,21 @@ fn event_structures_are_those_of_the_specification() {
     bare.ring.arm(&mut bare.dma).unwrap();
     assert_eq!(bare.driver.device_event(), (0, 0));
     bare.driver.put_event(2, 0);
-    bare.driver.add(BUFFER);
+    add_one(&mut bare.driver, BUFFER);
     // DESC is not negotiated: whatever it means, an interrupt is safe.
     assert!(serve_one(&mut bare.ring, &mut bare.dma, &mut bare.chain, 0));
     for (flags, want) in [(0, true), (1, false)] {
         bare.driver.put_event(flags, 0);
-        bare.driver.add(BUFFER);
+        add_one(&mut bare.driver, BUFFER);
         let wanted = serve_one(&mut bare.ring, &mut bare.dma, &mut bare.chain, 0);
         assert_eq!(wanted, want);
     }
 }
 
-impl FakePacked<ArrayMem> {
-    /// One chain of one buffer.
-    fn add(&mut self, buffer: u64) {
-        self.stage(&[(buffer, 4)], &[]);
-        self.publish();
-    }
+/// One chain of one buffer.
+fn add_one(driver: &mut FakePacked<ArrayMem>, buffer: u64) {
+    driver.stage(&[(buffer, 4)], &[]);
+    driver.publish();
 }
 
 #[test]
@@ -196,7 +194,7 @@ fn an_interrupt_comes_when_the_event_is_stepped_over_and_only_then() {
 fn an_event_outside_the_ring_costs_an_interrupt() {
     let mut bare = Bare::new(4, PACKED);
     bare.driver.put_event(2, 4);
-    bare.driver.add(BUFFER);
+    add_one(&mut bare.driver, BUFFER);
     assert!(serve_one(&mut bare.ring, &mut bare.dma, &mut bare.chain, 0));
 }
 

@@ -76,7 +76,7 @@ impl World {
 
     /// Both sides begin at this position.
     pub(super) fn start_at(&mut self, position: u16) -> RingStart {
-        let start = self.driver.start_at(position);
+        let start = RingStart::from(self.driver.start_at(position));
         self.ring.start(start.clone()).unwrap();
         start
     }

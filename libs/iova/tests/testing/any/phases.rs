@@ -1,15 +1,20 @@
-//! Any allocator against a map of what is out, in phases (`iova::testing`). A new one is one more line of [`allocators!`].
-//! Each makes three quarters of a million operations; `bench/dma-soak` goes on from there.
+//! Any allocator against a map of what is out, in phases. A new one is one more line of
+//! [`allocators!`]. Each makes three quarters of a million operations; `bench/dma-soak` goes on
+//! from there.
 
-use iova::testing::{Player, World};
-use iova::{Aperture, IovaAllocator};
+use std::println;
 
+use crate::testing::{Player, World};
+use crate::{Aperture, IovaAllocator};
+
+/// Seeds of each test.
 pub const SEEDS: u64 = 6;
-/// In a world that is small, and in one where operations find more to do.
+/// Operations in a world that is small.
 pub const FEW: u64 = 12_000;
+/// Operations in a world where they find more to do.
 pub const MANY: u64 = 30_000;
 
-/// Phases on what `make` makes, then everything is freed and all of the space allocated.
+/// Runs phases on what `make` makes, then frees everything and allocates all of the space.
 pub fn play<A: IovaAllocator>(
     make: impl Fn(Aperture, usize) -> A,
     world: &World,
@@ -23,12 +28,16 @@ pub fn play<A: IovaAllocator>(
     player.finish();
 }
 
-macro_rules! allocators {
+/// Makes a module of tests for each `NAME in CUTS cuts by GRAIN: CONSTRUCTOR`
+/// ([`World::in_parts`]).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! any_allocator_in_phases {
     ($($name:ident in $cuts:literal cuts by $grain:ident: $make:expr,)*) => {$(
         mod $name {
             use super::*;
-            use iova::testing::{Grain, World};
-            use phases::{FEW, MANY, SEEDS, play};
+            use $crate::testing::{Grain, World};
+            use $crate::testing::any::phases::{FEW, MANY, SEEDS, play};
 
             #[test]
             fn holds_in_a_tiny_space() {
@@ -64,4 +73,4 @@ macro_rules! allocators {
     };
 }
 
-pub(crate) use allocators;
+pub use any_allocator_in_phases as allocators;

@@ -5,11 +5,11 @@
 
 use std::cell::{Cell, RefCell};
 
-use crate::common::*;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, RegPage, RegisterPage, Stop};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{Config, Parked, Progress, Unit};
+use vtd_guest::*;
 
 type Stores = Box<dyn FnMut(&RegisterPage)>;
 

@@ -1,11 +1,15 @@
-//! Any allocator under random schedules of four to eight threads (`random_schedules` says how and what that cannot
-//! see). Through the public interface alone. Threads allocate, hand ranges to each other, free their own and others', pin, park, and retire chunks. A map, which they
-//! share and look at between two steps, knows what is out: nothing overlaps, nothing is refused, nothing is lost.
+//! Any allocator under random schedules of four to eight threads (`random_schedules` says how and
+//! what that cannot see). Through the public interface alone. Threads allocate, hand ranges to each
+//! other, free their own and others', pin, park, and retire chunks. A map, which they share and
+//! look at between two steps, knows what is out: nothing overlaps, nothing is refused, nothing is
+//! lost.
 
 use std::collections::BTreeMap;
+use std::format;
+use std::prelude::v1::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use iova::{CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request};
+use crate::{CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Request};
 use random_schedules::{any, fail, has_failed, thread};
 
 /// Steps of one thread.
@@ -25,8 +29,9 @@ pub struct Known {
     contested: Vec<IovaRange>,
     pinned: Vec<IovaRange>,
     watched: Vec<IovaRange>,
-    /// Watched ranges that strangers have pinned, and retired chunks.
+    /// Watched ranges that remote cores have pinned.
     pub held: Vec<IovaRange>,
+    /// Retired chunks.
     pub away: Vec<IovaRange>,
 }
 
@@ -48,6 +53,7 @@ impl Known {
         }
     }
 
+    /// Fails the model if a retired chunk holds a pinned range.
     pub fn check_leaf_tables(&self) {
         let overlaps = |chunk: &IovaRange| self.held.iter().any(|held| held.overlaps(*chunk));
         if self.away.iter().any(overlaps) {
@@ -56,8 +62,10 @@ impl Known {
     }
 }
 
+/// [`Known`], shared by all threads of a model.
 pub type Shared = Arc<Mutex<Known>>;
 
+/// Locks what the threads know.
 pub fn known(shared: &Shared) -> MutexGuard<'_, Known> {
     shared.lock().expect("nobody panics with it")
 }
@@ -118,7 +126,8 @@ impl<C: CoreAllocator> Thread<C> {
             return;
         };
         let mut known = known(&self.shared);
-        // Freed since we heard of it, and just being given out again: a mistake of ours, which is without effect.
+        // Freed since we heard of it, and just being given out again: a mistake of ours, which is
+        // without effect.
         let is_out = known.out.get(&range.first().raw()) == Some(&range.last().raw());
         let others = known.pinned.iter().filter(|other| **other == range).count();
         if others > self.mix.other_pins {
@@ -276,10 +285,12 @@ pub struct Mix {
     pub sizes: u64,
     /// Others that may have pinned what one has pinned, all at the same moment.
     pub other_pins: usize,
+    /// Cores park now and then.
     pub parks: bool,
-    /// Owners free what strangers pin. Not where cores park, or are asked to: then whoever frees is no owner any more,
-    /// and such a race is of two mistakes.
+    /// Owners free what strangers pin. Not where cores park, or are asked to: then whoever frees is
+    /// no owner any more, and such a race is of two mistakes.
     pub watches: bool,
+    /// Cores retire chunks.
     pub retires: bool,
 }
 

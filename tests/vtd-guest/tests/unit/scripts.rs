@@ -5,12 +5,12 @@
 //! only when the guest waits and with a fast one that looks after every store. The rest must agree in
 //! `trap` and `logged`, and leave `shared` bounded and safe; each says which rule it breaks.
 
-use crate::common::*;
 use fake_mem::{ArrayMem, PendingMem};
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, PhysMem, RegPage, RegisterPage, Run, Stop};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Event, Parked, Progress, Unit};
+use vtd_guest::*;
 
 /// Everything a guest or a device can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]

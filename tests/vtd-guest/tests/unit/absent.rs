@@ -1,11 +1,11 @@
 //! Memory that may be absent, under everything that the unit reads and writes: it waits, and goes on; where that could not be
 //! brought in it does what it does where there is no RAM; and what a reset has forgotten changes nothing.
 
-use crate::common::*;
 use fake_mem::PagedMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, PAGE_SIZE, Perm, PhysMem, Stop, Ticket};
 use vtd::spec::registers as reg;
 use vtd::{Parked, Progress};
+use vtd_guest::*;
 
 /// An address that is mapped, and what to.
 const MAPPED: u64 = 0x1000;

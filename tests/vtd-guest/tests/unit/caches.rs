@@ -1,8 +1,8 @@
 //! What the caches must not mix up: widths, buses, domains, and one epoch with another.
 
-use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Perm, SourceId, Stop};
+use vtd_guest::*;
 
 fn blocked(answer: Result<guest_mem::Run, Stop>) -> bool {
     matches!(answer, Err(Stop::Fault(DmaFault::Blocked { .. })))

@@ -2,9 +2,7 @@
 
 use proptest::prelude::*;
 
-mod session;
-
-use session::feed;
+use session_bytes::feed;
 
 /// A message with a plausible header, cut into the fuzzer's chunks.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {

@@ -1,4 +1,6 @@
-//! The body of a fuzz target and of the tests beside it: any bytes, with descriptors anywhere, through receiver and session.
+//! Any bytes, with descriptors anywhere, through receiver and session of `vhost-user`: the body of
+//! a fuzz target, and of the property tests of this crate.
+#![forbid(unsafe_code)]
 
 use std::fs::File;
 
@@ -10,8 +12,9 @@ use vhost_user::wire::feature;
 
 /// Feeds `data` to a session that offers everything, and answers its events.
 ///
-/// The first byte says which events the daemon refuses; then come chunks, each a byte with the number of
-/// bytes (lower six bits) and of descriptors that come with them (upper two), then those bytes.
+/// The first byte says which events the daemon refuses; then come chunks, each a byte with the
+/// number of bytes (lower six bits) and of descriptors that come with them (upper two), then those
+/// bytes.
 ///
 /// # Panics
 /// If what arrives can break an invariant: that is what it looks for.

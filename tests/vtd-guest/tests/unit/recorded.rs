@@ -5,11 +5,11 @@
 //! invalidations and the wait behind them, which is what stock Linux submits. Nor are the accesses that faulted: each is
 //! made again before the guest first looks whether there was one, as its fault record tells.
 
-use crate::common::{Guest, MODES, Machine, Mode, QUEUE, ROOT, STATUS};
-use crate::common::{cc_global, iotlb_global, iotlb_pages, wait_status};
 use guest_mem::{Gpa, Perm, SourceId, Stop};
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config};
+use vtd_guest::{Guest, MODES, Machine, Mode, QUEUE, ROOT, STATUS};
+use vtd_guest::{cc_global, iotlb_global, iotlb_pages, wait_status};
 
 /// Bytes of the queue that stock Linux has.
 const QUEUE_BYTES: u64 = 0x1000;

@@ -1,13 +1,16 @@
 //! Any cache against the simplest account of what is mapped: who uses it, since when it is stale.
 //!
-//! The world plays the mapper: it makes and destroys mappings and believes the cache nothing. After every step the
-//! cache's answers must fit the world, and its contract and counters what the world has seen.
+//! The world plays the mapper: it makes and destroys mappings and believes the cache nothing. After
+//! every step the cache's answers must fit the world, and its contract and counters what the world
+//! has seen.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
-use proptest::prelude::*;
+use address::PhysAddr;
+use iova::{Access, IovaPfn, IovaRange};
 
-use super::*;
+use super::reuse::{Batch, Expired, Key, Progress, Released, ReuseCache, RiskContract};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
@@ -36,6 +39,7 @@ pub struct Rules {
     pub keeps_while_it_can: bool,
 }
 
+/// A cache, and what its mapper knows.
 pub struct World<C> {
     cache: C,
     rules: Rules,
@@ -52,43 +56,61 @@ pub struct World<C> {
     has_notice: bool,
 }
 
+/// One step of the mapper. Those called `Outside` are another core's, by the cache's expirer if it
+/// has one.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
+    /// A map of this key.
     Map(Key),
+    /// An unmap of the user with this number, modulo their number.
     Unmap(usize),
+    /// Time that passes, ns.
     Wait(u64),
+    /// A tick.
     Expire,
+    /// A tick.
     ExpireOutside,
+    /// Everything idle goes.
     Drain,
+    /// Everything idle goes.
     DrainOutside,
+    /// A teardown of what has gone.
     TearDown,
+    /// A teardown of what has gone.
     TearDownOutside,
 }
 
-fn a_key() -> impl Strategy<Value = Key> {
-    // Few pages, so that they meet again; accesses and sizes that must not alias.
-    (0u64..12, 1u64..3, 0usize..2).prop_map(|(number, pages, access)| {
-        let access = [Access::Read, Access::ReadWrite][access];
-        Key::new(PhysAddr::new(number << 12), pages, access).expect("a few pages")
-    })
+impl Step {
+    /// Choices of [`chosen`](Self::chosen), by which steps have their shares.
+    pub const CHOICES: u32 = 95;
+
+    /// The step that `choice`, below [`CHOICES`](Self::CHOICES), stands for; any `number` will do.
+    /// Small ones map.
+    pub fn chosen(choice: u32, number: u64) -> Self {
+        match choice {
+            0..30 => Self::Map(key(number)),
+            30..60 => Self::Unmap(number as usize % 1000),
+            60..68 => Self::Wait(number % 60),
+            68 => Self::Wait(1000 + number % 4000),
+            69..73 => Self::Expire,
+            73..77 => Self::ExpireOutside,
+            77 => Self::Drain,
+            78 => Self::DrainOutside,
+            79..91 => Self::TearDown,
+            _ => Self::TearDownOutside,
+        }
+    }
 }
 
-pub fn a_step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        30 => a_key().prop_map(Step::Map),
-        30 => (0usize..1000).prop_map(Step::Unmap),
-        8 => (0u64..60).prop_map(Step::Wait),
-        1 => (1000u64..5000).prop_map(Step::Wait),
-        4 => Just(Step::Expire),
-        4 => Just(Step::ExpireOutside),
-        1 => Just(Step::Drain),
-        1 => Just(Step::DrainOutside),
-        12 => Just(Step::TearDown),
-        4 => Just(Step::TearDownOutside),
-    ]
+/// One of few pages, so that they meet again; accesses and sizes that must not alias.
+fn key(number: u64) -> Key {
+    let access = [Access::Read, Access::ReadWrite][(number / 24 % 2) as usize];
+    let at = PhysAddr::new((number % 12) << 12);
+    Key::new(at, 1 + number / 12 % 2, access).expect("a few pages")
 }
 
 impl<C: ReuseCache> World<C> {
+    /// A world without a mapping, around an empty cache. Batches have `room` entries.
     pub fn new(cache: C, rules: Rules, residency_ns: u64, room: usize) -> Self {
         Self {
             cache,
@@ -235,7 +257,8 @@ impl<C: ReuseCache> World<C> {
         assert!(batch.is_empty());
     }
 
-    /// Expires or drains, from outside or as the owner. Whatever is due must be gone when the answer is `Done`.
+    /// Expires or drains, from outside or as the owner. Whatever is due must be gone when the
+    /// answer is `Done`.
     fn sweep(&mut self, is_foreign: bool, is_drain: bool) {
         let (now_ns, residency_ns) = (self.now_ns, self.residency_ns);
         let promised_ns = self.rules.contract.max_age_ns.unwrap_or(u64::MAX);
@@ -310,6 +333,10 @@ impl<C: ReuseCache> World<C> {
         assert_eq!(self.cache.counts().entries, 0);
     }
 
+    /// Runs these steps, then ends every use.
+    ///
+    /// # Panics
+    /// At the first answer of the cache that does not fit.
     pub fn run(mut self, steps: &[Step]) {
         for &step in steps {
             self.step(step);

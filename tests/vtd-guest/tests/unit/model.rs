@@ -6,12 +6,12 @@
 //! the tables say *now*, because nothing not-present is cached. Waits must complete exactly when
 //! no lease whose page was taken from it (and flushed) is left.
 
-use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, LeaseId, Leases, Perm, SourceId, Stop};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use vtd_guest::*;
 
 const SOURCES: usize = 3;
 const DOMAINS: usize = 3;

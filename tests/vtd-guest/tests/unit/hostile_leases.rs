@@ -1,11 +1,11 @@
 //! A guest that makes invalidations as dear as it can: 16,384 leases, and a full queue of page-selective invalidations.
 //! What is counted are looks at leases, so that nothing here depends on the machine's speed.
 
-use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Leases, Perm};
 use vtd::spec::registers as reg;
 use vtd::{Config, Progress};
+use vtd_guest::*;
 
 const LEASES: u64 = 16384;
 /// Most that a queue of 2^7 pages holds.

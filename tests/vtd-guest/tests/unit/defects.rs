@@ -1,11 +1,11 @@
 //! Every applicable defect seen in other implementations, and every classic mistake, as a test whose
 //! name says it in words.
 
-use crate::common::*;
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, AddressWidth, Config, Event, Parked, Progress, Unit};
+use vtd_guest::*;
 
 fn blocked(answer: Result<guest_mem::Run, Stop>) -> bool {
     matches!(answer, Err(Stop::Fault(DmaFault::Blocked { .. })))

@@ -1,8 +1,5 @@
 //! The unit as its guest, its functions and its host see it. One binary, since each would compile the unit anew.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod absent;
 mod caches;
 mod defects;

@@ -1,12 +1,12 @@
-//! Any allocator: threads that allocate, hand ranges to each other and free them; a shared bitmap shows overlaps.
+//! Any allocator: threads that allocate, hand ranges to each other and free them; a shared bitmap
+//! shows overlaps.
 
-use std::{
-    sync::{Barrier, mpsc},
-    thread,
-};
+use std::prelude::v1::*;
+use std::sync::{Barrier, mpsc};
+use std::{println, thread};
 
-use iova::testing::{Random, Shared, World};
-use iova::{Aperture, ApertureError, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Request};
+use crate::testing::{Random, Shared, World};
+use crate::{Aperture, ApertureError, CoreAllocator, IovaAllocator, IovaPfn, IovaRange, Request};
 
 const THREADS: usize = 4;
 const STEPS: usize = 20_000;
@@ -66,7 +66,7 @@ fn work(
     (done, failed)
 }
 
-/// On what `make` makes.
+/// Runs the threads on what `make` makes.
 pub fn stress<A: IovaAllocator>(make: impl Fn(Aperture, usize) -> Result<A, ApertureError>) {
     let pages = Aperture::new(IovaPfn::new(1), IovaPfn::new(PAGES - 1), &[]);
     let aperture = pages.expect("a constant with pages");
@@ -108,13 +108,16 @@ pub fn stress<A: IovaAllocator>(make: impl Fn(Aperture, usize) -> Result<A, Aper
     }
 }
 
-macro_rules! allocators {
+/// Makes a test for each `NAME: CONSTRUCTOR`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! any_allocator_with_threads {
     ($($name:ident: $make:expr,)*) => {$(
         #[test]
         fn $name() {
-            threads::stress($make);
+            $crate::testing::any::threads::stress($make);
         }
     )*};
 }
 
-pub(crate) use allocators;
+pub use any_allocator_with_threads as allocators;

@@ -1,15 +1,13 @@
 //! No store of the guest's makes the unit allocate, counted by the allocator.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use common::*;
 use guest_mem::{Iommu, Iova, Perm, RegPage, RegisterPage};
 use vtd::front::Shared;
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Event, Sink, Unit};
+use vtd_guest::*;
 
 thread_local! {
     /// How often this thread has allocated.

@@ -1,0 +1,227 @@
+//! A gate before a fake device: operations wait in the order in which they were submitted until the
+//! test lets them pass.
+//!
+//! It knows no device, so that the unit tests of `vio` and the fake disks of other crates' tests
+//! can both be built on it. The device has the [`Gate`], the test its [`GateControl`], on any
+//! thread; a [doorbell](Gate::doorbell) wakes a device that sleeps.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// State that the test sets.
+#[derive(Debug, Default)]
+struct State {
+    /// Operations that may pass.
+    credit: usize,
+    /// Everything passes.
+    open: bool,
+    uncancellable: bool,
+    /// Operations held back now.
+    held: usize,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    doorbell: Mutex<UnixStream>,
+}
+
+/// The test's end of a [`Gate`]; usable from any thread.
+#[derive(Clone)]
+pub struct GateControl(Arc<Shared>);
+
+impl GateControl {
+    /// Lets `count` operations, held or to come, pass.
+    pub fn release(&self, count: usize) {
+        self.state().credit += count;
+        self.ring();
+    }
+
+    /// Holds nothing back any more (`true`), or again (`false`).
+    pub fn set_open(&self, open: bool) {
+        let mut state = self.state();
+        state.open = open;
+        state.credit = 0;
+        drop(state);
+        self.ring();
+    }
+
+    /// Whether held operations refuse to be cancelled.
+    pub fn set_uncancellable(&self, uncancellable: bool) {
+        self.state().uncancellable = uncancellable;
+    }
+
+    /// Operations held back now.
+    pub fn held(&self) -> usize {
+        self.state().held
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("nothing panics with the state")
+    }
+
+    fn ring(&self) {
+        let mut socket = self.0.doorbell.lock();
+        let socket = socket.as_mut().expect("nothing panics with the socket");
+        // A full socket is readable already, and a closed one has no device to wake.
+        let _ = socket.write(&[1]);
+    }
+}
+
+/// The device's end: operations of type `T`, held back at first.
+pub struct Gate<T> {
+    control: GateControl,
+    doorbell: UnixStream,
+    held: VecDeque<T>,
+}
+
+/// Outcome of [`Gate::cancel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancel {
+    /// The gate does not hold it: it has passed.
+    NotHeld,
+    /// It is held no more, and has not passed.
+    Cancelled,
+    /// It stays held: the test wants it to.
+    Refused,
+}
+
+impl<T> Gate<T> {
+    /// Makes a closed gate.
+    ///
+    /// # Errors
+    /// The host has no pair of sockets.
+    pub fn new() -> std::io::Result<(Self, GateControl)> {
+        let (doorbell, writer) = UnixStream::pair()?;
+        doorbell.set_nonblocking(true)?;
+        writer.set_nonblocking(true)?;
+        let control = GateControl(Arc::new(Shared {
+            state: Mutex::new(State::default()),
+            doorbell: Mutex::new(writer),
+        }));
+        let gate = Self {
+            control: control.clone(),
+            doorbell,
+            held: VecDeque::new(),
+        };
+        Ok((gate, control))
+    }
+
+    /// Holds `operation` behind those that wait.
+    pub fn hold(&mut self, operation: T) {
+        self.held.push_back(operation);
+        self.control.state().held = self.held.len();
+    }
+
+    /// Takes the next operation that may pass.
+    pub fn pass(&mut self) -> Option<T> {
+        let mut state = self.control.state();
+        if !state.open && state.credit == 0 {
+            return None;
+        }
+        let next = self.held.pop_front()?;
+        state.held = self.held.len();
+        if !state.open {
+            state.credit -= 1;
+        }
+        Some(next)
+    }
+
+    /// Whether [`pass`](Self::pass) would give one.
+    pub fn may_pass(&self) -> bool {
+        let state = self.control.state();
+        (state.open || state.credit != 0) && !self.held.is_empty()
+    }
+
+    /// Cancels the operation that `is_it` names.
+    pub fn cancel(&mut self, is_it: impl FnMut(&T) -> bool) -> Cancel {
+        let Some(at) = self.held.iter().position(is_it) else {
+            return Cancel::NotHeld;
+        };
+        let mut state = self.control.state();
+        if state.uncancellable {
+            return Cancel::Refused;
+        }
+        self.held.remove(at);
+        state.held = self.held.len();
+        Cancel::Cancelled
+    }
+
+    /// A descriptor that is readable once the test has let something pass.
+    pub fn doorbell(&self) -> RawFd {
+        self.doorbell.as_raw_fd()
+    }
+
+    /// Makes the doorbell unreadable until the test acts again.
+    pub fn clear_doorbell(&mut self) {
+        let mut bytes = [0; 64];
+        while matches!(self.doorbell.read(&mut bytes), Ok(read) if read != 0) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate_with(operations: &[u32]) -> (Gate<u32>, GateControl) {
+        let (mut gate, control) = Gate::new().expect("a pair of sockets");
+        operations.iter().for_each(|&number| gate.hold(number));
+        (gate, control)
+    }
+
+    #[test]
+    fn operations_pass_in_their_order_as_far_as_the_credit_goes() {
+        let (mut gate, control) = gate_with(&[1, 2, 3]);
+        assert_eq!(
+            (gate.pass(), gate.may_pass(), control.held()),
+            (None, false, 3)
+        );
+        control.release(2);
+        assert!(gate.may_pass());
+        assert_eq!(
+            [gate.pass(), gate.pass(), gate.pass()],
+            [Some(1), Some(2), None]
+        );
+        assert_eq!(control.held(), 1);
+        control.set_open(true);
+        assert_eq!([gate.pass(), gate.pass()], [Some(3), None]);
+        // What was released and not used is forgotten.
+        control.release(5);
+        control.set_open(false);
+        gate.hold(4);
+        assert_eq!(gate.pass(), None);
+    }
+
+    #[test]
+    fn only_a_held_operation_is_cancelled_and_only_if_it_may_be() {
+        let (mut gate, control) = gate_with(&[1, 2]);
+        control.set_uncancellable(true);
+        assert_eq!(gate.cancel(|&number| number == 2), Cancel::Refused);
+        assert_eq!(control.held(), 2);
+        control.set_uncancellable(false);
+        assert_eq!(gate.cancel(|&number| number == 2), Cancel::Cancelled);
+        assert_eq!(gate.cancel(|&number| number == 2), Cancel::NotHeld);
+        assert_eq!(control.held(), 1);
+    }
+
+    #[test]
+    fn the_doorbell_is_readable_from_a_release_until_it_is_cleared() {
+        let (mut gate, control) = gate_with(&[]);
+        let is_rung = |gate: &Gate<u32>| {
+            gate.doorbell
+                .try_clone()
+                .expect("one more")
+                .read(&mut [0])
+                .is_ok()
+        };
+        assert!(!is_rung(&gate));
+        control.release(1);
+        assert!(is_rung(&gate));
+        control.set_open(true);
+        gate.clear_doorbell();
+        assert!(!is_rung(&gate));
+    }
+}
