@@ -29,8 +29,14 @@ mod session;
 mod tests;
 
 pub use config::{Config, ConfigError, MAX_QUEUES, MAX_RING_SIZE, SUPPORTED};
-pub use error::{Fatal, RequestError};
-pub use event::{Answer, Event, Refusal, SharedFd, Step};
+pub use error::{Fatal, Refusal, RequestError};
+pub use event::{Answer, Event, Step};
 pub use memory::Region;
 pub use ring::{Kick, RingBase, RingConfig, RingLayout};
 pub use session::Session;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A descriptor that the session and the daemon both hold; closed with the last of them.
+pub type SharedFd = Arc<OwnedFd>;

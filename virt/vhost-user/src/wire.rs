@@ -12,6 +12,7 @@ mod id;
 mod iotlb;
 mod layout;
 mod message;
+mod payload;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,8 @@ pub use id::{BackendRequestId, ProtocolFeatures, RequestId, feature};
 pub use iotlb::{IotlbAccess, IotlbMessage, IotlbRange};
 pub(crate) use layout::ConfigHead;
 pub use message::{HEADER_LEN, Head, MAX_FDS, Message, VERSION};
-pub(crate) use request::config;
-pub use request::{
-    ConfigAccess, ConfigKind, Inflight, MAX_CONFIG, MemRegion, Request, VringAddr, VringFd,
-    VringState,
+pub use payload::{
+    ConfigAccess, ConfigKind, Inflight, MAX_CONFIG, MemRegion, VringAddr, VringFd, VringState,
 };
+pub use request::Request;
+pub(crate) use request::config;

@@ -6,6 +6,7 @@
 //! `--wide` (`wide`) they are those of many requests at once: reads and writes of a fast disk, and packets. The report is
 //! printed and written as one flat JSON object.
 
+mod claims;
 mod column;
 mod figures;
 mod per_io;

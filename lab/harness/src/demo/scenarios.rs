@@ -7,7 +7,7 @@ use super::column::Column;
 use super::figures::Figures;
 use super::per_io::{PerIo, round};
 use super::windows::Windows;
-use super::{DemoArgs, Table, report, say};
+use super::{DemoArgs, Table, claims, report, say};
 use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::host::Host;
 use crate::system::workloads::{self, DISK_BYTES, Rogue};
@@ -86,7 +86,7 @@ fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Window
             }
         }
     }
-    figures.summarize(&windows);
+    claims::summarize(figures, &windows);
     Ok(windows)
 }
 

@@ -36,7 +36,7 @@ use iova::{IovaRange, Pinned};
 use super::key::PackedRange;
 use super::slab::Slab;
 use super::slots::{Found, SlotMap};
-use super::{Batch, Key, Progress};
+use super::{Batch, EARLIER, Key, Progress};
 use crate::risk::Counts;
 
 /// Most mappings that are evicted together. More would empty the cache for a burst, fewer share the price of an
@@ -249,11 +249,6 @@ impl<P> OptimisticCache<P> {
         }
     }
 }
-
-/// By which part of the residency the owner lets its mappings go earlier than others take them: a quarter, which is more
-/// than two ticks. Who looks from outside then finds nothing due in the cache of a core that runs, and leaves its lines
-/// alone; with one time for both, each tick would fetch all that the owner has written since the last.
-pub(super) const EARLIER: u64 = 4;
 
 /// When the owner lets a mapping go of which others take what is idle for `residency_ns`.
 pub fn owners(residency_ns: u64) -> u64 {

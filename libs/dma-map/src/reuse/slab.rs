@@ -31,8 +31,7 @@ use iova::IovaRange;
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 use super::key::PackedRange;
-use super::optimistic::EARLIER;
-use super::{Batch, Expired, Progress};
+use super::{Batch, EARLIER, Expired, Progress};
 use crate::risk::{Counts, Windows};
 
 /// Of a new slot too.

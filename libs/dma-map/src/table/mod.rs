@@ -54,6 +54,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod config;
 mod error;
 pub mod format;
 mod io_map;
@@ -67,13 +68,13 @@ mod tree;
 use address::PhysAddr;
 use iova::{Access, IovaRange};
 
+pub use config::{LeafSizes, TableConfig};
 pub use error::{ConfigError, MapError, UnmapError};
 pub use format::{AmdV1, ENTRIES, Entry, Format, Leaf, VtdSecondLevel};
 pub use io_map::IoMap;
 #[cfg(not(any(loom, shuttle)))]
 pub use memory::HostMemory;
 pub use memory::{Table, TableMemory};
-pub use radix::{LeafSizes, TableConfig};
 pub use tree::IoPageTable;
 
 /// Where an address goes.

@@ -24,28 +24,6 @@ use super::{IoMap, MapError, Translation, UnmapError};
 /// Most table pages that one call adds: 64 MiB, which map 32 GiB in pages of 4 KiB.
 const MAX_TABLES: u64 = 1 << 14;
 
-/// Sizes of leaves that a unit knows, beside pages of 4 KiB, which all do: how many.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeafSizes(u32);
-
-impl LeafSizes {
-    /// 4 KiB only.
-    pub const FOUR_K: Self = Self(0);
-    /// 4 KiB and 2 MiB.
-    pub const TWO_M: Self = Self(1);
-    /// 4 KiB, 2 MiB and 1 GiB.
-    pub const ONE_G: Self = Self(2);
-}
-
-/// What tables a unit can walk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableConfig {
-    /// Levels, within what the format has: 3 translate 39 bits, 4 48, 5 57.
-    pub levels: u32,
-    /// Leaf sizes.
-    pub leaves: LeafSizes,
-}
-
 /// Pages that lie in one leaf table, or behind one entry above that leads to no table: to a leaf, which is given, or nowhere.
 /// That table, that leaf, the first page and the last.
 type Part<'t, F, M> = (Node<'t, F, M>, Option<Leaf>, u64, u64);

@@ -18,8 +18,8 @@
 
 use alloc::sync::Arc;
 
+pub(super) use super::state::MAX_ORDER;
 use super::state::State;
-use super::zone::MAX_ZONES;
 use lines::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a chunk. The models of `loom` take two, so that they end.
@@ -36,8 +36,8 @@ pub(super) const WORD_PAGES: u64 = 64;
 pub(super) const BLOCK_SHIFT: u32 = if cfg!(loom) { 10 } else { 13 };
 /// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 16 KiB of bookkeeping).
 pub(super) const BLOCK_CHUNKS: usize = 1 << (BLOCK_SHIFT - 9);
-/// Largest size class inside a chunk: 256 pages. 512 pages and more are runs of whole chunks.
-pub(super) const MAX_ORDER: usize = 8;
+/// Most zones of a space; a power of two, for the fast path.
+pub(super) const MAX_ZONES: usize = 4;
 /// Every word of a chunk, as bits of [`Chunk::open`].
 pub(super) const ALL_WORDS: u8 = ((1_u16 << WORDS) - 1) as u8;
 

@@ -14,7 +14,6 @@
 
 use core::num::NonZeroU64;
 
-use super::layout::MAX_ORDER;
 use crate::IovaRange;
 
 /// The state of a page.
@@ -25,6 +24,8 @@ pub(super) struct State(pub(super) u8);
 const PINNED: u8 = 32;
 const TURN: u8 = 1 << 6;
 
+/// Largest size class inside a chunk: 256 pages. 512 pages and more are runs of whole chunks.
+pub(super) const MAX_ORDER: usize = 8;
 /// Largest size inside a chunk.
 const MOST_PAGES: usize = 1 << MAX_ORDER;
 /// The order of no range inside a chunk; no state has it.

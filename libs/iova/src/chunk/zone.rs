@@ -12,12 +12,10 @@ use lines::{AtomicBool, AtomicU64, CachePadded, Ordering};
 use once_cell::race::OnceBox;
 
 use super::bitmap::Bitmap;
+pub(super) use super::layout::MAX_ZONES;
 use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of, new_block};
 use crate::wanted::range_at;
 use crate::{Aperture, CHUNK_PAGES, IovaRange};
-
-/// Most zones of a space; a power of two, for the fast path.
-pub(super) const MAX_ZONES: usize = 4;
 
 /// Where zones end and the next lower one may begin: the address limits of 39 bits (the least a VT-d unit translates), 36 and 32
 /// get zones of their own, and what is above them.

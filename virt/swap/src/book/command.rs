@@ -1,7 +1,10 @@
 //! What the book is told, and what it wants done.
 
 use super::entry::{Page, Place, Slot};
-use super::requests::Op;
+
+/// A request of a disk, by a number that is its own while it is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Op(pub u64);
 
 /// One access that waits for memory, by the number that its owner gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

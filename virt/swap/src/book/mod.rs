@@ -31,13 +31,13 @@ use std::collections::{HashMap, VecDeque};
 use blocks::Blocks;
 pub use blocks::SHARERS;
 pub use coming::Ahead;
-pub use command::{Command, Counts, Ended, Errno, Protection, Seen, Ticket, Trouble};
+pub use command::{Command, Counts, Ended, Errno, Op, Protection, Seen, Ticket, Trouble};
 use discards::Discards;
 use entry::Entry;
 pub use entry::{Block, Page, Place, Slot, State};
 use queue::Queue;
 use requests::Request;
-pub use requests::{Op, Span};
+pub use requests::Span;
 use slots::Slots;
 
 /// Pages that the owner is asked for at once, and so how far what is in memory may exceed its limit.

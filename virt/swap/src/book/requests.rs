@@ -7,11 +7,7 @@
 //! not leave memory.
 
 use super::entry::{Block, Entry, Mark, Page, Place, State};
-use super::{Book, Command, Protection, Waiter, Wanter, mutant};
-
-/// A request of a disk, by a number that is its own while it is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Op(pub u64);
+use super::{Book, Command, Op, Protection, Waiter, Wanter, mutant};
 
 /// What a request of a disk moves.
 #[derive(Clone, Debug, PartialEq, Eq)]

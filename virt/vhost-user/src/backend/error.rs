@@ -1,6 +1,5 @@
 //! Requests refused, and sessions ended.
 
-use super::Refusal;
 use crate::wire::{DecodeError, ProtocolFeatures, RequestId};
 
 /// A request that makes no sense now, or that the daemon could not follow.
@@ -153,3 +152,8 @@ pub enum Fatal {
     #[error("no event waits for this answer")]
     WrongAnswer,
 }
+
+/// How an event did not end well: a line for the log (the protocol has only a number for it).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);

@@ -3,12 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Region, RequestError, RingBase, RingConfig};
-use crate::backend::Kick;
+use super::{Kick, Region, RequestError, RingBase, RingConfig, SharedFd};
 use crate::wire::{ConfigAccess, Inflight, IotlbAccess, IotlbRange, Message, ProtocolFeatures};
-
-/// A descriptor that the session and the daemon both hold; closed with the last of them.
-pub type SharedFd = Arc<OwnedFd>;
 
 /// What came of a message.
 #[derive(Debug)]
@@ -93,8 +89,3 @@ pub enum Answer {
         mmap_offset: u64,
     },
 }
-
-/// How an event did not end well: a line for the log (the protocol has only a number for it).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refusal(pub String);

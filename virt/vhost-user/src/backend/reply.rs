@@ -2,8 +2,20 @@
 
 use zerocopy::IntoBytes;
 
-use super::session::Respond;
 use crate::wire::{ConfigAccess, Head, Inflight, Message, RequestId, VringState, config};
+
+/// How a request is answered when all went well.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Respond {
+    /// By an acknowledgement, if one is asked for.
+    Ack,
+    /// By a 0 in any case: IOTLB_MSG.
+    Zero,
+    /// By where the ring stands.
+    RingBase(u8),
+    Config(ConfigAccess),
+    Inflight(Inflight),
+}
 
 pub(super) fn base_reply(index: u32, num: u32) -> Message {
     let payload = VringState { index, num }.as_bytes().to_vec();

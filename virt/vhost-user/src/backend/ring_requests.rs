@@ -1,8 +1,8 @@
 //! The session's requests about one ring.
 
-use super::reply::base_reply;
+use super::reply::{Respond, base_reply};
 use super::ring::{self, Ring, check_addr, check_base, check_size};
-use super::session::{Act, Change, Respond, Session, event};
+use super::session::{Act, Change, Session, event};
 use super::{Event, Kick, RequestError, SharedFd};
 use crate::wire::{RequestId, VringAddr, VringFd, VringState};
 

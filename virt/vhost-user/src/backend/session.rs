@@ -2,12 +2,12 @@
 
 use super::config::Config;
 use super::memory;
-use super::reply::{base_reply, config_reply, inflight_reply, refusal};
+use super::reply::{Respond, base_reply, config_reply, inflight_reply, refusal};
 use super::ring::Ring;
 use super::{Answer, ConfigError, Event, Fatal, Refusal, Region, RequestError, RingBase, Step};
 use crate::wire::{
-    ConfigAccess, DecodeError, Head, Inflight, IotlbMessage, Message, ProtocolFeatures, Request,
-    RequestId, feature,
+    DecodeError, Head, Inflight, IotlbMessage, Message, ProtocolFeatures, Request, RequestId,
+    feature,
 };
 
 /// What becomes true in the session once the daemon has done its part.
@@ -20,19 +20,6 @@ pub(super) enum Change {
     Ring(u8, Ring),
     AllDisabled,
     Reset,
-}
-
-/// How a request is answered when all went well.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Respond {
-    /// By an acknowledgement, if one is asked for.
-    Ack,
-    /// By a 0 in any case: IOTLB_MSG.
-    Zero,
-    /// By where the ring stands.
-    RingBase(u8),
-    Config(ConfigAccess),
-    Inflight(Inflight),
 }
 
 /// What a request comes down to.

@@ -5,14 +5,38 @@ use std::os::fd::OwnedFd;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::layout::{ConfigHead, InflightRaw, MemTableHead, SingleRegionRaw, VringAddrRaw};
-use super::request::{NOFD, VRING_F_LOG};
+use super::payload::{NOFD, VRING_F_LOG};
 use super::{
     ConfigAccess, ConfigKind, DecodeError, Inflight, IotlbMessage, MAX_CONFIG, MAX_FDS, MemRegion,
-    ProtocolFeatures, Request, RequestId, VringAddr, VringFd, VringState,
+    Message, ProtocolFeatures, Request, RequestId, VringAddr, VringFd, VringState,
 };
 
 /// Bytes of an inflight description without the padding of the C structure.
 const INFLIGHT_UNPADDED: usize = 20;
+
+impl Request {
+    /// Reads a message from a front end.
+    ///
+    /// # Errors
+    /// Anything the message alone can get wrong; its descriptors are closed then.
+    pub fn decode(message: Message) -> Result<Self, DecodeError> {
+        let Message { head, payload, fds } = message;
+        if head.is_reply() {
+            return Err(DecodeError::Direction {
+                request: head.request,
+                is_reply: true,
+            });
+        }
+        let mut parts = Parts {
+            request: head.request,
+            payload,
+            fds,
+        };
+        let request = parts.decode()?;
+        parts.expect_fds(0)?;
+        Ok(request)
+    }
+}
 
 /// A message being taken apart: what is left in `fds` at the end is superfluous.
 pub(crate) struct Parts {

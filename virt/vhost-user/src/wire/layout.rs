@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::MemRegion;
+use super::payload::MemRegion;
 
 /// Section "Header": request, flags, size of the payload.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

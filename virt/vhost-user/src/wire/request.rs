@@ -2,101 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{Immutable, IntoBytes};
 
-use super::decode::Parts;
 use super::layout::{ConfigHead, InflightRaw, MemTableHead, SingleRegionRaw, VringAddrRaw};
-use super::{DecodeError, Head, IotlbMessage, Message, ProtocolFeatures, RequestId};
-
-/// Bytes of configuration space that GET_CONFIG and SET_CONFIG reach (VHOST_USER_MAX_CONFIG_SIZE).
-pub const MAX_CONFIG: u32 = 256;
-
-/// Bit 8 of the kick, call and err payloads: there is no descriptor.
-pub(super) const NOFD: u64 = 1 << 8;
-
-/// `VHOST_VRING_F_LOG`, bit 0 of the flags of SET_VRING_ADDR: means nothing without VHOST_F_LOG_ALL.
-pub(super) const VRING_F_LOG: u32 = 1;
-
-/// A ring's index with a number (section "A vring state description").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct VringState {
-    /// Ring.
-    pub index: u32,
-    /// What the request is about: entries, base, or 0 and 1.
-    pub num: u32,
-}
-const _: () = assert!(size_of::<VringState>() == 8);
-
-/// Where a ring lies: user addresses, or IOVAs once ACCESS_PLATFORM is negotiated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VringAddr {
-    /// Ring.
-    pub index: u32,
-    /// Descriptor table (split) or descriptor ring (packed).
-    pub desc: u64,
-    /// Available ring (split) or driver event suppression (packed).
-    pub avail: u64,
-    /// Used ring (split) or device event suppression (packed).
-    pub used: u64,
-}
-
-/// A ring's eventfd, or its absence.
-#[derive(Debug)]
-pub struct VringFd {
-    /// Ring.
-    pub index: u8,
-    /// `None` with the invalid-FD flag: poll instead of waiting (kick), or do not signal (call, err).
-    pub fd: Option<OwnedFd>,
-}
-
-/// A region of guest memory as described on the wire (section "Memory regions description").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct MemRegion {
-    /// First guest-physical address.
-    pub guest_addr: u64,
-    /// Bytes.
-    pub size: u64,
-    /// The same place in the front end's address space; ring addresses are given in it.
-    pub user_addr: u64,
-    /// Where it starts in the descriptor's file.
-    pub mmap_offset: u64,
-}
-const _: () = assert!(size_of::<MemRegion>() == 32);
-
-/// Who changes the configuration space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigKind {
-    /// The guest, flags 0: only writable fields.
-    Writable,
-    /// Live migration, flags 1: any field.
-    Migration,
-}
-
-/// A piece of configuration space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigAccess {
-    /// First byte.
-    pub offset: u32,
-    /// Bytes; `offset + size` is at most [`MAX_CONFIG`].
-    pub size: u32,
-    /// On whose behalf.
-    pub kind: ConfigKind,
-}
-
-/// The inflight region, or what one is to be made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inflight {
-    /// Bytes; 0 in a request for one.
-    pub mmap_size: u64,
-    /// Where it starts in the descriptor's file.
-    pub mmap_offset: u64,
-    /// Rings it tracks.
-    pub queues: u16,
-    /// Entries of each.
-    pub queue_size: u16,
-}
+use super::payload::{
+    ConfigAccess, ConfigKind, Inflight, MemRegion, NOFD, VringAddr, VringFd, VringState,
+};
+use super::{Head, IotlbMessage, Message, ProtocolFeatures, RequestId};
 
 /// A request of the front end. Descriptors are owned: what refuses a request closes them.
 #[derive(Debug)]
@@ -134,28 +46,6 @@ pub enum Request {
 }
 
 impl Request {
-    /// Reads a message from a front end.
-    ///
-    /// # Errors
-    /// Anything the message alone can get wrong; its descriptors are closed then.
-    pub fn decode(message: Message) -> Result<Self, DecodeError> {
-        let Message { head, payload, fds } = message;
-        if head.is_reply() {
-            return Err(DecodeError::Direction {
-                request: head.request,
-                is_reply: true,
-            });
-        }
-        let mut parts = Parts {
-            request: head.request,
-            payload,
-            fds,
-        };
-        let request = parts.decode()?;
-        parts.expect_fds(0)?;
-        Ok(request)
-    }
-
     /// The request's number.
     pub const fn id(&self) -> RequestId {
         match self {

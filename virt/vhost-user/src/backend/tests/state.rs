@@ -132,7 +132,7 @@ fn a_region_that_stays_keeps_its_descriptor() {
     };
     let one = memory(peer.ok(Request::AddMemReg(HIGH, fd())));
     let two = memory(peer.ok(Request::AddMemReg(LOW, fd())));
-    assert!(std::sync::Arc::ptr_eq(&one[0].fd, &two[1].fd));
+    assert!(Arc::ptr_eq(&one[0].fd, &two[1].fd));
     let left = memory(peer.ok(Request::RemMemReg(MemRegion {
         mmap_offset: 99,
         ..HIGH
