@@ -36,3 +36,12 @@ macro_rules! say {
     }};
 }
 pub(crate) use say;
+
+/// A number for people.
+pub struct Hex(pub u64);
+
+impl core::fmt::Display for Hex {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}

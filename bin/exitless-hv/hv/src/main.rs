@@ -20,51 +20,45 @@
 #![no_main]
 
 mod acpi;
+mod chips;
 mod core1;
 mod host;
 mod hpet;
-mod instructions;
-mod interrupts;
+mod interrupt_state;
+mod io_apic;
 mod lapic;
 mod loader;
 mod log;
+mod measurement;
 mod memory;
-mod messages;
 mod msix;
 mod nested;
 mod options;
+mod pages;
 mod power;
 mod report;
-mod step;
-mod tables;
+mod shadow_table;
+mod single_step;
 mod vm;
 mod vmcb;
-mod window;
 
-use core::arch::{asm, global_asm};
+use core::arch::global_asm;
 
 use bare::multiboot::{Information, MAGIC};
 use bare::{apic, processor};
 
 use crate::acpi::Tables;
-use crate::hpet::Hpet;
 use crate::log::say;
-use crate::memory::{Guest, OWN, PAGE};
-use crate::messages::IoApic;
-use crate::msix::Msix;
-use crate::nested::Access;
+use crate::memory::{Guest, OWN};
 use crate::options::Options;
-use crate::vm::{MARKERS, Pages, RBX, RSI, Vm};
-use crate::vmcb::intercept;
+use crate::pages::Pages;
+use crate::vm::Vm;
 
 global_asm!(
     include_str!("../../bare/src/stubs.s"),
     include_str!("run.s"),
     options(att_syntax)
 );
-
-/// Where interrupts are written to, and where a local APIC has its registers in memory.
-const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 
 static mut PAGES: Pages = Pages::ZERO;
 
@@ -120,14 +114,14 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         apic::enable();
         apic::write(apic::SPURIOUS, 0x1ff);
     }
-    let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
-    if vm.pages.nested.init().is_err() {
+    if pages.nested.init().is_err() {
         refuse(&"nested page tables");
     }
-    start_timers(&mut vm, &tables);
-    let start = load(&vm, information);
-    assign(&mut vm, &tables);
-    set_up(&mut vm, start);
+    let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
+    vm.start_timers(&tables);
+    let start = load(vm.memory(), information);
+    vm.assign(&tables);
+    vm.set_up(start);
     say!("hv: entering the guest");
     vm.run()
 }
@@ -156,49 +150,7 @@ fn check_processor() {
     }
 }
 
-/// Watchdog, tick, and the second core.
-fn start_timers(vm: &mut Vm, tables: &Tables) {
-    let Some(base) = tables.hpet else {
-        say!("hv: there is no HPET: no watchdog, no tick, no second core");
-        return;
-    };
-    // SAFETY: ACPI says so, and its table is hidden from the guest.
-    let mut hpet = match unsafe { Hpet::new(base) } {
-        Ok(hpet) => hpet,
-        Err(why) => return say!("hv: the HPET is of no use: {why}"),
-    };
-    let (watchdog, tick) = (vm.options.watchdog, vm.options.tick);
-    let vector = vm.core.hosts.of(eli::hosts::Source::Tick);
-    if watchdog != 0 {
-        match hpet.start_watchdog(watchdog) {
-            Ok(()) => say!("hv: watchdog every {watchdog} ms"),
-            Err(why) => say!("hv: no watchdog: {why}"),
-        }
-    }
-    if tick != 0 {
-        match hpet.start_tick(tick, vector) {
-            Ok(()) => say!("hv: tick every {tick} ms, vector {vector:#x}"),
-            Err(why) => say!("hv: no tick: {why}"),
-        }
-    }
-    if let Some(id) = tables.other {
-        // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in yet.
-        let came = unsafe { core1::start(id, &hpet) };
-        say!(
-            "hv: core {id} is {}",
-            if came {
-                "parked, and watches"
-            } else {
-                "not to be had"
-            }
-        );
-    }
-    vm.hpet = Some(hpet);
-    let nothing = vm.pages.nothing.address();
-    vm.map(base & !(PAGE - 1), nothing, Access::All);
-}
-
-fn load(vm: &Vm, information: Information) -> loader::Start {
+fn load(memory: &Guest, information: Information) -> loader::Start {
     let mut modules = information.modules();
     let Some(kernel) = modules.next() else {
         say!("{}", options::HELP);
@@ -217,107 +169,5 @@ fn load(vm: &Vm, information: Information) -> loader::Start {
         kernel.text
     );
     // SAFETY: they are where the loader says, behind this image.
-    unsafe { loader::load(&vm.memory, kernel, initrd) }.unwrap_or_else(|why| refuse(&why))
-}
-
-/// The device, and the I/O APIC.
-fn assign(vm: &mut Vm, tables: &Tables) {
-    match Msix::find() {
-        Ok(table) => {
-            say!(
-                "hv: assigned: {:02x}.{}, {} messages, table in page {:#x}",
-                table.function >> 3,
-                table.function & 7,
-                table.len(),
-                table.page
-            );
-            let page = table.page;
-            table.copy(&mut vm.pages.messages);
-            vm.msix = Some(table);
-            let copy = vm.pages.messages.address();
-            vm.map(page, copy, Access::Read);
-        }
-        Err(why) => say!("hv: no device is assigned: {why}"),
-    }
-    vm.assigned_changed();
-    // Registers of the local APIC in memory, and what a write there sends: not the guest's. It has the model-specific ones.
-    let nothing = vm.pages.nothing.address();
-    let hides = vm.options.defend;
-    for page in LOCAL_APIC.step_by(PAGE as usize).filter(|_| hides) {
-        vm.map(page, nothing, Access::All);
-    }
-    if let Some(page) = tables.io_apic.filter(|_| vm.options.defend) {
-        // SAFETY: ACPI says so.
-        vm.io_apic = Some(unsafe { IoApic::new(page) });
-        vm.map(page, page, Access::Nothing);
-    }
-}
-
-/// The control block.
-fn set_up(vm: &mut Vm, start: loader::Start) {
-    const VM_HSAVE: u32 = 0xc001_0117;
-    const EFER: u32 = 0xc000_0080;
-    const SVME: u64 = 1 << 12;
-    let powers = power::ports().into_iter().filter(|port| *port != 0);
-    let powers = powers.flat_map(|port| [port, port + 1]);
-    let fixed = [MARKERS, 0x20, 0x21, 0xa0, 0xa1];
-    for port in fixed.into_iter().chain(powers).chain(log::output().ports()) {
-        let at = usize::from(port) / 8;
-        vm.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
-    }
-    for register in 0x800..0x900 {
-        vm.let_through(register, false, false);
-    }
-    vm.let_through(apic::BASE, false, false);
-    vm.adopt_lvts();
-    // EFER, and SVM's own, 0xc001_0114 to 0xc001_0117: in the second and third 2 KiB of the map.
-    for (base, register) in [
-        (0x800, 0x80),
-        (0x1000, 0x114),
-        (0x1000, 0x115),
-        (0x1000, 0x116),
-        (0x1000, 0x117),
-    ] {
-        let at = base + register / 4;
-        vm.pages.msr_map[at / 4096].0[at % 4096] |= 3 << (register % 4 * 2);
-    }
-    let (io_map, msr_map) = (vm.pages.io_map[0].address(), vm.pages.msr_map[0].address());
-    let nested = vm.pages.nested.address();
-    let exceptions = vm.exceptions();
-    let intercepts =
-        intercept::NMI | intercept::CPUID | intercept::IO | intercept::MSR | intercept::SHUTDOWN;
-    let vmcb = &mut vm.pages.vmcb;
-    vmcb.protected_mode(start.entry);
-    vmcb.set(vmcb::INTERCEPTS, intercepts);
-    vmcb.put(
-        vmcb::INTERCEPTS,
-        intercept::IDTR_READ | intercept::IDTR_WRITE,
-        vm.options.mode.ways().delivery,
-    );
-    vmcb.put(
-        vmcb::INTERCEPTS,
-        intercept::CR0_WRITE,
-        vm.options.mode.ways().delivery,
-    );
-    vmcb.put(vmcb::CR, intercept::CR8, vm.options.defend);
-    vmcb.set(vmcb::INTERCEPTS_SVM, intercept::SVM);
-    vmcb.set(vmcb::EXCEPTIONS, exceptions);
-    vmcb.set(vmcb::IO_MAP, io_map);
-    vmcb.set(vmcb::MSR_MAP, msr_map);
-    vmcb.set(vmcb::ASID, 1);
-    vmcb.set(vmcb::NESTED, 1);
-    vmcb.set(vmcb::NESTED_CR3, nested);
-    vmcb.flush();
-    let [eax, ebx, esi] = start.registers;
-    vmcb.set(vmcb::RAX, eax);
-    vm.pages.registers.words[RBX] = ebx;
-    vm.pages.registers.words[RSI] = esi;
-    let (save, host) = (vm.pages.save.address(), vm.pages.host.0.address());
-    // SAFETY: SVM is there (`check_processor`); the pages are the hardware's from now on, and the SSE area is large enough.
-    unsafe {
-        processor::wrmsr(EFER, processor::rdmsr(EFER) | SVME);
-        processor::wrmsr(VM_HSAVE, save);
-        asm!("clgi", "vmsave rax", in("rax") host, options(nostack));
-        asm!("fxsave64 [{}]", in(reg) vm.pages.registers.sse.as_mut_ptr(), options(nostack));
-    }
+    unsafe { loader::load(memory, kernel, initrd) }.unwrap_or_else(|why| refuse(&why))
 }

@@ -11,6 +11,7 @@ const CLASS_NVME: u32 = 0x01_0802;
 const ENTRIES_MAX: usize = (PAGE / 16) as usize;
 
 /// A device's table.
+#[derive(Clone, Copy)]
 pub struct Msix {
     /// Bus << 8 | device << 3 | function.
     pub function: u16,

@@ -81,54 +81,69 @@ const CAUSES: [(Cause, &str); 5] = [
     (Cause::Guest, "guest"),
 ];
 
-/// Counts since the start.
+/// Counters beside those of exits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// VMRUNs.
+    Runs,
+    /// Cycles of the time-stamp counter between entries and exits.
+    GuestCycles,
+    /// The host's ticks that it handled.
+    Ticks,
+    /// Unmaskable interrupts that it took.
+    Nmis,
+    /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
+    DeviceCaught,
+    /// Exits on account of assigned interrupts that came in direct mode, for delivery or completion: there must be none.
+    DeviceExitsDirect,
+    /// Device interrupts injected.
+    DeviceInjected,
+    /// EOIs of directly delivered device interrupts that exited.
+    DeviceCompleted,
+    /// Local APIC timer interrupts on the guest's behalf.
+    TimerCaught,
+    /// Writes that policy did not let through.
+    Refused,
+    /// Times a mode began.
+    TurnsDirect,
+}
+
+const COUNTS: [(Count, &str); 11] = [
+    (Count::Runs, "runs"),
+    (Count::GuestCycles, "guest_cycles"),
+    (Count::Ticks, "host_ticks"),
+    (Count::Nmis, "nmis"),
+    (Count::DeviceCaught, "device_caught"),
+    (Count::DeviceExitsDirect, "device_exits_direct"),
+    (Count::DeviceInjected, "device_injected"),
+    (Count::DeviceCompleted, "device_completed"),
+    (Count::TimerCaught, "timer_caught"),
+    (Count::Refused, "refused"),
+    (Count::TurnsDirect, "turns_direct"),
+];
+
+/// Counts since some moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
-    /// VMRUNs.
-    pub runs: u64,
-    /// Cycles of the time-stamp counter between entries and exits.
-    pub guest_cycles: u64,
     exits: [[u64; CAUSES.len()]; KINDS.len()],
-    /// The host's ticks that it handled.
-    pub ticks: u64,
-    /// Unmaskable interrupts that it took.
-    pub nmis: u64,
-    /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
-    pub device_caught: u64,
-    /// Exits on account of assigned interrupts that came in direct mode, for delivery or completion: there must be none.
-    pub device_exits_direct: u64,
-    /// Device interrupts injected.
-    pub device_injected: u64,
-    /// EOIs of directly delivered device interrupts that exited.
-    pub device_completed: u64,
-    /// Local APIC timer interrupts on the guest's behalf.
-    pub timer_caught: u64,
-    /// Writes that policy did not let through.
-    pub refused: u64,
-    /// Times a mode began.
-    pub turns_direct: u64,
+    others: [u64; COUNTS.len()],
 }
 
 impl Counts {
     /// None.
     pub const ZERO: Self = Self {
-        runs: 0,
-        guest_cycles: 0,
         exits: [[0; CAUSES.len()]; KINDS.len()],
-        ticks: 0,
-        nmis: 0,
-        device_caught: 0,
-        device_exits_direct: 0,
-        device_injected: 0,
-        device_completed: 0,
-        timer_caught: 0,
-        refused: 0,
-        turns_direct: 0,
+        others: [0; COUNTS.len()],
     };
 
-    /// An exit.
-    pub fn add(&mut self, kind: Kind, cause: Cause) {
+    /// Adds an exit.
+    pub fn exit(&mut self, kind: Kind, cause: Cause) {
         self.exits[kind as usize][cause as usize] += 1;
+    }
+
+    /// Adds to one of the others.
+    pub fn add(&mut self, count: Count, by: u64) {
+        self.others[count as usize] += by;
     }
 
     /// All exits.
@@ -138,45 +153,18 @@ impl Counts {
 
     /// What was added since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        let mut exits = self.exits;
-        for (row, old) in exits.iter_mut().zip(&before.exits) {
-            for (count, old) in row.iter_mut().zip(old) {
-                *count -= old;
-            }
-        }
-        Self {
-            runs: self.runs - before.runs,
-            guest_cycles: self.guest_cycles - before.guest_cycles,
-            exits,
-            ticks: self.ticks - before.ticks,
-            nmis: self.nmis - before.nmis,
-            device_caught: self.device_caught - before.device_caught,
-            device_exits_direct: self.device_exits_direct - before.device_exits_direct,
-            device_injected: self.device_injected - before.device_injected,
-            device_completed: self.device_completed - before.device_completed,
-            timer_caught: self.timer_caught - before.timer_caught,
-            refused: self.refused - before.refused,
-            turns_direct: self.turns_direct - before.turns_direct,
-        }
+        let mut since = *self;
+        let counts = since.exits.iter_mut().flatten().chain(&mut since.others);
+        let old = before.exits.iter().flatten().chain(&before.others);
+        counts.zip(old).for_each(|(count, old)| *count -= old);
+        since
     }
 
     /// As keys of a JSON object, with a comma behind each.
     pub fn keys(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        for (key, value) in [
-            ("runs", self.runs),
-            ("guest_cycles", self.guest_cycles),
-            ("exits", self.sum()),
-            ("host_ticks", self.ticks),
-            ("nmis", self.nmis),
-            ("device_caught", self.device_caught),
-            ("device_exits_direct", self.device_exits_direct),
-            ("device_injected", self.device_injected),
-            ("device_completed", self.device_completed),
-            ("timer_caught", self.timer_caught),
-            ("refused", self.refused),
-            ("turns_direct", self.turns_direct),
-        ] {
-            write!(out, "\"{key}\":{value},")?;
+        write!(out, "\"exits\":{},", self.sum())?;
+        for (count, name) in COUNTS {
+            write!(out, "\"{name}\":{},", self.others[count as usize])?;
         }
         for (kind, kind_name) in KINDS {
             for (cause, cause_name) in CAUSES {

@@ -3,14 +3,15 @@
 use bare::{apic, port, processor};
 use eli::event::{self, Event};
 
-use crate::messages::Hex;
+use super::{MARKERS, Vm};
+use crate::log::Hex;
+use crate::pages::{RBX, RCX, RDX};
 use crate::power;
 use crate::report::{Cause, Kind};
-use crate::vm::{MARKERS, RBX, RCX, RDX, Vm};
 use crate::vmcb;
 
 impl Vm {
-    pub fn cpuid(&mut self) -> Cause {
+    pub(super) fn cpuid(&mut self) -> Cause {
         let vmcb = &mut self.pages.vmcb;
         let words = &mut self.pages.registers.words;
         let leaf = vmcb.get(vmcb::RAX) as u32;
@@ -25,8 +26,8 @@ impl Vm {
             // No virtualization inside, nor its leaf.
             0x8000_0001 => c &= !(1 << 2),
             0x8000_000a => [a, b, c, d] = [0; 4],
-            // A hypervisor vouches for x2APIC, without which Linux turns it off where there is no interrupt remapping. It has
-            // KVM's name and none of its features.
+            // A hypervisor vouches for x2APIC, without which Linux turns it off where there is no
+            // interrupt remapping. It has KVM's name and none of its features.
             0x4000_0000 => [a, b, c, d] = [0x4000_0001, 0x4b4d_564b, 0x564b_4d56, 0x4d],
             0x4000_0001 => [a, b, c, d] = [0; 4],
             _ => {}
@@ -39,7 +40,7 @@ impl Vm {
         Cause::Guest
     }
 
-    pub fn msr(&mut self) -> (Kind, Cause) {
+    pub(super) fn msr(&mut self) -> (Kind, Cause) {
         const EFER: u32 = 0xc000_0080;
         const SVME: u64 = 1 << 12;
         let register = self.pages.registers.words[RCX] as u32;
@@ -78,7 +79,7 @@ impl Vm {
         (kind, cause)
     }
 
-    pub fn io(&mut self) -> Cause {
+    pub(super) fn io(&mut self) -> Cause {
         let info = self.pages.vmcb.get(vmcb::EXIT_INFO1);
         let number = (info >> 16) as u16;
         let (is_in, is_string) = (info & 1 != 0, info & 4 != 0);
@@ -119,7 +120,7 @@ impl Vm {
         }
         match number {
             MARKERS => self.marker(rax as u8),
-            _ if is_pic => match self.pics.write(number, rax as u8) {
+            _ if is_pic => match self.chips.pic_written(number, rax as u8) {
                 Ok(writes) => {
                     for (port, byte) in [(number & !1, writes.first), (number, writes.then)] {
                         if let Some(byte) = byte {
@@ -132,8 +133,9 @@ impl Vm {
             },
             _ if is_power => {
                 if rax as u16 & power::SLEEP != 0 {
-                    self.report("end", &self.counts.clone(), (0, 0));
-                    // Whatever kind of sleep it asks for: from any other than the last, firmware would go on without us.
+                    self.report("end", &self.measurement.total());
+                    // Whatever kind of sleep it asks for: from any other than the last, firmware
+                    // would go on without us.
                     power::off()
                 }
                 // SAFETY: no sleep.

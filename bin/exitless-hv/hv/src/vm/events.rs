@@ -1,5 +1,5 @@
-//! Interrupts of every kind, and the faults that may be some: what the processor acknowledged is handed to the mode machine, and what
-//! that says is carried out.
+//! Interrupts of every kind, and the faults that may be some: what the processor acknowledged is
+//! handed to the mode machine, and what that says is carried out.
 
 use core::sync::atomic::Ordering;
 
@@ -7,27 +7,17 @@ use bare::apic;
 use eli::event::{self, Event, Kind as EventKind};
 use eli::hosts::Source;
 use eli::watchdog::Verdict;
-use eli::{Fault, Handed, Reflection, Taken, Vector, VectorSet};
+use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 
+use super::Vm;
 use crate::host::{self, WINDOW_MAX};
 use crate::log::say;
-use crate::report::{Cause, Kind};
-use crate::vm::Vm;
+use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
 impl Vm {
-    /// On whose account a vector's exits are.
-    pub fn cause(&self, vector: Option<Vector>) -> Cause {
-        match vector {
-            Some(vector) if self.device.contains(vector) => Cause::Device,
-            Some(vector) if self.lapic.timer_vector() == Some(vector) => Cause::Timer,
-            Some(vector) if self.core.hosts.source(vector).is_some() => Cause::Host,
-            _ => Cause::Guest,
-        }
-    }
-
     /// Physical interrupts while all exit.
-    pub fn interrupt(&mut self) -> Cause {
+    pub(super) fn interrupt(&mut self) -> Cause {
         const NONE: Taken = Taken {
             vector: 0,
             in_service: false,
@@ -36,31 +26,15 @@ impl Vm {
         let mut buffer = [NONE; WINDOW_MAX];
         let (taken, real) = host::window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
-        let cause = self.cause(first);
-        self.took(taken, real);
+        let cause = self.interrupts.cause(first);
+        self.interrupts.took(taken, real, &mut self.measurement);
         cause
     }
 
-    fn took(&mut self, taken: &[Taken], real: VectorSet) {
-        let (device, timer) = (self.device, self.lapic.timer_vector());
-        let counts = &mut self.counts;
-        self.core.took(taken, real, |vector, Handed { eois, to }| {
-            (0..eois).for_each(|_| apic::eoi());
-            match to {
-                Some(Source::Tick) => counts.ticks += 1,
-                Some(Source::Message) => {}
-                None => {
-                    counts.device_caught += u64::from(device.contains(vector));
-                    counts.timer_caught += u64::from(timer == Some(vector));
-                }
-            }
-        });
-    }
-
     /// The watchdog's tick.
-    pub fn nmi(&mut self) -> Cause {
-        self.counts.nmis += host::window_nmi();
-        let is_direct = self.core.last().direct;
+    pub(super) fn nmi(&mut self) -> Cause {
+        self.measurement.add(Count::Nmis, host::window_nmi());
+        let is_direct = self.interrupts.was_direct();
         // With IF set only in the shadow of STI no interrupt is ever taken.
         let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
         let masked = is_direct && (shadow || !self.pages.vmcb.interrupts());
@@ -69,10 +43,10 @@ impl Vm {
         } else {
             None
         };
-        match self.watchdog.tick(masked, held) {
+        let (verdict, eois) = self.interrupts.tick(masked, held, host::in_service);
+        match verdict {
             Verdict::Fine => {}
             Verdict::Inject => {
-                self.core.suspend();
                 if self.traces() {
                     say!(
                         "mode: injection while the guest masks interrupts, at {:#x}",
@@ -81,7 +55,6 @@ impl Vm {
                 }
             }
             Verdict::ForceEoi(vector) => {
-                let eois = self.core.fall_back(host::in_service());
                 (0..eois).for_each(|_| apic::eoi());
                 say!(
                     "mode: injection for good: the guest held vector {vector:#x} in service; {eois} ended for it"
@@ -100,11 +73,11 @@ impl Vm {
         let requested = VectorSet::from_words(apic::words(apic::IRR));
         requested
             .iter()
-            .any(|vector| self.core.hosts.source(vector).is_some())
+            .any(|vector| self.interrupts.source(vector).is_some())
     }
 
     /// #NP or #GP: an interrupt in disguise, an INT instruction, or the guest's own.
-    pub fn fault(&mut self, code: u64, during: Option<Event>) -> (Kind, Cause) {
+    pub(super) fn fault(&mut self, code: u64, during: Option<Event>) -> (Kind, Cause) {
         // See `run.s`: an interrupt of QEMU's that was gone when it was taken, met by the guest.
         const GONE: u32 = 0xffff_fffa;
         let number = (code - 0x40) as Vector;
@@ -124,7 +97,7 @@ impl Vm {
             gate: during.map_or_else(Default::default, |event| self.guests_gate(event.vector)),
             privilege: vmcb.get(vmcb::CPL),
         };
-        let mut reflection = self.core.reflect(fault);
+        let mut reflection = self.interrupts.reflect(fault);
         if !self.options.defend {
             match self.undefended(fault, reflection) {
                 Some(other) => reflection = other,
@@ -133,9 +106,10 @@ impl Vm {
         }
         match reflection {
             Reflection::Interrupt(vector) => {
-                let cause = self.cause(Some(vector));
+                let cause = self.interrupts.cause(Some(vector));
                 let (taken, real) = host::taken(vector);
-                self.took(&[taken], real);
+                let counts = &mut self.measurement;
+                self.interrupts.took(&[taken], real, counts);
                 (kind, cause)
             }
             Reflection::Software(injection) => {
@@ -143,13 +117,11 @@ impl Vm {
                     if injection.opens {
                         self.show_gate(injection.event.vector);
                     }
-                    self.pages.vmcb.skip(len);
-                    let next = self.pages.vmcb.get(vmcb::RIP);
-                    self.pages.vmcb.set(vmcb::NEXT_RIP, next);
-                    self.raise(injection.event);
-                    self.software = true;
+                    let vmcb = &mut self.pages.vmcb;
+                    self.interrupts.raise_software(vmcb, injection.event, len);
                 } else {
-                    // No INT instruction stands there any more: another processor of the guest's would have changed it.
+                    // No INT instruction stands there any more: another processor of the guest's
+                    // would have changed it.
                     self.raise(fault.fault);
                 }
                 (kind, Cause::Guest)
@@ -157,24 +129,29 @@ impl Vm {
             Reflection::Guest(event) => {
                 self.raise(event);
                 let interrupt = during.filter(|during| during.kind == EventKind::External);
-                (kind, self.cause(interrupt.map(|during| during.vector)))
+                let vector = interrupt.map(|during| during.vector);
+                (kind, self.interrupts.cause(vector))
             }
             Reflection::Shutdown => self.stop("the guest shut down (triple fault)"),
         }
     }
 
-    /// What was done before the defences were there (`defend=off`): INT instructions and the guest's own absent gates taken for
-    /// interrupts.
-    pub fn undefended(&mut self, fault: Fault, reflection: Reflection) -> Option<Reflection> {
+    /// What was done before the defences were there (`defend=off`): INT instructions and the
+    /// guest's own absent gates taken for interrupts.
+    pub(super) fn undefended(
+        &mut self,
+        fault: Fault,
+        reflection: Reflection,
+    ) -> Option<Reflection> {
         const LOOP: u32 = 100_000;
         let Some(during) = fault.during else {
             return Some(reflection);
         };
         Some(match (during.kind, reflection) {
             (EventKind::Software, Reflection::Software(injection)) => {
-                if self.core.hosts.source(during.vector) == Some(Source::Tick) {
+                if self.interrupts.source(during.vector) == Some(Source::Tick) {
                     // Counted as the host's, and the guest goes on behind it.
-                    self.counts.ticks += 1;
+                    self.measurement.add(Count::Ticks, 1);
                     let len = self.software_len().unwrap_or(0);
                     self.pages.vmcb.skip(len);
                     return None;
@@ -182,8 +159,7 @@ impl Vm {
                 Reflection::Software(injection)
             }
             (EventKind::External, _) if !fault.gate.is_present() => {
-                self.own_gates += 1;
-                if self.own_gates == LOOP {
+                if self.interrupts.met_own_gate() == LOOP {
                     self.stop(
                         "the guest's own absent gate: the same interrupt met it 100000 times",
                     );
@@ -199,7 +175,7 @@ impl Vm {
     }
 
     /// The length of the INT instruction at the guest's instruction pointer.
-    pub fn software_len(&self) -> Option<u64> {
+    pub(super) fn software_len(&self) -> Option<u64> {
         let address = self.pages.vmcb.get(vmcb::RIP);
         let mut code = [0; 15];
         let mut len = 0;
@@ -216,16 +192,18 @@ impl Vm {
         event::software_len(&code[..len]).map(u64::from)
     }
 
-    /// What is really in service must be the guest's, or owed; it, as it is when the guest is entered next.
-    pub fn audit(&mut self) -> VectorSet {
+    /// What is really in service must be the guest's, or owed; it, as it is when the guest is
+    /// entered next.
+    pub(super) fn audit(&mut self) -> VectorSet {
         let real = host::in_service();
         if !self.options.defend || real.is_empty() {
             return real;
         }
-        let Some(vector) = self.core.audit(real) else {
+        let Some(vector) = self.interrupts.audit(real) else {
             return real;
         };
-        self.counts.ticks += u64::from(self.core.hosts.source(vector) == Some(Source::Tick));
+        let is_tick = self.interrupts.source(vector) == Some(Source::Tick);
+        self.measurement.add(Count::Ticks, is_tick.into());
         say!("audit: the guest has the host's vector {vector:#x} in service");
         apic::eoi();
         host::in_service()

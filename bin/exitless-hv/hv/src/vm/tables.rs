@@ -1,34 +1,26 @@
-//! The guest's interrupt descriptor table and its shadow, in place: the nested page tables show the shadow where the guest has its
-//! table, so that all its mappings of it lead there (NOTES: it works with page-table isolation, since no address changes).
+//! The guest's interrupt descriptor table and its shadow, in place: the nested page tables show the
+//! shadow where the guest has its table, so that all its mappings of it lead there (NOTES: it works
+//! with page-table isolation, since no address changes).
 //!
-//! The thesis hides the shadow in a device's memory (§3.5.2); that changes the table's address, and so needs a mapping in every
-//! address space of the guest.
+//! The thesis hides the shadow in a device's memory (§3.5.2); that changes the table's address, and
+//! so needs a mapping in every address space of the guest.
 
 use eli::gate::{self, GATE_LEN, Gate};
 use eli::{Vector, VectorSet};
 
+use super::Vm;
+
 use crate::log::say;
 use crate::memory::PAGE;
 use crate::nested::Access;
-use crate::vm::Vm;
 use crate::vmcb;
-
-/// Where the guest has its table.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Table {
-    /// Its linear address.
-    pub base: u64,
-    /// Bytes - 1.
-    pub limit: u32,
-    /// The page that is shadowed, if it is.
-    pub page: Option<u64>,
-}
 
 const LONG_MODE: u64 = 1 << 10;
 
 impl Vm {
-    /// The guest's physical address of a linear one, by the guest's page tables; of four or five levels.
-    pub fn translate(&self, linear: u64) -> Option<u64> {
+    /// The guest's physical address of a linear one, by the guest's page tables; of four or five
+    /// levels.
+    pub(super) fn translate(&self, linear: u64) -> Option<u64> {
         const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
         let vmcb = &self.pages.vmcb;
         let levels = if vmcb.get(vmcb::CR4) & 1 << 12 != 0 {
@@ -53,73 +45,73 @@ impl Vm {
     }
 
     /// The guest loaded a table.
-    pub fn table_loaded(&mut self) {
-        self.table.base = self.pages.vmcb.get(vmcb::IDTR_BASE);
-        self.table.limit = self.pages.vmcb.get(vmcb::IDTR_LIMIT);
+    pub(super) fn table_loaded(&mut self) {
+        let vmcb = &self.pages.vmcb;
+        self.table
+            .load(vmcb.get(vmcb::IDTR_BASE), vmcb.get(vmcb::IDTR_LIMIT));
         self.engage();
     }
 
-    /// What is assigned now: the device's vectors, those of the command line, and the timer's if it is the guest's own.
-    pub fn assigned_changed(&mut self) {
+    /// What is assigned now: the device's vectors, those of the command line, and the timer's if it
+    /// is the guest's own.
+    pub(super) fn assigned_changed(&mut self) {
         let mut assigned = self.options.assign;
         if self.options.mode.ways().delivery {
-            assigned = assigned.union(self.device);
+            assigned = assigned.union(self.interrupts.device());
             if self.assigns_timer()
-                && let Some(vector) = self.lapic.timer_vector()
+                && let Some(vector) = self.interrupts.lapic().timer_vector()
             {
                 assigned.insert(vector);
             }
         }
-        if assigned == self.core.assigned() {
-            return;
+        if self.interrupts.assign(assigned) {
+            self.engage();
         }
-        self.core.assign(assigned);
-        self.engage();
     }
 
     /// A shadow for the guest's table, or none.
-    pub fn engage(&mut self) {
+    pub(super) fn engage(&mut self) {
         if !self.options.mode.ways().delivery {
             return;
         }
-        if let Some(page) = self.table.page.take() {
+        if let Some(page) = self.table.hide() {
             self.map(page, page, Access::All);
         }
         let long_mode = self.pages.vmcb.get(vmcb::EFER) & LONG_MODE != 0;
         let physical = if long_mode {
-            self.translate(self.table.base)
+            self.translate(self.table.base())
         } else {
             None
         };
         let own = physical.filter(|page| self.memory.contains(*page, PAGE));
-        match gate::placement(long_mode, self.table.limit, own, self.core.assigned()) {
+        let limit = self.table.limit();
+        match gate::placement(long_mode, limit, own, self.interrupts.core().assigned()) {
             Ok(page) if !self.pages.nested.has_room() => {
-                self.core.load_table(self.table.limit, false);
+                self.interrupts.load_table(limit, false);
                 say!(
                     "mode: injection: no nested page table is left for the table's page {page:#x}"
                 );
             }
             Ok(page) => {
-                self.table.page = Some(page);
-                self.core.load_table(self.table.limit, true);
+                self.table.show(page);
+                self.interrupts.load_table(limit, true);
                 self.show_all();
                 let shadow = self.pages.shadow.address();
                 self.map(page, shadow, Access::Read);
                 if self.traces() {
                     say!(
                         "mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}",
-                        self.table.base,
-                        Vectors(self.core.assigned())
+                        self.table.base(),
+                        Vectors(self.interrupts.core().assigned())
                     );
                 }
             }
             Err(why) => {
-                self.core.load_table(self.table.limit, false);
+                self.interrupts.load_table(limit, false);
                 if self.traces() {
                     say!(
-                        "mode: injection: {why} (table at {:#x}, limit {:#x})",
-                        self.table.base,
-                        self.table.limit
+                        "mode: injection: {why} (table at {:#x}, limit {limit:#x})",
+                        self.table.base()
                     );
                 }
             }
@@ -127,7 +119,7 @@ impl Vm {
     }
 
     /// Shows another page, or with other rights.
-    pub fn map(&mut self, page: u64, real: u64, access: Access) {
+    pub(super) fn map(&mut self, page: u64, real: u64, access: Access) {
         if self.pages.nested.map(page, real, access).is_err() {
             self.stop("no nested page table is left: the guest moves its table too far about");
         }
@@ -135,23 +127,16 @@ impl Vm {
     }
 
     /// The guest's own gate.
-    pub fn guests_gate(&self, vector: Vector) -> Gate {
-        let offset = u64::from(vector) * u64::from(GATE_LEN);
-        let word = |at: u64| {
-            self.table
-                .page
-                .and_then(|page| self.memory.read(page + at))
-                .unwrap_or(0)
-        };
-        Gate([word(offset), word(offset + 8)])
+    pub(super) fn guests_gate(&self, vector: Vector) -> Gate {
+        self.table.guests_gate(&self.memory, vector)
     }
 
     /// Makes one gate of the shadow what it is to be.
-    pub fn show_gate(&mut self, vector: Vector) {
-        if self.table.page.is_none() {
+    pub(super) fn show_gate(&mut self, vector: Vector) {
+        if !self.table.is_shown() {
             return;
         }
-        let shown = self.core.shadow(vector, self.guests_gate(vector));
+        let shown = self.interrupts.shadow(vector, self.guests_gate(vector));
         let at = usize::from(vector) * usize::from(GATE_LEN);
         for (half, word) in shown.0.into_iter().enumerate() {
             self.pages.shadow.0[at + half * 8..][..8].copy_from_slice(&word.to_le_bytes());
@@ -159,7 +144,7 @@ impl Vm {
     }
 
     /// Makes all of them so.
-    pub fn show_all(&mut self) {
+    pub(super) fn show_all(&mut self) {
         (0..=Vector::MAX).for_each(|vector| self.show_gate(vector));
     }
 }

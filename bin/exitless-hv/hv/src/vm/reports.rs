@@ -4,26 +4,21 @@ use core::sync::atomic::Ordering;
 
 use bare::processor;
 
+use super::Vm;
 use crate::log::say;
-use crate::report::Counts;
-use crate::vm::Vm;
+use crate::measurement::Account;
 use crate::{core1, host, power, vmcb};
 
 impl Vm {
-    pub fn marker(&mut self, marker: u8) {
-        let now = self
-            .hpet
-            .map_or((0, 0), |hpet| (hpet.milliseconds(), hpet.ticks()));
+    pub(super) fn marker(&mut self, marker: u8) {
         match marker {
             1 => {
-                self.window = self.counts;
-                self.window_start = now;
-                self.window_cycles = processor::cycles();
+                let now = self.chips.time().unwrap_or_default();
+                self.measurement.begin(now, processor::cycles());
             }
             2 => {
-                let counts = self.counts.since(&self.window);
-                self.report("window", &counts, self.window_start);
-                self.windows += 1;
+                let account = self.measurement.end();
+                self.report("window", &account);
             }
             _ => {
                 if self.traces() {
@@ -34,28 +29,26 @@ impl Vm {
     }
 
     /// A line of JSON.
-    pub fn report(&self, what: &str, counts: &Counts, since: (u64, u64)) {
+    pub(super) fn report(&self, what: &str, account: &Account) {
         use core::fmt::Write;
         let mut out = crate::log::output();
-        let (ms, ticks) = self
-            .hpet
-            .map_or((0, 0), |hpet| (hpet.milliseconds(), hpet.ticks()));
-        let core = self.core.counts();
+        let now = self.chips.time().unwrap_or_default();
+        let core = self.interrupts.core().counts();
         let _ = write!(
             out,
             "{{\"report\":\"{what}\",\"mode\":\"{}\",\"windows\":{},",
             self.options.mode.name(),
-            self.windows
+            account.windows
         );
         let _ = write!(
             out,
             "\"ms\":{},\"host_ticks_made\":{},",
-            ms.wrapping_sub(since.0),
-            ticks.wrapping_sub(since.1)
+            now.ms.wrapping_sub(account.since.ms),
+            now.ticks.wrapping_sub(account.since.ticks)
         );
-        let cycles = processor::cycles() - self.window_cycles;
+        let cycles = processor::cycles() - account.cycles;
         let _ = write!(out, "\"cycles\":{cycles},");
-        let _ = counts.keys(&mut out);
+        let _ = account.counts.keys(&mut out);
         for (key, value) in [
             ("total_injected", core.injected),
             ("total_reflected", core.reflected),
@@ -76,7 +69,7 @@ impl Vm {
     }
 
     /// The end, and why.
-    pub fn stop(&mut self, why: &str) -> ! {
+    pub(super) fn stop(&mut self, why: &str) -> ! {
         let vmcb = &self.pages.vmcb;
         say!(
             "hv: {why}: exit {:#x} {:#x} {:#x} during {:#x}, rip {:#x} flags {:#x} rsp {:#x} cr0 {:#x} cr3 {:#x} cr4 {:#x}, direct {}",
@@ -90,20 +83,20 @@ impl Vm {
             vmcb.get(vmcb::CR0),
             vmcb.get(vmcb::CR3),
             vmcb.get(vmcb::CR4),
-            self.core.last().direct
+            self.interrupts.was_direct()
         );
-        self.report("stopped", &self.counts.clone(), (0, 0));
+        self.report("stopped", &self.measurement.total());
         power::off()
     }
 
     /// The end of a run that has a time (`until=`).
-    pub fn look_at_the_clock(&mut self) {
+    pub(super) fn look_at_the_clock(&mut self) {
         if self.options.until != 0
-            && let Some(hpet) = self.hpet
-            && hpet.milliseconds() >= u64::from(self.options.until)
+            && let Some(ms) = self.chips.ms()
+            && ms >= u64::from(self.options.until)
         {
             say!("hv: {} ms are over", self.options.until);
-            self.report("time", &self.counts.clone(), (0, 0));
+            self.report("time", &self.measurement.total());
             power::off();
         }
     }

@@ -1,0 +1,91 @@
+//! Devices beside the local APIC that the guest does not reach as they are: the assigned one's
+//! messages, the I/O APIC, the 8259s and the host's timers. Each is found once, at start, and then
+//! stays.
+
+use eli::policy::{PicWrites, Pics, Why};
+
+use crate::hpet::Hpet;
+use crate::io_apic::{IoApic, Redirection};
+use crate::measurement::Time;
+use crate::msix::Msix;
+
+/// The devices.
+#[derive(Default)]
+pub struct Chips {
+    msix: Option<Msix>,
+    io_apic: Option<IoApic>,
+    pics: Pics,
+    hpet: Option<Hpet>,
+}
+
+impl Chips {
+    /// Adds the assigned device's messages.
+    pub fn add_msix(&mut self, table: Msix) {
+        self.msix = Some(table);
+    }
+
+    /// Adds the I/O APIC.
+    pub fn add_io_apic(&mut self, chip: IoApic) {
+        self.io_apic = Some(chip);
+    }
+
+    /// Adds the host's timers, which run.
+    pub fn add_hpet(&mut self, hpet: Hpet) {
+        self.hpet = Some(hpet);
+    }
+
+    /// The assigned device's messages.
+    pub fn msix(&self) -> Option<Msix> {
+        self.msix
+    }
+
+    /// The page of the I/O APIC.
+    pub fn io_apic_page(&self) -> Option<u64> {
+        self.io_apic.as_ref().map(IoApic::page)
+    }
+
+    /// Offsets and values that an access to the I/O APIC reads.
+    pub fn io_apic_shown(&self) -> [(u64, u32); 2] {
+        self.io_apic.as_ref().map_or([(0, 0); 2], IoApic::shown)
+    }
+
+    /// The guest wrote to the I/O APIC: an entry that policy has to look at.
+    pub fn io_apic_written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
+        self.io_apic.as_mut()?.written(offset, value)
+    }
+
+    /// Gives the I/O APIC an entry that policy has looked at.
+    pub fn redirect(&self, to: Redirection) {
+        if let Some(chip) = &self.io_apic {
+            chip.redirect(to);
+        }
+    }
+
+    /// The guest wrote to an 8259: what the chips are to be written.
+    ///
+    /// # Errors
+    /// Policy's.
+    pub fn pic_written(&mut self, port: u16, value: u8) -> Result<PicWrites, Why> {
+        self.pics.write(port, value)
+    }
+
+    /// The host's tick has another vector from now on.
+    pub fn move_tick(&mut self, vector: u8) {
+        if let Some(hpet) = &mut self.hpet {
+            hpet.move_tick(vector);
+        }
+    }
+
+    /// Milliseconds of the host's clock, if it has one.
+    pub fn ms(&self) -> Option<u64> {
+        self.hpet.map(|hpet| hpet.milliseconds())
+    }
+
+    /// The host's time, if it has a clock.
+    pub fn time(&self) -> Option<Time> {
+        self.hpet.map(|hpet| Time {
+            ms: hpet.milliseconds(),
+            ticks: hpet.ticks(),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! State of the guest's interrupts: the mode machine ([`eli::Core`]), its local APIC's registers,
+//! whose vectors are the assigned device's, and the event that the next entry begins with.
+//!
+//! The mode machine's own states are drawn at [`eli`]; every call that changes it is one function
+//! here, and nothing else reaches it but to read. The event:
+//! ```text
+//!   none ── raise ─▶ exception
+//!   none ── raise_software ─▶ event of an INT instruction
+//!   none ── inject ─▶ planned interrupt
+//!   each ── exited: the entry is over ─▶ none, or the same if the exit cut its delivery off
+//! ```
+
+use bare::apic;
+use eli::event::{Event, Kind as EventKind};
+use eli::gate::Gate;
+use eli::hosts::{Full, Relocation, Source};
+use eli::watchdog::{Verdict, Watchdog};
+use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
+
+use crate::lapic::Lapic;
+use crate::measurement::Measurement;
+use crate::report::{Cause, Count};
+use crate::vmcb::{self, Vmcb};
+
+/// The state.
+pub struct Interrupts {
+    core: Core,
+    lapic: Lapic,
+    /// Vectors of the assigned device's messages.
+    device: VectorSet,
+    watchdog: Watchdog,
+    /// The entry begins with an INT instruction's event.
+    is_software: bool,
+    /// Interrupts that met the guest's own absent gate, without defences.
+    own_gates: u32,
+}
+
+impl Interrupts {
+    /// A guest that is yet to be entered.
+    pub fn new(ways: Ways) -> Self {
+        Self {
+            core: Core::new(ways),
+            lapic: Lapic::new(),
+            device: VectorSet::EMPTY,
+            watchdog: Watchdog::default(),
+            is_software: false,
+            own_gates: 0,
+        }
+    }
+
+    /// The mode machine.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// The local APIC's registers.
+    pub fn lapic(&self) -> &Lapic {
+        &self.lapic
+    }
+
+    /// The local APIC's registers, to take down what the guest wrote.
+    pub fn lapic_mut(&mut self) -> &mut Lapic {
+        &mut self.lapic
+    }
+
+    /// Vectors of the assigned device's messages.
+    pub fn device(&self) -> VectorSet {
+        self.device
+    }
+
+    /// Whether the last entry was in direct mode.
+    pub fn was_direct(&self) -> bool {
+        self.core.last().direct
+    }
+
+    /// Source of the host's interrupt with this vector.
+    pub fn source(&self, vector: Vector) -> Option<Source> {
+        self.core.hosts.source(vector)
+    }
+
+    /// Account of a vector's exits.
+    pub fn cause(&self, vector: Option<Vector>) -> Cause {
+        match vector {
+            Some(vector) if self.device.contains(vector) => Cause::Device,
+            Some(vector) if self.lapic.timer_vector() == Some(vector) => Cause::Timer,
+            Some(vector) if self.source(vector).is_some() => Cause::Host,
+            _ => Cause::Guest,
+        }
+    }
+
+    /// Plans an entry, with `real` in service at the local APIC. What it injects is for
+    /// [`inject`](Self::inject), once the gate is shown.
+    pub fn plan(&mut self, vmcb: &Vmcb, is_stepping: bool, real: VectorSet) -> Plan {
+        let cpu = Cpu {
+            interrupts: vmcb.interrupts(),
+            shadow: vmcb.get(vmcb::SHADOW) & 1 != 0,
+            event: vmcb.has_event(),
+            stepping: is_stepping,
+        };
+        self.core.plan(cpu, real)
+    }
+
+    /// Begins the next entry with this interrupt, as planned.
+    pub fn inject(&self, vmcb: &mut Vmcb, event: Event, counts: &mut Measurement) {
+        let is_device = self.device.contains(event.vector);
+        counts.add(Count::DeviceInjected, is_device.into());
+        vmcb.set(vmcb::EVENT, event.field());
+    }
+
+    /// Ends an entry, which exited `during` a delivery or none. A delivery that was cut off begins
+    /// the next entry, unless the exit `is_exception`: such an exit reports the delivery itself.
+    pub fn exited(&mut self, vmcb: &mut Vmcb, during: Option<Event>, is_exception: bool) {
+        let was_software = core::mem::take(&mut self.is_software);
+        vmcb.set(vmcb::EVENT, 0);
+        if !is_exception && let Some(event) = self.core.again(during, was_software) {
+            self.is_software = event.kind == EventKind::Software;
+            vmcb.set(vmcb::EVENT, event.field());
+        }
+    }
+
+    /// Begins the next entry with this exception.
+    pub fn raise(&mut self, vmcb: &mut Vmcb, event: Event) {
+        self.is_software = false;
+        vmcb.set(vmcb::EVENT, event.field());
+    }
+
+    /// Begins the next entry with the event of the INT instruction of `len` bytes at the guest's
+    /// instruction pointer.
+    pub fn raise_software(&mut self, vmcb: &mut Vmcb, event: Event, len: u64) {
+        vmcb.skip(len);
+        let next = vmcb.get(vmcb::RIP);
+        vmcb.set(vmcb::NEXT_RIP, next);
+        vmcb.set(vmcb::EVENT, event.field());
+        self.is_software = true;
+    }
+
+    /// Hands acknowledged interrupts to the mode machine, and ends those that it says.
+    pub fn took(&mut self, taken: &[Taken], real: VectorSet, counts: &mut Measurement) {
+        let (device, timer) = (self.device, self.lapic.timer_vector());
+        self.core.took(taken, real, |vector, Handed { eois, to }| {
+            (0..eois).for_each(|_| apic::eoi());
+            match to {
+                Some(Source::Tick) => counts.add(Count::Ticks, 1),
+                Some(Source::Message) => {}
+                None => {
+                    counts.add(Count::DeviceCaught, device.contains(vector).into());
+                    counts.add(Count::TimerCaught, (timer == Some(vector)).into());
+                }
+            }
+        });
+    }
+
+    /// Takes the watchdog's tick, which found interrupts masked, or a vector held in service. The
+    /// number is of EOIs to force.
+    pub fn tick(
+        &mut self,
+        masked: bool,
+        held: Option<Vector>,
+        real: impl FnOnce() -> VectorSet,
+    ) -> (Verdict, u8) {
+        let verdict = self.watchdog.tick(masked, held);
+        let eois = match verdict {
+            Verdict::Fine => 0,
+            Verdict::Inject => {
+                self.core.suspend();
+                0
+            }
+            Verdict::ForceEoi(_) => self.core.fall_back(real()),
+        };
+        (verdict, eois)
+    }
+
+    /// Takes a write of the EOI register. Returns its account.
+    pub fn guest_eoi(&mut self, real: VectorSet, counts: &mut Measurement) -> Cause {
+        let done = self.core.guest_eoi(real);
+        (0..done.eois).for_each(|_| apic::eoi());
+        match done.ended {
+            Ended::Virtual(vector) => self.cause(Some(vector)),
+            Ended::Real(vector) => {
+                counts.add(Count::DeviceCompleted, self.device.contains(vector).into());
+                self.cause(Some(vector))
+            }
+            Ended::Nothing => Cause::Guest,
+        }
+    }
+
+    /// Sets the guest's task priority. Returns the real one.
+    pub fn set_task_priority(&mut self, priority: u8) -> u8 {
+        self.core.set_task_priority(priority)
+    }
+
+    /// Leaves `vector` to the guest; the host moves, if it has it.
+    ///
+    /// # Errors
+    /// There is no other for the host.
+    pub fn claim(&mut self, vector: Vector) -> Result<Option<Relocation>, Full> {
+        self.core.claim(vector)
+    }
+
+    /// Sets the vectors of the device's messages. Returns whether they had others.
+    pub fn set_device(&mut self, vectors: VectorSet) -> bool {
+        let had_others = vectors != self.device;
+        self.device = vectors;
+        had_others
+    }
+
+    /// Sets the vectors that are delivered without an exit. Returns whether others were.
+    pub fn assign(&mut self, vectors: VectorSet) -> bool {
+        let had_others = vectors != self.core.assigned();
+        if had_others {
+            self.core.assign(vectors);
+        }
+        had_others
+    }
+
+    /// Sets the limit of the guest's table, and whether it has a shadow.
+    pub fn load_table(&mut self, limit: u32, is_shadowed: bool) {
+        self.core.load_table(limit, is_shadowed);
+    }
+
+    /// Returns the gate that the shadow has for the guest's own.
+    pub fn shadow(&self, vector: Vector, own: Gate) -> Gate {
+        self.core.shadow(vector, own)
+    }
+
+    /// Decides about a fault.
+    pub fn reflect(&mut self, fault: Fault) -> Reflection {
+        self.core.reflect(fault)
+    }
+
+    /// Counts an interrupt that met the guest's own absent gate, without defences. Returns how many
+    /// did.
+    pub fn met_own_gate(&mut self) -> u32 {
+        self.own_gates += 1;
+        self.own_gates
+    }
+
+    /// Returns a vector of the host's among those in service, which it takes back from the guest.
+    pub fn audit(&mut self, real: VectorSet) -> Option<Vector> {
+        self.core.audit(real)
+    }
+}

@@ -1,0 +1,105 @@
+//! The I/O APIC (82093AA, §3), behind a page that the guest does not reach: what it writes there is
+//! taken down here, and what of it may be goes to the chip.
+//!
+//! ```text
+//!   written: SELECT ─▶ selects
+//!            WINDOW of an entry ─▶ a `Redirection`, which policy checks ── redirect ─▶ the chip
+//!            WINDOW of another register, EOI ─▶ the chip
+//! ```
+
+use crate::memory;
+
+const PINS: u32 = 24;
+const SELECT: u64 = 0;
+const WINDOW: u64 = 0x10;
+const EOI: u64 = 0x40;
+const FIRST_ENTRY: u32 = 0x10;
+
+/// In an entry.
+pub const ENTRY_MASKED: u64 = 1 << 16;
+
+/// An entry that the guest wrote.
+#[derive(Clone, Copy, Debug)]
+pub struct Redirection {
+    /// Its pin.
+    pub pin: u32,
+    /// The whole entry.
+    pub entry: u64,
+}
+
+/// An I/O APIC.
+pub struct IoApic {
+    page: u64,
+    select: u32,
+    /// Entries as the guest wrote them.
+    entries: [u64; PINS as usize],
+}
+
+impl IoApic {
+    /// That of this page.
+    ///
+    /// # Safety
+    /// One is there (ACPI says so).
+    pub unsafe fn new(page: u64) -> Self {
+        Self {
+            page,
+            select: 0,
+            entries: [ENTRY_MASKED; PINS as usize],
+        }
+    }
+
+    /// Where its registers are.
+    pub fn page(&self) -> u64 {
+        self.page
+    }
+
+    fn read(&self, register: u32) -> u32 {
+        // SAFETY: `new`'s caller: it is the chip, and the guest reaches it only through us.
+        unsafe {
+            memory::write32(self.page + SELECT, register);
+            memory::read32(self.page + WINDOW)
+        }
+    }
+
+    fn write(&self, register: u32, value: u32) {
+        // SAFETY: as above; what may be written has been looked at.
+        unsafe {
+            memory::write32(self.page + SELECT, register);
+            memory::write32(self.page + WINDOW, value);
+        }
+    }
+
+    /// Offsets in its page, and the values that an access reads there.
+    pub fn shown(&self) -> [(u64, u32); 2] {
+        [(SELECT, self.select), (WINDOW, self.read(self.select))]
+    }
+
+    /// Takes the guest's write of `value` at `offset`, a multiple of 16. An entry has not reached
+    /// the chip yet.
+    pub fn written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
+        match offset {
+            SELECT => self.select = value & 0xff,
+            WINDOW if self.select >= FIRST_ENTRY && self.select < FIRST_ENTRY + 2 * PINS => {
+                let (pin, half) = ((self.select - FIRST_ENTRY) / 2, self.select % 2 * 32);
+                let entry = &mut self.entries[pin as usize];
+                *entry = *entry & !(0xffff_ffff << half) | u64::from(value) << half;
+                return Some(Redirection { pin, entry: *entry });
+            }
+            // Identifier and arbitration; there are no others that are written.
+            WINDOW if self.select < FIRST_ENTRY => self.write(self.select, value),
+            // SAFETY: an end of interrupt for a pin; at worst the pin interrupts again.
+            EOI => unsafe { memory::write32(self.page + EOI, value) },
+            _ => {}
+        }
+        None
+    }
+
+    /// Gives the chip an entry that policy has looked at: masked, changed, and then as it is to be.
+    pub fn redirect(&self, to: Redirection) {
+        let Redirection { pin, entry } = to;
+        let low = FIRST_ENTRY + pin * 2;
+        self.write(low, entry as u32 | ENTRY_MASKED as u32);
+        self.write(low + 1, (entry >> 32) as u32);
+        self.write(low, entry as u32);
+    }
+}

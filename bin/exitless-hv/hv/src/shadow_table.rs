@@ -1,0 +1,63 @@
+//! Where the guest has its interrupt descriptor table, and whether it is shadowed in place.
+//!
+//! ```text
+//!   plain ── show: its page is fit ─▶ shadowed ── hide: before it is checked once more ─▶ plain
+//!   load: LIDT, in either
+//! ```
+
+use eli::Vector;
+use eli::gate::{GATE_LEN, Gate};
+
+use crate::memory::Guest;
+
+/// The guest's table.
+#[derive(Debug, Default)]
+pub struct ShadowTable {
+    base: u64,
+    limit: u32,
+    page: Option<u64>,
+}
+
+impl ShadowTable {
+    /// Its linear address.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Bytes - 1.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Whether it is shadowed.
+    pub fn is_shown(&self) -> bool {
+        self.page.is_some()
+    }
+
+    /// Whether this is the page that is shadowed.
+    pub fn is_at(&self, page: u64) -> bool {
+        self.page == Some(page)
+    }
+
+    /// Takes the address and limit that the guest loaded.
+    pub fn load(&mut self, base: u64, limit: u32) {
+        (self.base, self.limit) = (base, limit);
+    }
+
+    /// Marks the table as shadowed, in this page.
+    pub fn show(&mut self, page: u64) {
+        self.page = Some(page);
+    }
+
+    /// Marks the table as plain. Returns the page that was shadowed.
+    pub fn hide(&mut self) -> Option<u64> {
+        self.page.take()
+    }
+
+    /// The guest's own gate, of a table that is shadowed; else an empty one.
+    pub fn guests_gate(&self, memory: &Guest, vector: Vector) -> Gate {
+        let offset = u64::from(vector) * u64::from(GATE_LEN);
+        let word = |at: u64| self.page.and_then(|page| memory.read(page + at));
+        Gate([offset, offset + 8].map(|at| word(at).unwrap_or(0)))
+    }
+}

@@ -1,0 +1,169 @@
+//! Accesses to the guest's local APIC, which is the real one as far as policy lets it.
+
+use bare::apic;
+use eli::Vector;
+use eli::policy::{self, Command, LVT_MASKED, Lvt, Why};
+
+use super::Vm;
+use crate::host;
+use crate::lapic::{LvtEntry, SPURIOUS_ON, SPURIOUS_VECTOR};
+use crate::report::{Cause, Kind};
+
+/// What a read gives (`None`: #GP), and how the exit is counted.
+type Outcome = (Option<u64>, Kind, Cause);
+
+impl Vm {
+    /// The guest's task priority.
+    pub(super) fn set_task_priority(&mut self, priority: u8) {
+        let real = self.interrupts.set_task_priority(priority);
+        let real = if self.options.defend { real } else { priority };
+        // SAFETY: the host's class stays open; without defences that is what is to be shown.
+        unsafe { apic::write(apic::TPR, u64::from(real)) }
+    }
+
+    /// A write.
+    pub(super) fn apic_write(&mut self, register: u32, value: u64) -> Outcome {
+        let other = (Some(0), Kind::Apic, Cause::Guest);
+        match register {
+            apic::EOI => {
+                let real = host::in_service();
+                let cause = self.interrupts.guest_eoi(real, &mut self.measurement);
+                return (Some(0), Kind::Eoi, cause);
+            }
+            apic::TPR => self.set_task_priority(value as u8),
+            apic::SPURIOUS => self.write_spurious(value),
+            apic::ICR => {
+                self.interrupts.lapic_mut().set_command(value);
+                return self.command(value);
+            }
+            apic::SELF_IPI => {
+                let command = value & 0xff | 1 << 18;
+                return self.command(command);
+            }
+            apic::TIMER_INITIAL | apic::TIMER_DIVIDE => {
+                let bits = if register == apic::TIMER_DIVIDE {
+                    0xb
+                } else {
+                    0xffff_ffff
+                };
+                // SAFETY: when the timer interrupts is the guest's; with which vector was looked
+                // at.
+                unsafe { apic::write(register, value & bits) }
+                return (Some(0), Kind::Timer, Cause::Timer);
+            }
+            // Error status: written before it is read.
+            0x828 => {
+                // SAFETY: it clears what was noted.
+                unsafe { apic::write(register, 0) }
+            }
+            _ => match LvtEntry::of(register) {
+                Some(entry) => self.write_lvt(entry, value as u32),
+                None => return (None, Kind::Apic, Cause::Guest),
+            },
+        }
+        other
+    }
+
+    /// A read.
+    pub(super) fn apic_read(&mut self, register: u32) -> Outcome {
+        let (core, lapic) = (self.interrupts.core(), self.interrupts.lapic());
+        let word =
+            |set: eli::VectorSet, first: u32| u64::from(set.word((register - first) as usize));
+        let value = match register {
+            apic::TPR => u64::from(core.task_priority()),
+            apic::SPURIOUS => lapic.spurious(),
+            apic::ICR => lapic.command(),
+            0x810..=0x817 => word(core.in_service(host::in_service()), apic::ISR),
+            0x820..=0x827 => apic::read(register) | word(core.requested(), apic::IRR),
+            apic::TIMER_CURRENT | apic::TIMER_INITIAL => {
+                return (Some(apic::read(register)), Kind::Timer, Cause::Timer);
+            }
+            0x802 | 0x803 | 0x80a | 0x80d | 0x818..=0x81f | 0x828 | apic::TIMER_DIVIDE => {
+                apic::read(register)
+            }
+            _ => match LvtEntry::of(register) {
+                Some(entry) => u64::from(lapic.lvt(entry)),
+                None => return (None, Kind::Apic, Cause::Guest),
+            },
+        };
+        (Some(value), Kind::Apic, Cause::Guest)
+    }
+
+    fn command(&mut self, value: u64) -> Outcome {
+        let done = (Some(0), Kind::Apic, Cause::Guest);
+        if !self.options.defend {
+            // SAFETY: it is not; that is what is to be shown.
+            unsafe { apic::write(apic::ICR, value) }
+            return done;
+        }
+        match policy::command(value, self.interrupts.lapic().id()) {
+            Command::ToSelf(vector) => {
+                if self.claim("an interrupt to itself", vector) {
+                    // SAFETY: a fixed interrupt to this processor, with a vector that is no
+                    // exception's and not the host's.
+                    unsafe { apic::write(apic::SELF_IPI, u64::from(vector)) }
+                }
+            }
+            Command::ToNobody => {}
+            Command::Refused(why) => self.refuse("an interrupt command", &why),
+        }
+        done
+    }
+
+    fn write_spurious(&mut self, value: u64) {
+        self.interrupts.lapic_mut().set_spurious(value);
+        let wanted = value as Vector;
+        // It stays on: the host's interrupts come this way too.
+        let vector =
+            if wanted < eli::gate::FIRST_INTERRUPT || !self.claim("the spurious vector", wanted) {
+                SPURIOUS_VECTOR
+            } else {
+                u64::from(wanted)
+            };
+        // SAFETY: a vector that has a handler.
+        unsafe { apic::write(apic::SPURIOUS, SPURIOUS_ON | vector) }
+    }
+
+    /// What firmware left is looked at like what the guest writes: LINT1 is an NMI, mostly.
+    pub(super) fn adopt_lvts(&mut self) {
+        for entry in LvtEntry::all() {
+            let value = self.interrupts.lapic().lvt(entry);
+            self.write_lvt(entry, value);
+        }
+    }
+
+    fn write_lvt(&mut self, entry: LvtEntry, value: u32) {
+        self.interrupts.lapic_mut().set_lvt(entry, value);
+        let (register, entry) = (entry.register(), entry.kind());
+        // What no entry has would raise #GP here: vector, mode, polarity and trigger, mask; the
+        // timer's has its own.
+        let bits = if entry == Lvt::Timer {
+            0x3_00ff
+        } else {
+            0x1_a7ff
+        };
+        let mut write = policy::lvt(entry, value);
+        if !self.options.defend {
+            write.real = value;
+        } else if let Some(why) = write.why {
+            // LINT1 as NMI is what every kernel writes; there is no such line here.
+            if entry != Lvt::Lint1 || why != Why::DeliveryMode(4) {
+                self.refuse("an entry of the local vector table", &why);
+            }
+        } else if let Some(vector) = write.wants
+            && !self.claim("the local vector table", vector)
+        {
+            write.real = value | LVT_MASKED;
+        }
+        // SAFETY: masked, or fixed with a vector that is the guest's; ExtINT, whose vectors are
+        // looked at elsewhere.
+        unsafe { apic::write(register, u64::from(write.real & bits)) }
+        if entry == Lvt::Timer {
+            let through = self.assigns_timer() && self.interrupts.lapic().timer_vector().is_some();
+            for count in [apic::TIMER_INITIAL, apic::TIMER_CURRENT] {
+                self.pages.let_through(count, through, false);
+            }
+            self.assigned_changed();
+        }
+    }
+}

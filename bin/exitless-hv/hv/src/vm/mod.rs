@@ -1,0 +1,228 @@
+//! The guest's processor: entering it, and what each exit comes to.
+//!
+//! The decisions are those of `eli`; this carries them out. The state is in parts, each with its
+//! own transitions:
+//!
+//! * [`Interrupts`]: the mode machine, the local APIC's registers, and the event that an entry
+//!   begins with;
+//! * [`ShadowTable`]: the guest's interrupt descriptor table, shadowed or not;
+//! * [`SingleStep`]: an instruction that runs with a protection dropped;
+//! * [`Chips`]: the devices that the guest does not reach as they are;
+//! * [`Measurement`]: counts, and the window that the guest marks.
+//!
+//! ```text
+//!   enter: Interrupts::plan ─▶ control block ─▶ VMRUN
+//!     ▲                                          │
+//!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
+//! ```
+//! One file per concern of exits: `events` (interrupts and faults), `instructions`, `local_apic`,
+//! `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`, `reports`
+//! (lines of JSON). `set_up` is before the first entry.
+
+mod events;
+mod instructions;
+mod local_apic;
+mod messages;
+mod reports;
+mod set_up;
+mod step;
+mod tables;
+
+use core::sync::atomic::Ordering;
+
+use bare::{apic, processor};
+use eli::VectorSet;
+use eli::event::Event;
+
+use crate::chips::Chips;
+use crate::core1;
+use crate::host;
+use crate::interrupt_state::Interrupts;
+use crate::log::say;
+use crate::measurement::Measurement;
+use crate::memory::Guest;
+use crate::options::{Mode, Options};
+use crate::pages::{Pages, Registers};
+use crate::report::{Cause, Count, Kind};
+use crate::shadow_table::ShadowTable;
+use crate::single_step::{Intercepts, SingleStep};
+use crate::vmcb::{self, intercept, interrupts};
+
+/// The port of markers, one byte each: 1 begins a window, 2 ends it.
+const MARKERS: u16 = 0xe0;
+
+unsafe extern "C" {
+    fn guest_run(vmcb: u64, registers: *mut Registers, host: u64);
+}
+
+/// The guest.
+pub struct Vm {
+    /// Pages that the hardware reads.
+    pages: &'static mut Pages,
+    /// The command line; what is left of its trace.
+    options: Options,
+    memory: Guest,
+    interrupts: Interrupts,
+    table: ShadowTable,
+    chips: Chips,
+    step: SingleStep,
+    measurement: Measurement,
+}
+
+impl Vm {
+    /// A guest that is yet to be set up and entered.
+    pub fn new(pages: &'static mut Pages, options: Options, memory: Guest) -> Self {
+        let ways = options.mode.ways();
+        let intercepts = Intercepts {
+            delivery: ways.delivery,
+            defend: options.defend,
+        };
+        Self {
+            pages,
+            options,
+            memory,
+            interrupts: Interrupts::new(ways),
+            table: ShadowTable::default(),
+            chips: Chips::default(),
+            step: SingleStep::new(intercepts),
+            measurement: Measurement::new(),
+        }
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &Guest {
+        &self.memory
+    }
+
+    /// Whether another event may be logged.
+    fn traces(&mut self) -> bool {
+        let left = self.options.trace;
+        self.options.trace = left.saturating_sub(1);
+        left > 0
+    }
+
+    /// Logs what policy refused.
+    fn refuse(&mut self, what: &str, why: &dyn core::fmt::Display) {
+        self.measurement.add(Count::Refused, 1);
+        if self.traces() {
+            say!("policy: {what}: {why}: not let through");
+        }
+    }
+
+    /// Enters and exits for ever.
+    pub fn run(&mut self) -> ! {
+        let mut real = host::in_service();
+        loop {
+            self.enter(real);
+            real = self.exit();
+        }
+    }
+
+    /// Enters, with `real` in service at the local APIC.
+    fn enter(&mut self, real: VectorSet) {
+        let was_direct = self.interrupts.was_direct();
+        let is_stepping = self.step.is_under_way();
+        let plan = self.interrupts.plan(&self.pages.vmcb, is_stepping, real);
+        let turns = plan.direct && !was_direct;
+        self.measurement.add(Count::TurnsDirect, turns.into());
+        for vector in plan.hide.iter() {
+            self.show_gate(vector);
+        }
+        if let Some(injection) = plan.inject {
+            if injection.opens {
+                self.show_gate(injection.event.vector);
+            }
+            let (vmcb, counts) = (&mut self.pages.vmcb, &mut self.measurement);
+            self.interrupts.inject(vmcb, injection.event, counts);
+        }
+        let mut masking = 0;
+        if !plan.direct {
+            masking |= interrupts::MASKING;
+        }
+        if plan.window {
+            masking |= interrupts::IRQ | interrupts::PRIORITY | interrupts::IGNORE_TPR;
+        }
+        let vmcb = &mut self.pages.vmcb;
+        vmcb.put(vmcb::INTERCEPTS, intercept::INTR, !plan.direct);
+        vmcb.put(vmcb::INTERCEPTS, intercept::VINTR, plan.window);
+        let kept = vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
+        vmcb.set(vmcb::INTERRUPTS, kept | masking);
+        if self.interrupts.core().is_engaged() {
+            let limit = if self.options.defend {
+                plan.limit
+            } else {
+                self.table.limit()
+            };
+            vmcb.set(vmcb::IDTR_LIMIT, limit);
+        }
+        self.pages.let_through(apic::EOI, !plan.eoi_exits, true);
+        self.measurement.add(Count::Runs, 1);
+        let start = processor::cycles();
+        // SAFETY: the block describes a guest whose memory, ports and registers are its own
+        // (`main.rs`); the pages stay.
+        unsafe {
+            guest_run(
+                self.pages.vmcb.0.address(),
+                &raw mut self.pages.registers,
+                self.pages.host.0.address(),
+            );
+        }
+        let cycles = processor::cycles() - start;
+        self.measurement.add(Count::GuestCycles, cycles);
+        self.pages.vmcb.set(vmcb::TLB, 0);
+    }
+
+    /// Answers an exit. Returns what is in service then.
+    fn exit(&mut self) -> VectorSet {
+        core1::ALIVE.fetch_add(1, Ordering::Relaxed);
+        let vmcb = &mut self.pages.vmcb;
+        let code = vmcb.get(vmcb::EXIT);
+        let during = Event::from_field(vmcb.get(vmcb::EXIT_DURING));
+        let was_direct = self.interrupts.was_direct();
+        let is_exception = matches!(code, 0x40..=0x5f);
+        self.interrupts.exited(vmcb, during, is_exception);
+        let (kind, cause) = match code {
+            0x60 => (Kind::Intr, self.interrupt()),
+            0x61 => (Kind::Nmi, self.nmi()),
+            0x64 => {
+                let requested = self.interrupts.core().requested();
+                (Kind::Vintr, self.interrupts.cause(requested.highest()))
+            }
+            0x41 if self.step.is_under_way() => self.end_step(),
+            0x40..=0x5f if self.step.is_under_way() => (Kind::Step, self.cancel_step(code, during)),
+            0x4b | 0x4d => self.fault(code, during),
+            0x65 => (Kind::Table, self.start_cr0()),
+            0x66 => (Kind::Table, self.start_table(false)),
+            0x6a => (Kind::Table, self.start_table(true)),
+            0x72 => (Kind::Cpuid, self.cpuid()),
+            0x7b => (Kind::Io, self.io()),
+            0x7c => self.msr(),
+            0x08 | 0x18 => (Kind::Cr8, self.start_cr8()),
+            0x400 => (Kind::NestedFault, self.nested_fault()),
+            0x80..=0x86 => {
+                self.raise(Event::exception(6, None));
+                (Kind::Other, Cause::Guest)
+            }
+            0x7f => self.stop("the guest shut down (triple fault)"),
+            _ => self.stop("an exit that nothing is done about"),
+        };
+        self.measurement.exit(kind, cause);
+        // Where completion exits on purpose its exits are none of these.
+        let is_wanted = kind == Kind::Eoi && !self.options.mode.ways().completion;
+        let is_direct = was_direct && cause == Cause::Device && !is_wanted;
+        self.measurement
+            .add(Count::DeviceExitsDirect, is_direct.into());
+        self.look_at_the_clock();
+        self.audit()
+    }
+
+    /// The next entry begins with this exception.
+    fn raise(&mut self, event: Event) {
+        self.interrupts.raise(&mut self.pages.vmcb, event);
+    }
+
+    /// Whether the timer is the guest's own.
+    fn assigns_timer(&self) -> bool {
+        self.options.mode == Mode::EliTimer
+    }
+}

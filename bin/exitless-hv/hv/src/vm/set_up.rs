@@ -1,0 +1,167 @@
+//! Preparations before the first entry: timers and the second core, the assigned device, the
+//! control block.
+
+use core::arch::asm;
+
+use bare::{apic, processor};
+
+use super::{MARKERS, Vm};
+use crate::acpi::Tables;
+use crate::hpet::Hpet;
+use crate::io_apic::IoApic;
+use crate::loader::Start;
+use crate::log::{self, say};
+use crate::memory::PAGE;
+use crate::msix::Msix;
+use crate::nested::Access;
+use crate::pages::{RBX, RSI};
+use crate::vmcb::{self, intercept};
+use crate::{core1, power};
+
+/// Where interrupts are written to, and where a local APIC has its registers in memory.
+const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
+
+impl Vm {
+    /// Watchdog, tick, and the second core.
+    pub fn start_timers(&mut self, tables: &Tables) {
+        let Some(base) = tables.hpet else {
+            say!("hv: there is no HPET: no watchdog, no tick, no second core");
+            return;
+        };
+        // SAFETY: ACPI says so, and its table is hidden from the guest.
+        let mut hpet = match unsafe { Hpet::new(base) } {
+            Ok(hpet) => hpet,
+            Err(why) => return say!("hv: the HPET is of no use: {why}"),
+        };
+        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
+        let vector = self.interrupts.core().hosts.of(eli::hosts::Source::Tick);
+        if watchdog != 0 {
+            match hpet.start_watchdog(watchdog) {
+                Ok(()) => say!("hv: watchdog every {watchdog} ms"),
+                Err(why) => say!("hv: no watchdog: {why}"),
+            }
+        }
+        if tick != 0 {
+            match hpet.start_tick(tick, vector) {
+                Ok(()) => say!("hv: tick every {tick} ms, vector {vector:#x}"),
+                Err(why) => say!("hv: no tick: {why}"),
+            }
+        }
+        if let Some(id) = tables.other {
+            // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in
+            // yet.
+            let came = unsafe { core1::start(id, &hpet) };
+            say!(
+                "hv: core {id} is {}",
+                if came {
+                    "parked, and watches"
+                } else {
+                    "not to be had"
+                }
+            );
+        }
+        self.chips.add_hpet(hpet);
+        let nothing = self.pages.nothing.address();
+        self.map(base & !(PAGE - 1), nothing, Access::All);
+    }
+
+    /// The device, and the I/O APIC.
+    pub fn assign(&mut self, tables: &Tables) {
+        match Msix::find() {
+            Ok(table) => {
+                say!(
+                    "hv: assigned: {:02x}.{}, {} messages, table in page {:#x}",
+                    table.function >> 3,
+                    table.function & 7,
+                    table.len(),
+                    table.page
+                );
+                let page = table.page;
+                table.copy(&mut self.pages.messages);
+                self.chips.add_msix(table);
+                let copy = self.pages.messages.address();
+                self.map(page, copy, Access::Read);
+            }
+            Err(why) => say!("hv: no device is assigned: {why}"),
+        }
+        self.assigned_changed();
+        // Registers of the local APIC in memory, and what a write there sends: not the guest's. It
+        // has the model-specific ones.
+        let nothing = self.pages.nothing.address();
+        let hides = self.options.defend;
+        for page in LOCAL_APIC.step_by(PAGE as usize).filter(|_| hides) {
+            self.map(page, nothing, Access::All);
+        }
+        if let Some(page) = tables.io_apic.filter(|_| self.options.defend) {
+            // SAFETY: ACPI says so.
+            let chip = unsafe { IoApic::new(page) };
+            self.chips.add_io_apic(chip);
+            self.map(page, page, Access::Nothing);
+        }
+    }
+
+    /// The control block.
+    pub fn set_up(&mut self, start: Start) {
+        const VM_HSAVE: u32 = 0xc001_0117;
+        const EFER: u32 = 0xc000_0080;
+        const SVME: u64 = 1 << 12;
+        let powers = power::ports().into_iter().filter(|port| *port != 0);
+        let powers = powers.flat_map(|port| [port, port + 1]);
+        let fixed = [MARKERS, 0x20, 0x21, 0xa0, 0xa1];
+        for port in fixed.into_iter().chain(powers).chain(log::output().ports()) {
+            let at = usize::from(port) / 8;
+            self.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
+        }
+        for register in 0x800..0x900 {
+            self.pages.let_through(register, false, false);
+        }
+        self.pages.let_through(apic::BASE, false, false);
+        self.adopt_lvts();
+        // EFER, and SVM's own, 0xc001_0114 to 0xc001_0117: in the second and third 2 KiB of the
+        // map.
+        for (base, register) in [
+            (0x800, 0x80),
+            (0x1000, 0x114),
+            (0x1000, 0x115),
+            (0x1000, 0x116),
+            (0x1000, 0x117),
+        ] {
+            let at = base + register / 4;
+            self.pages.msr_map[at / 4096].0[at % 4096] |= 3 << (register % 4 * 2);
+        }
+        let (io_map, msr_map) = (
+            self.pages.io_map[0].address(),
+            self.pages.msr_map[0].address(),
+        );
+        let nested = self.pages.nested.address();
+        let intercepts = intercept::NMI
+            | intercept::CPUID
+            | intercept::IO
+            | intercept::MSR
+            | intercept::SHUTDOWN;
+        let vmcb = &mut self.pages.vmcb;
+        vmcb.protected_mode(start.entry);
+        vmcb.set(vmcb::INTERCEPTS, intercepts);
+        self.step.intercepts().restore(vmcb);
+        vmcb.set(vmcb::INTERCEPTS_SVM, intercept::SVM);
+        vmcb.set(vmcb::IO_MAP, io_map);
+        vmcb.set(vmcb::MSR_MAP, msr_map);
+        vmcb.set(vmcb::ASID, 1);
+        vmcb.set(vmcb::NESTED, 1);
+        vmcb.set(vmcb::NESTED_CR3, nested);
+        vmcb.flush();
+        let [eax, ebx, esi] = start.registers;
+        vmcb.set(vmcb::RAX, eax);
+        self.pages.registers.words[RBX] = ebx;
+        self.pages.registers.words[RSI] = esi;
+        let (save, host) = (self.pages.save.address(), self.pages.host.0.address());
+        // SAFETY: SVM is there (`check_processor`); the pages are the hardware's from now on, and
+        // the SSE area is large enough.
+        unsafe {
+            processor::wrmsr(EFER, processor::rdmsr(EFER) | SVME);
+            processor::wrmsr(VM_HSAVE, save);
+            asm!("clgi", "vmsave rax", in("rax") host, options(nostack));
+            asm!("fxsave64 [{}]", in(reg) self.pages.registers.sse.as_mut_ptr(), options(nostack));
+        }
+    }
+}
