@@ -10,7 +10,7 @@ use iova::{
 use lines::Ordering;
 
 use super::error::DmaMapError;
-use super::limits::DeviceLimits;
+use super::limits::{DeviceLimits, too_long};
 use super::lines::CoreLines;
 use super::policy::{Reuse, Teardown};
 use super::queue::Queue;
@@ -491,11 +491,6 @@ pub(super) fn no_segment<E>(index: usize, Segment { phys, len }: Segment) -> Dma
         0 => DmaMapError::Empty { index, phys },
         _ => DmaMapError::Wraps { index, phys, len },
     }
-}
-
-#[cold]
-pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
-    DmaMapError::TooLong { len, max }
 }
 
 /// Pages of all segments.

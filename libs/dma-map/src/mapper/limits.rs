@@ -3,7 +3,6 @@
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE};
 use iova::{IovaPfn, Request};
 
-use super::core_map::too_long;
 use super::{DeviceSegment, DmaMapError, Segment};
 
 /// What a device can address, and takes in one element.
@@ -130,4 +129,9 @@ impl Default for DeviceLimits {
     fn default() -> Self {
         Self::of_bits(64)
     }
+}
+
+#[cold]
+pub(super) fn too_long<E>(len: u64, max: u64) -> DmaMapError<E> {
+    DmaMapError::TooLong { len, max }
 }

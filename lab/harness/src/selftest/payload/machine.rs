@@ -3,7 +3,6 @@
 //! 2 MiB of RAM, one vCPU without a local APIC, the VT-d unit with its queue on, and its owner under a sidecore that
 //! goes to sleep at every idle sweep.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,7 +19,6 @@ use kvm::vm::refused;
 use kvm::{Kvm, KvmError, Vcpu, Vm, cpuid, kick, register_page};
 use kvm_ioctls::Cap;
 use machine::port::UnitRegisters;
-use machine::{NoFunction, units};
 use platform::bus::{AccessCause, Bus, BusDevice};
 use platform::ioapic::Ioapic;
 use platform::layout;
@@ -31,22 +29,9 @@ use vtd::{AccessLen, Event, Sink, Unit};
 use vtd_port::VtdPort;
 
 use super::RegisterMode;
+use super::unit::{Owner, Request, SoakUnit};
 use super::watch::{Outcome, watch};
 use super::{PayloadReport, Unsupported, program};
-
-units! {
-    /// The soak's unit.
-    pub enum SoakUnit: Infallible {
-        /// Behind any of the three front ends.
-        Vtd(VtdPort),
-    }
-}
-
-/// Of the unit alone.
-pub type Owner = machine::Owner<SoakUnit, NoFunction, GuestRam>;
-
-/// What other threads ask of it.
-pub type Request = machine::Request<Owner>;
 
 /// What the unit has counted.
 #[derive(Clone, Copy, Debug, Default)]

@@ -19,6 +19,7 @@
 
 mod machine;
 mod program;
+mod unit;
 mod watch;
 
 #[cfg(test)]

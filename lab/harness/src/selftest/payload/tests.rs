@@ -5,7 +5,8 @@ use std::time::Duration;
 use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
 
 use super::RegisterMode;
-use super::machine::{Owner, Request, soak};
+use super::machine::soak;
+use super::unit::{Owner, Request};
 use super::{PayloadReport, run, supported};
 
 const SLEEPS: u64 = 2000;

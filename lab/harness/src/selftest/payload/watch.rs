@@ -21,7 +21,7 @@ use super::program;
 use kvm::control::Control;
 use machine::{Op, Target};
 
-use super::machine::Request;
+use super::unit::Request;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(5);
