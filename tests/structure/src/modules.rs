@@ -1,30 +1,36 @@
-//! The top-level modules of a crate.
+//! The modules of a crate, at every depth.
 //!
-//! A module names another by a path that starts with `crate` or with enough of `super`, or by what the root takes from that
-//! other (`pub use other::Thing` in `lib.rs`, then `crate::Thing`). Paths inside one top-level module do not matter here, nor what
-//! the root itself names.
+//! Modules with the same parent are *siblings*. One names another if anything in it, however deep,
+//! has a path to anything in the other: a path that starts with `crate`, `super` or `self`; or a
+//! name that the parent, or a module on the way, has taken from there by `use` (`pub use
+//! other::Thing`, then `super::Thing`), a glob among them. Paths between a module and its own
+//! parent do not matter, nor what the parent names. Left out: macros by their textual scope, and
+//! paths inside literals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::graph::Graph;
+use crate::paths::{Use, path_at, uses};
 use crate::tokens::{lex, without_tests};
 
-/// Which top-level module of the crate whose root is `root` names which.
+/// Which siblings name which, in the crate whose root is `root`: by the path of their parent, such
+/// as `ring::packed`; empty for the top-level modules.
 ///
 /// # Errors
 /// A source that is not there or not UTF-8.
-pub fn of_crate(root: &Path) -> Result<Graph> {
-    let mut found = Found::default();
+pub fn of_crate(root: &Path) -> Result<BTreeMap<String, Graph>> {
     let dir = root.parent().context("a file in a folder")?;
+    let mut found = Crate::default();
     found.read(root, dir, &mut Vec::new())?;
-    Ok(found.graph())
+    Ok(found.graphs())
 }
 
-/// The sources below `folder` that no other one there names as a module, and that are none of `roots`: nobody compiles them.
+/// The sources below `folder` that no other one there names as a module, and that are none of
+/// `roots`: they are not compiled.
 ///
 /// # Errors
 /// A source that is not there or not UTF-8.
@@ -32,8 +38,7 @@ pub fn strays(folder: &Path, roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let files = sources(folder)?;
     let mut named = BTreeSet::new();
     for file in &files {
-        let source = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        let words = lex(&source);
+        let words = lex(&read(file)?);
         let modules = words.windows(2).filter(|words| words[0] == "mod");
         named.extend(modules.map(|words| words[1].clone()));
     }
@@ -49,24 +54,47 @@ pub fn strays(folder: &Path, roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().filter(is_stray).collect())
 }
 
+/// The `#[path = "…"]` of sources below `folder` that lead out of it: the source, and where it
+/// leads.
+///
+/// # Errors
+/// A source that is not there or not UTF-8.
+pub fn foreign_paths(folder: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let mut foreign = Vec::new();
+    for file in sources(folder)? {
+        let source = read(&file)?;
+        let lines = source.lines().map(str::trim_start);
+        let leads = lines.filter_map(|line| line.strip_prefix("#[path"));
+        for lead in leads.filter_map(|rest| rest.split('"').nth(1)) {
+            let to = plain(&file.with_file_name("").join(lead));
+            if !to.starts_with(plain(folder)) {
+                foreign.push((file.clone(), to));
+            }
+        }
+    }
+    Ok(foreign)
+}
+
 /// Whether a crate whose root is `root` holds tests in its own sources.
 ///
 /// # Errors
 /// A source that is not there or not UTF-8.
 pub fn has_tests(root: &Path) -> Result<bool> {
-    let mut found = Found::default();
     let dir = root.parent().context("a file in a folder")?;
+    let mut found = Crate::default();
     found.read(root, dir, &mut Vec::new())?;
     Ok(found.has_tests)
 }
 
-/// Rust files below `folder`.
+/// Rust files below `folder`, but for build outputs.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
         if path.is_dir() {
-            files.extend(sources(&path)?);
+            if !path.ends_with("target") {
+                files.extend(sources(&path)?);
+            }
         } else if path.extension().is_some_and(|end| end == "rs") {
             files.push(path);
         }
@@ -74,59 +102,92 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What the sources say.
-#[derive(Default)]
-struct Found {
-    /// Something in them is only for tests.
-    has_tests: bool,
-    /// Top-level modules.
-    modules: BTreeSet<String>,
-    /// In the root: a name, and the first word of the path that it stands for.
-    taken: BTreeMap<String, String>,
-    /// From a top-level module to the first word of a path from the root.
-    names: BTreeSet<(String, String)>,
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
-impl Found {
-    /// Reads one file, which is module `path`, and the files of the modules in it, which lie in `dir`.
-    fn read(&mut self, file: &Path, dir: &Path, path: &mut Vec<String>) -> Result<()> {
-        let source = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        let all = lex(&source);
+/// The same path without `.` and `..`, by its words alone.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                plain.pop();
+            }
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+/// Path of a module from the root of its crate.
+type Place = Vec<String>;
+
+/// A module's names, apart from those of its children.
+#[derive(Default)]
+struct Names {
+    children: BTreeSet<String>,
+    /// Items that it defines.
+    items: BTreeSet<String>,
+    /// Names that a `use` of its own brings in, and the path each stands for, from the root or
+    /// outside of the crate.
+    taken: BTreeMap<String, Place>,
+    /// Paths of which it takes everything.
+    globs: BTreeSet<Place>,
+}
+
+/// The sources of a crate.
+#[derive(Default)]
+struct Crate {
+    /// Something in them is only for tests.
+    has_tests: bool,
+    modules: BTreeMap<Place, Names>,
+    /// From a module, a path from the root.
+    paths: BTreeSet<(Place, Place)>,
+    /// From a module with a glob, words that may be names it takes by that.
+    words: BTreeSet<(Place, String)>,
+}
+
+impl Crate {
+    /// Reads one file, which is the module at `place`, and the files of its children, which lie in
+    /// `dir`.
+    fn read(&mut self, file: &Path, dir: &Path, place: &mut Place) -> Result<()> {
+        let all = lex(&read(file)?);
         let tokens = without_tests(&all);
         self.has_tests |= tokens.len() < all.len();
-        self.walk(&tokens, dir, path)
+        self.walk(&tokens, dir, place)
     }
 
-    fn walk(&mut self, tokens: &[String], dir: &Path, path: &mut Vec<String>) -> Result<()> {
-        // Ends of inline modules.
-        let depth_of_file = path.len();
+    fn walk(&mut self, tokens: &[String], dir: &Path, place: &mut Place) -> Result<()> {
+        let words_of_file = place.len();
+        self.modules.entry(place.clone()).or_default();
+        // Brackets around the token, and around the bodies of the inline modules that it is in.
         let mut depth = 0;
         let mut inline: Vec<usize> = Vec::new();
         let mut at = 0;
         let word = |at: usize| tokens.get(at).map_or("", String::as_str);
         while at < tokens.len() {
+            let is_of_module = depth == inline.last().map_or(0, |around| around + 1);
             match word(at) {
-                "mod" if word(at + 2) == ";" && is_elsewhere(tokens, at) => {
-                    self.note_module(word(at + 1), path);
-                }
-                "mod" if word(at + 2) == ";" => {
+                "mod" if [";", "{"].contains(&word(at + 2)) => {
                     let name = word(at + 1).to_owned();
-                    let dir = path[depth_of_file..]
+                    self.names(place).children.insert(name.clone());
+                    let inside = &place[words_of_file..];
+                    let dir = inside
                         .iter()
                         .fold(dir.to_owned(), |dir, name| dir.join(name));
-                    self.note_module(&name, path);
-                    let file = file_of(&dir, &name)?;
-                    path.push(name.clone());
-                    self.read(&file, &dir.join(&name), path)?;
-                    path.pop();
-                    at += 3;
-                    continue;
-                }
-                "mod" if word(at + 2) == "{" => {
-                    self.note_module(word(at + 1), path);
-                    path.push(word(at + 1).to_owned());
-                    inline.push(depth);
-                    depth += 1;
+                    place.push(name.clone());
+                    self.modules.entry(place.clone()).or_default();
+                    if word(at + 2) == "{" {
+                        inline.push(depth);
+                        depth += 1;
+                    } else {
+                        if !is_elsewhere(tokens, at) {
+                            self.read(&file_of(&dir, &name)?, &dir.join(&name), place)?;
+                        }
+                        place.pop();
+                    }
                     at += 3;
                     continue;
                 }
@@ -135,12 +196,31 @@ impl Found {
                     depth -= 1;
                     if inline.last() == Some(&depth) {
                         inline.pop();
-                        path.pop();
+                        place.pop();
                     }
                 }
-                "use" if path.is_empty() => self.note_taken(&tokens[at + 1..]),
+                "use" => self.note_use(&tokens[at + 1..], place, is_of_module),
                 "crate" | "super" | "self" if word(at + 1) == "::" && !is_continued(tokens, at) => {
-                    self.note_path(&tokens[at..], path);
+                    let path = path_at(&tokens[at..]);
+                    self.note_path(&path, place);
+                }
+                "struct" | "enum" | "trait" | "fn" | "type" | "const" | "static" | "union"
+                    if is_of_module =>
+                {
+                    let name = if word(at + 1) == "mut" {
+                        at + 2
+                    } else {
+                        at + 1
+                    };
+                    let name = word(name).to_owned();
+                    self.names(place).items.insert(name);
+                }
+                "macro_rules" => {
+                    let name = word(at + 2).to_owned();
+                    self.names(place).items.insert(name);
+                }
+                name if is_name(tokens, at) => {
+                    self.words.insert((place.clone(), name.to_owned()));
                 }
                 _ => {}
             }
@@ -149,81 +229,145 @@ impl Found {
         Ok(())
     }
 
-    fn note_module(&mut self, name: &str, path: &[String]) {
-        if path.is_empty() {
-            self.modules.insert(name.to_owned());
+    fn names(&mut self, place: &Place) -> &mut Names {
+        self.modules.entry(place.clone()).or_default()
+    }
+
+    /// A path in the module at `place`, if it starts from the crate's root, from `place` or from
+    /// one above.
+    fn note_path(&mut self, path: &[String], place: &Place) {
+        if let Some(path) = absolute(path, place) {
+            self.paths.insert((place.clone(), path));
         }
     }
 
-    /// A path in module `path` that starts with `crate`, `super` or `self`.
-    fn note_path(&mut self, tokens: &[String], path: &[String]) {
-        let Some(from) = path.first() else {
-            return;
-        };
-        let mut above = path.len();
-        let mut rest = tokens;
-        while let [word, colons, after @ ..] = rest
-            && colons == "::"
-        {
-            match word.as_str() {
-                "crate" => above = 0,
-                "super" => above = above.saturating_sub(1),
-                "self" => {}
-                _ => break,
+    /// A `use` of the module at `place`, or of a function in it.
+    fn note_use(&mut self, tokens: &[String], place: &Place, is_of_module: bool) {
+        for Use { path, name } in uses(tokens) {
+            self.note_path(&path, place);
+            if !is_of_module && name.is_some() {
+                continue;
             }
-            rest = after;
-        }
-        if above == 0 {
-            for (name, _) in branches(rest) {
-                self.names.insert((from.clone(), name));
+            // Otherwise relative to the module itself, or another crate's: a child decides.
+            let path = absolute(&path, place).unwrap_or_else(|| [&place[..], &path].concat());
+            let names = self.names(place);
+            match name {
+                Some(name) => _ = names.taken.insert(name, path),
+                None => _ = names.globs.insert(path),
             }
         }
     }
 
-    /// A `use` of the root: which module each name comes from.
-    fn note_taken(&mut self, tokens: &[String]) {
-        for (first, branch) in branches(tokens) {
-            let (first, branch) = match first.as_str() {
-                "crate" | "self" => {
-                    match branches(branch.get(2..).unwrap_or(&[])).into_iter().next() {
-                        Some(next) => next,
-                        None => continue,
-                    }
+    /// The modules that a path from the root goes through, the last of which has what it names.
+    fn through(&self, path: &[String]) -> Vec<Place> {
+        let mut through = Vec::new();
+        self.follow(path, &mut through, &mut BTreeSet::new());
+        through
+    }
+
+    /// Adds what `path` goes through; `seen` has the names that were replaced on the way. Whether
+    /// it leads to something.
+    fn follow(
+        &self,
+        path: &[String],
+        through: &mut Vec<Place>,
+        seen: &mut BTreeSet<Place>,
+    ) -> bool {
+        let mut place = Place::new();
+        for (at, word) in path.iter().enumerate() {
+            let Some(names) = self.modules.get(&place) else {
+                return false;
+            };
+            if names.children.contains(word) {
+                place.push(word.clone());
+                continue;
+            }
+            through.push(place.clone());
+            if names.items.contains(word) {
+                return true;
+            }
+            let name = [&place[..], std::slice::from_ref(word)].concat();
+            if !seen.insert(name) {
+                return false;
+            }
+            let rest = &path[at + 1..];
+            if let Some(taken) = names.taken.get(word) {
+                return self.follow(&[&taken[..], rest].concat(), through, seen);
+            }
+            return names.globs.iter().any(|glob| {
+                let mut further = Vec::new();
+                let path = [&glob[..], &path[at..]].concat();
+                let is_there = self.follow(&path, &mut further, seen);
+                if is_there {
+                    through.append(&mut further);
                 }
-                _ => (first, branch),
-            };
-            // Every word of it may be a name; the others are nobody's to name from the root.
-            for name in branch {
-                self.taken.insert(name.clone(), first.clone());
-            }
+                is_there
+            });
         }
+        through.push(place);
+        true
     }
 
-    fn graph(&self) -> Graph {
-        let mut graph = Graph::default();
-        for (from, name) in &self.names {
-            let to = match self.modules.contains(name) {
-                true => Some(name),
-                false => self
-                    .taken
-                    .get(name)
-                    .filter(|module| self.modules.contains(*module)),
-            };
-            if let Some(to) = to {
-                graph.add(from, to);
+    fn graphs(&self) -> BTreeMap<String, Graph> {
+        let mut graphs = BTreeMap::new();
+        for (from, path) in &self.paths {
+            self.note(from, path, &mut graphs);
+        }
+        // What a module has by a glob is as if it were named there.
+        for (from, word) in &self.words {
+            let names = &self.modules[from];
+            let is_own = names.items.contains(word)
+                || names.taken.contains_key(word)
+                || names.children.contains(word);
+            for glob in names.globs.iter().filter(|_| !is_own) {
+                let path = [&glob[..], std::slice::from_ref(word)].concat();
+                self.note(from, &path, &mut graphs);
             }
         }
-        graph
+        graphs
+    }
+
+    /// Adds that something in `from` names `path`, to the graph of the siblings that lie apart.
+    fn note(&self, from: &Place, path: &[String], graphs: &mut BTreeMap<String, Graph>) {
+        for to in self.through(path) {
+            let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            if let (Some(sibling), Some(other)) = (from.get(common), to.get(common)) {
+                let parent = from[..common].join("::");
+                graphs.entry(parent).or_default().add(sibling, other);
+            }
+        }
     }
 }
 
-/// Whether the module declared at `at` lies where a `#[path = "…"]` says: another crate's file, which is read there.
-fn is_elsewhere(tokens: &[String], at: usize) -> bool {
-    let mut from = at;
-    if tokens[..from].last().is_some_and(|word| word == "pub") {
-        from -= 1;
+/// The same path from the root, if `path` says where it starts; from a module at `place`.
+fn absolute(path: &[String], place: &Place) -> Option<Place> {
+    let mut above = None;
+    let mut rest = path;
+    while let [word, after @ ..] = rest {
+        above = match word.as_str() {
+            "crate" => Some(0),
+            "self" => above.or(Some(place.len())),
+            "super" => Some(above.unwrap_or(place.len()).saturating_sub(1)),
+            _ => break,
+        };
+        rest = after;
     }
-    tokens[..from].ends_with(&["path", "=", "]"].map(String::from))
+    above.map(|above| [&place[..above], rest].concat())
+}
+
+/// Whether the module declared at `at` lies where a `#[path = "…"]` says.
+fn is_elsewhere(tokens: &[String], at: usize) -> bool {
+    let mut before = &tokens[..at];
+    if before.last().is_some_and(|sign| sign == ")") {
+        let open = before.iter().rposition(|sign| sign == "(");
+        before = &before[..open.unwrap_or(0)];
+    }
+    if let [rest @ .., word] = before
+        && word == "pub"
+    {
+        before = rest;
+    }
+    before.ends_with(&["path", "=", "]"].map(String::from))
 }
 
 /// Whether the word at `at` goes on with a path before it.
@@ -231,42 +375,15 @@ fn is_continued(tokens: &[String], at: usize) -> bool {
     at > 0 && tokens[at - 1] == "::"
 }
 
-/// The branches of a tree of paths at the start (`a::b`, `{a::b, c}`): the first word of each, and the whole of it.
-fn branches(tokens: &[String]) -> Vec<(String, &[String])> {
-    let is_word = |word: &str| word.starts_with(|c: char| c.is_alphabetic() || c == '_');
-    let mut found = Vec::new();
-    let is_group = tokens.first().is_some_and(|sign| sign == "{");
-    let (mut depth, mut start) = (0, usize::from(is_group));
-    for (at, token) in tokens.iter().enumerate().skip(start) {
-        let ends = match token.as_str() {
-            "{" | "(" | "[" => {
-                depth += 1;
-                false
-            }
-            "}" | ")" | "]" if depth == 0 => true,
-            "}" | ")" | "]" => {
-                depth -= 1;
-                false
-            }
-            ";" => true,
-            "," => depth == 0,
-            _ => false,
-        };
-        if !ends {
-            continue;
-        }
-        if tokens.get(start).is_some_and(|word| is_word(word)) {
-            found.push((tokens[start].clone(), &tokens[start..at]));
-        }
-        if !is_group || token != "," {
-            return found;
-        }
-        start = at + 1;
-    }
-    if tokens.get(start).is_some_and(|word| is_word(word)) {
-        found.push((tokens[start].clone(), &tokens[start..]));
-    }
-    found
+/// Whether the word at `at` may be the name of an item in scope: a type or constant by its capital,
+/// or what is called, or the start of a path.
+fn is_name(tokens: &[String], at: usize) -> bool {
+    let before = at.checked_sub(1).map_or("", |at| &tokens[at]);
+    let after = tokens.get(at + 1).map_or("", String::as_str);
+    let has_capital = tokens[at].starts_with(char::is_uppercase);
+    let starts = has_capital || ["::", "(", "!"].contains(&after);
+    let is_word = tokens[at].starts_with(|c: char| c.is_alphabetic() || c == '_');
+    is_word && starts && !["::", "."].contains(&before)
 }
 
 fn file_of(dir: &Path, name: &str) -> Result<PathBuf> {
@@ -281,77 +398,4 @@ fn file_of(dir: &Path, name: &str) -> Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The cycles of a crate of these files, each as its way round.
-    fn rounds(files: &[(&str, &str)]) -> Vec<String> {
-        let dir = tempfile::tempdir().expect("a folder");
-        for (name, source) in files {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().expect("in the folder")).expect("a folder");
-            fs::write(path, source).expect("a file");
-        }
-        let graph = of_crate(&dir.path().join("lib.rs")).expect("a crate");
-        let cycles = graph.cycles();
-        cycles.iter().map(|cycle| graph.round(cycle)).collect()
-    }
-
-    #[test]
-    fn a_tree_of_modules_is_none() {
-        let files = [
-            (
-                "lib.rs",
-                "//! mod c;\n#[path = \"../x.rs\"] mod x; mod a; pub mod b; pub use a::{A, inner::C}; fn f() { b::f() }",
-            ),
-            (
-                "a.rs",
-                "pub mod inner; use self::inner::C; // crate::b::B\npub struct A;",
-            ),
-            (
-                "a/inner.rs",
-                "use super::A; use crate::a::A as B; const S: &str = \"crate::b\"; #[cfg(test)] mod tests { use crate::b; }",
-            ),
-            ("b/mod.rs", "use crate::{A, a::inner::C};"),
-        ];
-        assert_eq!(rounds(&files), [""; 0]);
-    }
-
-    #[test]
-    fn a_cycle_is_found_however_it_is_written() {
-        let ways = [
-            "use crate::b;",
-            "use crate::{A, b::{B, D}};",
-            "use super::b::B;",
-            "fn f() { crate::b::f::<u8>() }",
-            "mod inner { use super::super::b; }",
-            "pub(in crate::b) struct A;",
-            // What the root takes from it.
-            "use crate::B;",
-            "use crate::{A, Renamed};",
-            "#[cfg(not(test))] use crate::b;",
-        ];
-        for way in ways {
-            let files = [
-                (
-                    "lib.rs",
-                    "mod a; mod b; pub use a::A; pub use b::{B, D as Renamed};",
-                ),
-                ("a.rs", way),
-                ("b.rs", "use crate::a;"),
-            ];
-            assert_eq!(rounds(&files), ["a → b → a"], "{way}");
-        }
-    }
-
-    #[test]
-    fn files_below_modules_count_as_theirs() {
-        let files = [
-            ("lib.rs", "mod a; mod b;"),
-            ("a/mod.rs", "mod deep { mod deeper; }"),
-            ("a/deep/deeper.rs", "use super::super::super::b;"),
-            ("b.rs", "use crate::a;"),
-        ];
-        assert_eq!(rounds(&files), ["a → b → a"]);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The workspace as Cargo sees it.
+//! The workspaces of this repository as Cargo sees them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::graph::Graph;
 
 /// A crate of the workspace.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Package {
     /// Its name.
     pub name: String,
-    /// The folder of the workspace that it lies in: `libs`, `virt`, …
-    pub shelf: String,
+    /// The folder of the repository that it lies in: `libs`, `virt`, …
+    pub layer: String,
     /// Where its manifest lies.
     pub folder: PathBuf,
     /// Roots of its library and programs.
@@ -40,31 +40,36 @@ pub struct Workspace {
     others: BTreeMap<String, BTreeSet<String>>,
 }
 
+/// Where the manifests of workspaces lie: this crate's, and the one for what runs on no operating
+/// system.
+const WORKSPACES: [&str; 2] = [".", "bin/exitless-hv"];
+
+/// The repository's root.
+///
+/// # Errors
+/// It is not there.
+pub fn root() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    root.canonicalize().context("the repository")
+}
+
 impl Workspace {
-    /// The workspace that this crate belongs to: what its manifests say, by Cargo, and `Cargo.lock` for the rest. Nothing is fetched.
+    /// All workspaces of the repository as one: what their manifests say, by Cargo, and each
+    /// `Cargo.lock` for the rest. Nothing is fetched.
     ///
     /// # Errors
     /// Cargo does not answer, or otherwise than it says it does.
     pub fn read() -> Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let asked = Command::new(cargo)
-            .args([
-                "metadata",
-                "--format-version",
-                "1",
-                "--no-deps",
-                "--offline",
-            ])
-            .current_dir(&root)
-            .output()
-            .context("cargo metadata")?;
-        let said = String::from_utf8_lossy(&asked.stderr);
-        ensure!(asked.status.success(), "cargo metadata: {said}");
-        let lock = fs::read_to_string(root.join("Cargo.lock")).context("Cargo.lock")?;
+        let root = root()?;
+        let (mut all, mut others) = (BTreeMap::new(), BTreeMap::new());
+        for folder in WORKSPACES.map(|folder| root.join(folder)) {
+            all.extend(packages(&metadata(&folder)?, &root)?);
+            let lock = fs::read_to_string(folder.join("Cargo.lock")).context("Cargo.lock")?;
+            others.extend(locked(&lock));
+        }
         Ok(Self {
-            packages: packages(&serde_json::from_slice(&asked.stdout)?)?,
-            others: locked(&lock),
+            packages: all,
+            others,
         })
     }
 
@@ -85,13 +90,31 @@ impl Workspace {
     }
 }
 
-fn packages(metadata: &Value) -> Result<BTreeMap<String, Package>> {
-    let root = Path::new(text(&metadata["workspace_root"])?);
+/// Cargo's description of the workspace in `folder`.
+fn metadata(folder: &Path) -> Result<Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let asked = Command::new(cargo)
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
+        .current_dir(folder)
+        .output()
+        .context("cargo metadata")?;
+    let said = String::from_utf8_lossy(&asked.stderr);
+    ensure!(asked.status.success(), "cargo metadata: {said}");
+    Ok(serde_json::from_slice(&asked.stdout)?)
+}
+
+fn packages(metadata: &Value, root: &Path) -> Result<BTreeMap<String, Package>> {
     let mut packages = BTreeMap::new();
     for package in list(&metadata["packages"])? {
         let name = text(&package["name"])?.to_owned();
         let manifest = Path::new(text(&package["manifest_path"])?).strip_prefix(root)?;
-        let shelf = manifest.iter().next().context("a crate in a folder")?;
+        let layer = manifest.iter().next().context("a crate in a folder")?;
         let (mut roots, mut untested) = (Vec::new(), Vec::new());
         for target in list(&package["targets"])? {
             let kinds = list(&target["kind"])?;
@@ -114,7 +137,7 @@ fn packages(metadata: &Value) -> Result<BTreeMap<String, Package>> {
         }
         let package = Package {
             name: name.clone(),
-            shelf: shelf.to_string_lossy().into_owned(),
+            layer: layer.to_string_lossy().into_owned(),
             folder: root.join(manifest).with_file_name(""),
             roots,
             untested,
