@@ -1,4 +1,7 @@
-//! The order of the repository's folders, lowest first, and the arrows that go against it.
+//! The order of the repository's folders, lowest first, and the arrows that go against it; the page
+//! that lists their crates.
+
+use std::collections::BTreeSet;
 
 use crate::workspace::Package;
 
@@ -63,12 +66,42 @@ pub fn arrows_up<'a>(packages: impl Iterator<Item = &'a Package> + Clone) -> Vec
     found
 }
 
-/// The packages that `text` does not name as a word of its own.
-pub fn unnamed<'a>(text: &str, packages: impl Iterator<Item = &'a Package>) -> Vec<String> {
-    let is_of_name = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
-    let words: Vec<&str> = text.split(|c| !is_of_name(c)).collect();
-    let names = packages.map(|package| package.name.clone());
-    names.filter(|name| !words.contains(&&**name)).collect()
+/// The crates that a page's code map lists, and their folders. The map is the page's first fenced
+/// text. A line that begins with `FOLDER/` starts a folder; in the lines below it, what stands
+/// between gaps of two spaces and has no space is a crate.
+fn listed(page: &str) -> BTreeSet<(&str, &str)> {
+    let map = page.split("```text\n").nth(1).unwrap_or("");
+    let map = map.split("```").next().unwrap_or("");
+    let mut found = BTreeSet::new();
+    let mut folder = "";
+    for line in map.lines() {
+        if let Some((name, _)) = line.split_once('/')
+            && !name.contains(' ')
+        {
+            folder = name;
+            continue;
+        }
+        let columns = line.split("  ").map(str::trim);
+        let crates = columns.filter(|column| !column.is_empty() && !column.contains(' '));
+        found.extend(crates.map(|name| (name, folder)));
+    }
+    found
+}
+
+/// Differences between a page's code map and the packages, in words: crates that are not listed, or
+/// not in their folder, and listed ones that do not exist.
+pub fn map_differences<'a>(page: &str, packages: impl Iterator<Item = &'a Package>) -> Vec<String> {
+    let mut listed = listed(page);
+    let mut found = Vec::new();
+    for package in packages {
+        let (name, layer) = (package.name.as_str(), package.layer.as_str());
+        if !listed.remove(&(name, layer)) {
+            found.push(format!("{name} is not listed in {layer}"));
+        }
+    }
+    let gone = listed.into_iter();
+    found.extend(gone.map(|(name, folder)| format!("there is no {name} in {folder}")));
+    found
 }
 
 #[cfg(test)]
@@ -87,7 +120,7 @@ mod tests {
     fn arrows(
         from: &str,
         to: &str,
-        need: impl Fn(&mut Package) -> &mut std::collections::BTreeSet<String>,
+        need: impl Fn(&mut Package) -> &mut BTreeSet<String>,
     ) -> Vec<String> {
         let folders = LAYERS.map(|(folder, _)| package(&format!("{folder}-crate"), folder));
         let mut all = [package("from", from)].to_vec();
@@ -145,9 +178,32 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_word_names_a_package() {
-        let all = ["vio", "vio-faults", "hv", "exitless"].map(|name| package(name, "virt"));
-        let text = "| `vio` | virtio-vio hv_ exitless-hv\nexitless";
-        assert_eq!(unnamed(text, all.iter()), ["vio-faults", "hv"]);
+    fn code_map_lists_each_crate_in_its_folder_and_no_other() {
+        let page = "# Page\nexitless\n```text\nlibs/   know nothing of lines\n  iova  lines    two of them\n\
+                    bin/    compose\n  exitless                a program\nfuzz/   targets\n  fuzz\n```\n\
+                    ```text\n  vio\n```\n";
+        let all = [
+            ("iova", "libs"),
+            ("lines", "libs"),
+            ("exitless", "bin"),
+            ("fuzz", "fuzz"),
+        ];
+        let package = |(name, layer): (&str, &str)| package(name, layer);
+        assert_eq!(map_differences(page, all.map(package).iter()), [""; 0]);
+        let others = [
+            ("iova", "libs"),
+            ("lines", "virt"),
+            ("know", "libs"),
+            ("fuzz", "fuzz"),
+        ];
+        assert_eq!(
+            map_differences(page, others.map(package).iter()),
+            [
+                "lines is not listed in virt",
+                "know is not listed in libs",
+                "there is no exitless in bin",
+                "there is no lines in libs",
+            ]
+        );
     }
 }
