@@ -357,13 +357,19 @@ impl Local {
     }
 
     /// Answers calls for drains, of the zones that lack something.
+    #[inline]
     pub(super) fn answer(&mut self, shared: &Shared) {
         // Acquire: with a call the number of its zone is seen.
         let called = shared.drain.load(Ordering::Acquire);
-        if called == self.drained {
-            return;
+        if called != self.drained {
+            self.drained = called;
+            self.answer_call(shared);
         }
-        self.drained = called;
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn answer_call(&mut self, shared: &Shared) {
         // What it gave there is seen by whoever looks next.
         self.leave_all(shared);
         let zones = &mut *shared.zones_of(self.id).lock();
