@@ -10,6 +10,9 @@ mod guest;
 mod program;
 mod run;
 mod serve;
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+#[path = "../requests/storage.rs"]
+mod storage;
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

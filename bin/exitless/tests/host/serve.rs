@@ -1,6 +1,6 @@
 //! `exitless serve`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,10 +15,14 @@ use vhost_blk::queue::{Extent, Op, Status};
 use vhost_user::wire::ProtocolFeatures;
 
 use crate::program::{PATIENCE, Program, exitless};
+use crate::storage::{self, Storage};
 use crate::{Host, Outcome, ended, host, host_with, walk};
 
 const BLOCK: u32 = 4096;
 const IMAGE: u64 = 1 << 20;
+
+/// Request of a block device, by its number.
+const BLKSSZGET: u32 = 0x1268;
 
 fn hosts() -> Vec<Host> {
     use Outcome::{Refuses, Works};
@@ -210,8 +214,13 @@ impl Place {
     }
 }
 
-/// What one disk does.
+/// What one disk does, which is full of this byte.
 fn exercise(socket: &Path, image: &Path) -> Result<(), String> {
+    exercise_from(0x5a, socket, image)
+}
+
+/// Likewise of a disk that is full of the byte `first`.
+fn exercise_from(first: u8, socket: &Path, image: &Path) -> Result<(), String> {
     let mut options = Options::new(4, BLOCK);
     // As QEMU does, where it is offered.
     options.protocol = options.protocol | ProtocolFeatures::INFLIGHT_SHMFD;
@@ -230,7 +239,7 @@ fn exercise(socket: &Path, image: &Path) -> Result<(), String> {
     // Twice, so that whatever is made at first use is there the second time.
     for round in 0..2u8 {
         ask(Op::Read, 8, &mut data)?;
-        if data != [if round == 0 { 0x5a } else { 0 }; BLOCK as usize] {
+        if data != [if round == 0 { first } else { 0 }; BLOCK as usize] {
             return Err(format!("read {:#x} in round {round}", data[0]));
         }
         ask(Op::Write, 8, &mut [0x70 + round; BLOCK as usize])?;
@@ -367,6 +376,82 @@ fn a_block_device_is_served_without_io_uring() {
             "{}",
             ended.said
         );
+    }
+}
+
+/// Past the page cache blocks are as large as the sectors below, also where the host does not say so: its kernel is older than
+/// statx with DIOALIGN (6.1), or its seccomp filter.
+#[test]
+fn direct_disks_keep_to_sectors_of_which_the_host_says_nothing() {
+    let no_statx = || Denied::default().call(libc::SYS_statx, libc::ENOSYS);
+    let no_size = || Denied::default().call_with(libc::SYS_ioctl, 1, BLKSSZGET, libc::EPERM);
+    let files = || {
+        [
+            // Without data only /sys tells of the device below; with some a read does.
+            ("empty", 0, no_statx()),
+            ("filled", 0x5a, no_statx()),
+            ("unseen", 0x5a, no_statx().empty("/sys")),
+        ]
+    };
+    let devices = || {
+        [
+            ("device", 0, no_size()),
+            ("unseen", 0, no_size().empty("/sys")),
+        ]
+    };
+    for (storage, hosts) in [
+        (Storage::Ext4On4Kn, files().to_vec()),
+        (Storage::Ext4, files().to_vec()),
+        (Storage::Loop4Kn, devices().to_vec()),
+        (Storage::Loop512, devices().to_vec()),
+    ] {
+        let made = storage::Place::new(storage).and_then(|mut place| {
+            let images = hosts.iter().map(|(name, ..)| place.image(name, IMAGE));
+            let images: Vec<_> = images.collect::<Result<_, _>>()?;
+            Ok((place, images))
+        });
+        let (place, images) = match made {
+            Ok(made) => made,
+            Err(reason) => {
+                println!("skipped: no {storage:?} here: {reason}");
+                continue;
+            }
+        };
+        for ((name, first, denied), image) in hosts.into_iter().zip(images) {
+            let fill = || {
+                if first != 0 {
+                    fs::write(&image, vec![first; IMAGE as usize]).unwrap();
+                }
+            };
+            fill();
+            let socket = place.folder().join(format!("{name}.socket"));
+            let command = |block: u32| {
+                let mut command = exitless(&["serve", "--idle", "sleep", "--block"]);
+                command.arg(format!(
+                    "id=d0,socket={},path={},direct=on,block={block}",
+                    socket.display(),
+                    image.display()
+                ));
+                denied.clone().apply(&mut command);
+                command
+            };
+            for block in [512, 4096] {
+                let what = format!("{storage:?}, {name}, block={block}");
+                if block < storage.direct_block() {
+                    let refused = ended(command(block));
+                    let said = String::from_utf8_lossy(&refused.stderr);
+                    assert_eq!(refused.status.code(), Some(2), "{what}: {said}");
+                    assert!(said.contains("block=4096"), "{what}: {said}");
+                    continue;
+                }
+                let program = Program::start(command(block), true);
+                program.wait_for("ready: ");
+                exercise_from(first, &socket, &image)
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+                program.ends_by(Signal::TERM, 0);
+                fill();
+            }
+        }
     }
 }
 

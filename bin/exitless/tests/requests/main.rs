@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod disk;
+#[expect(dead_code, reason = "shared with a test that needs more of it")]
 mod storage;
 
 use std::fs::{self, File};

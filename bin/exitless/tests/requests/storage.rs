@@ -176,6 +176,11 @@ impl Place {
         }
     }
 
+    /// A folder that is not on it, and goes with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Once all images are open: what lies here goes with its last user.
     pub fn detach(&mut self) {
         self.mount = None;
