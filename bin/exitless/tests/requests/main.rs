@@ -329,6 +329,21 @@ fn every_advertised_request_ends_well_on_tmpfs() {
 }
 
 #[test]
+fn every_advertised_request_ends_well_on_xfs() {
+    walk(Storage::Xfs);
+}
+
+#[test]
+fn every_advertised_request_ends_well_on_btrfs() {
+    walk(Storage::Btrfs);
+}
+
+#[test]
+fn every_advertised_request_ends_well_on_vfat() {
+    walk(Storage::Vfat);
+}
+
+#[test]
 fn every_advertised_request_ends_well_on_ext4_with_large_sectors() {
     walk(Storage::Ext4On4Kn);
 }
