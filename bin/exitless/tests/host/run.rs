@@ -76,6 +76,18 @@ fn hosts() -> Vec<Host> {
             Refuses(&["--resident", "userfaultfd"], Some(&[])),
         ),
         host_with(
+            "no leave for /dev/userfaultfd, and --resident",
+            |_| Denied::default().no_device("/dev/userfaultfd"),
+            RESIDENT,
+            Works(None),
+        ),
+        host_with(
+            "no /proc, and --resident",
+            |_| Denied::default().empty("/proc"),
+            RESIDENT,
+            Refuses(&["--resident", "/proc/self/pagemap"], Some(&[])),
+        ),
+        host_with(
             "no PAGEMAP_SCAN, and --resident",
             |errno| ioctl(PAGEMAP_SCAN, errno),
             RESIDENT,
