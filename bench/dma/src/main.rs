@@ -55,7 +55,8 @@ struct Args {
     /// Only these sections.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Only these loops of the section `alloc`, by the names in their keys (`a1`, `stray_w256`), and nothing else.
+    /// Only these loops of the section `alloc`, by the names in their keys (`a1`, `stray_w256`),
+    /// and nothing else.
     #[arg(long = "loop", value_name = "NAME")]
     loops: Vec<String>,
     /// Write the results page there, from the figures alone.

@@ -65,7 +65,8 @@ pub fn given<T>(call: &str, done: impl Context<T, io::Error>) -> Result<T> {
     done.with_context(|| format!("this host refuses {call} ({REMEDY})"))
 }
 
-/// As [`given`], of a call that was made without a descriptor: its answer is EBADF where the host has it.
+/// As [`given`], of a call that was made without a descriptor: its answer is EBADF where the host
+/// has it.
 fn given_in_trial(call: &str, answer: impl Into<i64>) -> Result<()> {
     let error = io::Error::last_os_error();
     match answer.into() {
@@ -127,7 +128,8 @@ pub fn look_for_given() -> Result<()> {
 /// It may not.
 pub fn may_access(path: &Path, permission: Access) -> io::Result<()> {
     let asked = match accessat(CWD, path, permission, AtFlags::EACCESS) {
-        // What old seccomp profiles say to faccessat2 instead of ENOSYS; its predecessor goes by the real user.
+        // What old seccomp profiles say to faccessat2 instead of ENOSYS; its predecessor goes by
+        // the real user.
         Err(Errno::PERM) => accessat(CWD, path, permission, AtFlags::empty()),
         asked => asked,
     };

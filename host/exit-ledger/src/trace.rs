@@ -69,7 +69,7 @@ pub enum TraceError {
     /// A definition or a trigger was refused.
     #[error("the kernel refuses {what:?} ({source})")]
     Refused {
-        /// What was written.
+        /// The text that was written.
         what: String,
         /// The answer.
         source: io::Error,

@@ -63,8 +63,8 @@ impl Listen for Vm {
     }
 }
 
-/// Tries whether KVM rings eventfds, before any vCPU has run. One that does not is not asked again: each doorbell of this machine is
-/// an exit to user space then.
+/// Tries whether KVM rings eventfds, before any vCPU has run. One that does not is not asked again:
+/// each doorbell of this machine is an exit to user space then.
 ///
 /// # Errors
 /// It does not.

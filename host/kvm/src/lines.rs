@@ -52,7 +52,7 @@ impl KvmLines {
     /// Tries whether KVM turns eventfds into interrupts, while no line is connected.
     ///
     /// # Errors
-    /// It does not: whoever serves the queues could not interrupt the guest.
+    /// It does not: the process that serves the queues could not interrupt the guest.
     pub fn try_connect(&self) -> io::Result<()> {
         let Some(line) = self.lines.first() else {
             return Ok(());

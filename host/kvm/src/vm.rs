@@ -51,7 +51,7 @@ pub enum KvmError {
     },
 }
 
-/// What to do where the host forbids a request.
+/// Advice where the host forbids a request.
 fn advice(error: &kvm_ioctls::Error) -> &'static str {
     match error.errno() {
         libc::EPERM | libc::EACCES | libc::ENOSYS => {
@@ -182,13 +182,14 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Tries what a running guest's interrupts take, and whose refusal would leave it waiting for them: messages, and the table of
-    /// routes. For a machine whose vCPU 0 has not run.
+    /// Tries what a running guest's interrupts take, and whose refusal would leave it waiting for
+    /// them: messages, and the table of routes. For a machine whose vCPU 0 has not run.
     ///
     /// # Errors
     /// KVM refuses one of them.
     pub fn try_interrupts(&self) -> Result<(), KvmError> {
-        // To a local APIC that is off, as a reset leaves it: KVM says that nobody takes the message.
+        // To a local APIC that is off, as a reset leaves it: the message is taken by no vCPU, and
+        // that is no error.
         let message = kvm_msi {
             address_lo: 0xfee0_0000,
             data: 0xff,

@@ -14,10 +14,12 @@
 //!     .apply(&mut command);
 //! ```
 //!
-//! What is passed by pointer a filter does not see: single operations of a ring, or features that an ioctl asks for. Nor does it see
-//! paths: files are missing or forbidden in a mount namespace of the program's own, which needs root ([`Denied::is_possible`]).
+//! A filter does not see arguments behind pointers: single operations of a ring, or features that
+//! an ioctl asks for. Nor does it see paths: files are missing or forbidden in a mount namespace of
+//! the program's own, which needs root ([`Denied::is_possible`]).
 //!
-//! UNSAFETY: code between fork and exec, and the system calls that make the namespace and install the filter.
+//! UNSAFETY: code between fork and exec, and the system calls that make the namespace and install
+//! the filter.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -123,7 +125,8 @@ impl Denied {
         self.mounted("none", folder, c"tmpfs", 0)
     }
 
-    /// A device of this name is there, and nobody may open it: EACCES, as where a container is not given it.
+    /// A device of this name is there and may not be opened: EACCES, as where a container is not
+    /// given it.
     #[must_use]
     pub fn no_device(self, name: &str) -> Self {
         self.device(name).mounted(
@@ -157,7 +160,8 @@ impl Denied {
         self
     }
 
-    /// Whether this can be had: root alone makes mounts, in folders and over devices that are there.
+    /// Whether this can be had: root alone makes mounts, in folders and over devices that are
+    /// there.
     pub fn is_possible(&self) -> bool {
         let is_there = |mount: &Mount| {
             mount

@@ -32,7 +32,8 @@ pub struct FileUse {
 pub(crate) fn may_write(path: &Path) -> io::Result<()> {
     let may = |flags| faccessat(AT_FDCWD, path, AccessFlags::W_OK, flags);
     let asked = match may(AtFlags::AT_EACCESS) {
-        // What old seccomp profiles say to faccessat2 instead of ENOSYS; its predecessor goes by the real user.
+        // What old seccomp profiles say to faccessat2 instead of ENOSYS; its predecessor goes by
+        // the real user.
         Err(Errno::EPERM) => may(AtFlags::empty()),
         asked => asked,
     };

@@ -13,11 +13,13 @@
 //!
 //! An eventfd that is signalled often gets a quicker way: see [`frequent`].
 //!
-//! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter of one of its calls, `fs.aio-max-nr` used up) it falls back to the
-//! write, and the residual is the one above. A context is tried before it is used, since a signal that was refused would be lost.
+//! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter of one of its calls,
+//! `fs.aio-max-nr` used up) it falls back to the write, and the residual is the one above. A
+//! context is tried before it is used, since a signal that was refused would be lost.
 //!
-//! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8). Where `preadv2` is refused, a poll goes before the read,
-//! and another reader can come in between. [`never_waits`] tells whether the host has both.
+//! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8). Where `preadv2` is
+//! refused, a poll goes before the read, and another reader can come in between. [`never_waits`]
+//! tells whether the host has both.
 //!
 //! UNSAFETY: system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit` and copies what it
 //! needs; it writes events into an array of ours during `io_getevents`, and a count into one of eight bytes during `preadv2`; all are
@@ -102,7 +104,8 @@ impl Signaller {
         Ok(this)
     }
 
-    /// Signals an eventfd of its own and takes the completion. A context that fails stays with the kernel, like all of them.
+    /// Signals an eventfd of its own and takes the completion. A context that fails stays with the
+    /// kernel, like all of them.
     fn try_once(&self) -> io::Result<()> {
         let own = EventFd::new()?;
         self.signal(own.as_raw_fd())?;
@@ -195,20 +198,20 @@ thread_local! {
     static SIGNALLER: OnceCell<Own> = const { OnceCell::new() };
 }
 
-/// Whether [`signal_eventfd`] and [`drain_eventfd`] never wait on this thread: whether the kernel gave it an AIO context, and reads
-/// eventfds without waiting.
+/// Whether [`signal_eventfd`] and [`drain_eventfd`] never wait on this thread: whether the kernel
+/// gave it an AIO context, and reads eventfds without waiting.
 pub fn never_waits() -> bool {
     SIGNALLER.with(|own| own.get_or_init(Own::get).0.is_some()) && reads_without_waiting()
 }
 
 /// Whether an eventfd without O_NONBLOCK and without a signal is answered by EAGAIN.
 fn reads_without_waiting() -> bool {
-    // SAFETY: no pointers; a new descriptor, which nobody else owns.
+    // SAFETY: no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if fd < 0 {
         return false;
     }
-    // SAFETY: as above, and it was made.
+    // SAFETY: a new descriptor, which is owned here alone.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     read_without_waiting(fd.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -239,8 +242,8 @@ fn write_one(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Empties an eventfd; whether it had been signalled. Never waits, whatever mode the descriptor is in and whoever else has it; see
-/// the head of this module for the one exception.
+/// Empties an eventfd; whether it had been signalled. Never waits, whatever mode the descriptor is
+/// in and whatever other process has it; see the head of this module for the one exception.
 pub fn drain_eventfd(fd: BorrowedFd<'_>) -> bool {
     match read_without_waiting(fd) {
         Ok(is_signalled) => is_signalled,

@@ -91,7 +91,7 @@ fn mac(text: &str) -> anyhow::Result<[u8; 6]> {
 }
 
 const TUN: &str = "/dev/net/tun";
-/// What to do where it cannot be opened.
+/// Advice where it cannot be opened.
 const NO_TUN: &str =
     "modprobe tun brings it, a container has to be given it; --net responder needs none";
 

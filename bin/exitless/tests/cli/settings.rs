@@ -128,7 +128,8 @@ const LISTS: [(&[&str], &str); 7] = [
     ),
 ];
 
-/// Keys of a block device that one command has and another has not: whose they are is said, not that there are none.
+/// Keys of a block device that one command has and another has not: whose they are is said, not
+/// that there are none.
 #[test]
 fn a_key_of_a_block_device_that_is_another_commands_names_that_command() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What both programs use, and what becomes of each without it.
+//! Interfaces that both programs use, with the outcome for each without them.
 
 use denied::Denied;
 

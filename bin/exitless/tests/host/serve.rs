@@ -161,7 +161,7 @@ impl Place {
     }
 }
 
-/// What one disk does, which is full of this byte.
+/// Exercises one disk, which is full of the byte 0x5a.
 fn exercise(program: &Program, socket: &Path, image: &Path) -> Result<(), String> {
     exercise_from(0x5a, program, socket, image)
 }
@@ -351,8 +351,8 @@ fn a_block_device_is_served_without_io_uring() {
     }
 }
 
-/// Past the page cache blocks are as large as the sectors below, also where the host does not say so: its kernel is older than
-/// statx with DIOALIGN (6.1), or its seccomp filter.
+/// Past the page cache blocks are as large as the sectors below, also where the host does not say
+/// so: its kernel is older than statx with DIOALIGN (6.1), or its seccomp filter.
 #[test]
 fn direct_disks_keep_to_sectors_of_which_the_host_says_nothing() {
     let no_statx = || Denied::default().call(libc::SYS_statx, libc::ENOSYS);

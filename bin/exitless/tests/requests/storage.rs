@@ -13,7 +13,8 @@ use std::process::Command;
 use held_fs::{HeldFs, Kind};
 use tempfile::TempDir;
 
-/// Bytes of the image under a file system: a few disks, whole. `mkfs.xfs` makes none of less than 300 MB.
+/// Bytes of the image under a file system: a few disks, whole. `mkfs.xfs` makes none of less than
+/// 300 MB.
 const ROOM: u64 = 320 << 20;
 
 /// One kind of storage.

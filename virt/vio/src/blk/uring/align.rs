@@ -6,8 +6,9 @@
 //! | file, Linux 6.1 and a file system that says | as statx says | as statx says |
 //! | either, where the host does not say | the logical block that /sys has of the device, and what a read shows to be enough | as its offsets |
 //!
-//! The read is of the first data in the file, since file systems do not look at the alignment of what they need not fetch. A file
-//! without data over a device that is not known (a file system of several, or there is no /sys) is taken for one of sectors.
+//! The read is of the first data in the file, since file systems do not look at the alignment of
+//! what they need not fetch. A file without data over a device that is not known (a file system of
+//! several, or there is no /sys) is taken for one of sectors.
 //!
 //! Kernels differ in what they refuse of a piece's length; none refuses whole blocks.
 
@@ -82,8 +83,8 @@ fn logical_block(device: u64) -> u32 {
     block.and_then(|block| block.try_into().ok()).unwrap_or(0)
 }
 
-/// The least block, up to a page, by which a file opened with O_DIRECT can be read where its first data are; 0 if it has none, or
-/// fails in another way.
+/// The least block, up to a page, by which a file opened with O_DIRECT can be read where its first
+/// data are; 0 if it has none, or fails in another way.
 fn readable_block(file: &File) -> u32 {
     let offset = match seek(file, SeekFrom::Data(0)) {
         Ok(offset) => offset,
