@@ -43,8 +43,8 @@ pub fn run(config: Config) -> Result<u8> {
     let never_waits = std::thread::spawn(sidecore::never_waits).join();
     if !never_waits.unwrap_or(false) {
         tracing::warn!(
-            "the kernel gives no AIO context (CONFIG_AIO, a seccomp filter, fs.aio-max-nr): a front end that fills the \
-             eventfd it is called by, and makes it a blocking one, can hold its core"
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter): a front end that fills or \
+             empties the eventfds it shares, and makes them blocking ones, can hold its core"
         );
     }
     // All disks before the first socket: until every one can be served, none is.

@@ -26,6 +26,18 @@ fn each_signal_counts() {
     assert_eq!(u64::from_ne_bytes(count), 1000);
 }
 
+/// As where a host refuses `preadv2`.
+#[test]
+fn an_eventfd_is_emptied_without_nowait() {
+    let fd = blocking();
+    assert!(!read_if_readable(fd.as_fd()), "it was not signalled");
+    for _ in 0..3 {
+        signal_eventfd(fd.as_fd()).unwrap();
+    }
+    assert!(read_if_readable(fd.as_fd()));
+    assert!(!drain_eventfd(fd.as_fd()), "one read takes all signals");
+}
+
 #[test]
 fn threads_that_follow_each_other_share_a_context() {
     if !never_waits() {
