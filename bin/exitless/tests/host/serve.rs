@@ -142,7 +142,21 @@ fn hosts() -> Vec<Host> {
         host(
             "no membarrier",
             |errno| Denied::default().call(libc::SYS_membarrier, errno),
-            Works(None),
+            Works(Some("writes cannot be watched")),
+        ),
+        host(
+            "no tgkill",
+            |errno| Denied::default().call(libc::SYS_tgkill, errno),
+            Works(Some("writes cannot be watched")),
+        ),
+        host(
+            "no AIO, no membarrier",
+            |errno| {
+                Denied::default()
+                    .call(libc::SYS_io_setup, errno)
+                    .call(libc::SYS_membarrier, errno)
+            },
+            Works(Some("can hold its core")),
         ),
         host(
             "no eventfd",
