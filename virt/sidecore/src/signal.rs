@@ -11,11 +11,14 @@
 //! something that is ready: it completes inside `io_submit(2)`. A full counter stays full. It takes about half a microsecond longer than a write
 //! (950 ns against 360 to 550 ns, measured in a loop on a 6.18 guest kernel).
 //!
-//! An eventfd that is signalled often gets a quicker way: see [`frequent`].
+//! A peer that is signalled often gets a quicker way, see [`peer`]: the write, under a [`watchdog`]
+//! that ends it where it waits.
 //!
 //! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter of one of its calls,
-//! `fs.aio-max-nr` used up) it falls back to the write, and the residual is the one above. A
-//! context is tried before it is used, since a signal that was refused would be lost.
+//! `fs.aio-max-nr` used up) the write is what is left, also under the watchdog: each is held for
+//! milliseconds at most. [`never_waits`] tells. Only where there is neither
+//! ([`writes_are_watched`]) is the residual the one above. A context is tried before it is used,
+//! since a signal that was refused would be lost.
 //!
 //! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8). Where `preadv2` is
 //! refused, a poll goes before the read, and another reader can come in between. [`never_waits`]
@@ -36,9 +39,13 @@ use std::{
 
 use crate::sys::EventFd;
 
-mod frequent;
+mod handshake;
+mod peer;
+mod watchdog;
 
-pub use frequent::FrequentSignal;
+pub use peer::{PeerEventFd, WritePermit};
+
+use watchdog::{Wake, Written};
 
 /// Completions that may wait to be taken, at least.
 const DEPTH: libc::c_long = 64;
@@ -216,6 +223,12 @@ fn reads_without_waiting() -> bool {
     read_without_waiting(fd.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
+/// Whether writes that a peer makes wait are ended, by the process's watchdog. The first call
+/// starts its thread, which runs where the caller may: make it before threads are pinned.
+pub fn writes_are_watched() -> bool {
+    watchdog::is_there()
+}
+
 /// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor is in and whoever else has it;
 /// see the head of this module for the one exception.
 ///
@@ -224,21 +237,15 @@ fn reads_without_waiting() -> bool {
 pub fn signal_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
     SIGNALLER.with(|own| match &own.get_or_init(Own::get).0 {
         Some(signaller) => signaller.signal(fd.as_raw_fd()),
-        None => write_one(fd),
+        None => write_watched(fd),
     })
 }
 
 #[cold]
-fn write_one(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: eight bytes of ours are read.
-    let written = unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), size_of_val(&one)) };
-    match written {
-        8 => Ok(()),
-        _ => match io::Error::last_os_error() {
-            full if full.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            error => Err(error),
-        },
+fn write_watched(fd: BorrowedFd<'_>) -> io::Result<()> {
+    match watchdog::write(fd, Wake::Now)? {
+        Written::Done | Written::Held => Ok(()),
+        Written::Unwatched => watchdog::write_one(fd),
     }
 }
 

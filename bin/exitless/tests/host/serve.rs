@@ -108,6 +108,20 @@ fn hosts() -> Vec<Host> {
             &["--cpu", "0"],
             Refuses(&["cpu 0", "without --cpu"], Some(&[])),
         ),
+        host(
+            "no tgkill",
+            |errno| Denied::default().call(libc::SYS_tgkill, errno),
+            Works(Some("writes cannot be watched")),
+        ),
+        host(
+            "no AIO, no membarrier",
+            |errno| {
+                Denied::default()
+                    .call(libc::SYS_io_setup, errno)
+                    .call(libc::SYS_membarrier, errno)
+            },
+            Works(Some("can hold its core")),
+        ),
     ];
     hosts.extend(both::hosts().into_iter().map(|both| both.serve));
     hosts
