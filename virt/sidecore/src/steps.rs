@@ -1,7 +1,7 @@
-//! The steps of falling asleep that a wake-up depends on. The runtime takes them all; loom's model takes them away one at a time,
-//! to see that it notices.
+//! The steps of falling asleep that a wake-up, or the watch over a write, depends on. The runtime
+//! takes them all; loom's model takes them away one at a time, to see that it notices.
 
-/// A step of the protocol in `gate.rs` and `park.rs`.
+/// A step of the protocol in `gate.rs` and `park.rs`, or of that in `signal/handshake.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The sender's fence between publishing and reading the state.
@@ -18,6 +18,8 @@ pub(crate) enum Step {
     ArmLastPoller,
     /// What was armed when another could not be is looked at by the next park.
     KeepUnlooked,
+    /// The fence that membarrier(2) makes between a writer's store and its load.
+    WritersFence,
 }
 
 /// Whether this step is taken.
