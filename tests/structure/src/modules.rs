@@ -145,8 +145,8 @@ struct Crate {
     modules: BTreeMap<Place, Names>,
     /// From a module, a path from the root.
     paths: BTreeSet<(Place, Place)>,
-    /// From a module with a glob, words that may be names it takes by that.
-    words: BTreeSet<(Place, String)>,
+    /// From a module, paths that begin with a name in its scope.
+    scoped: BTreeSet<(Place, Vec<String>)>,
 }
 
 impl Crate {
@@ -219,8 +219,9 @@ impl Crate {
                     let name = word(at + 2).to_owned();
                     self.names(place).items.insert(name);
                 }
-                name if is_name(tokens, at) => {
-                    self.words.insert((place.clone(), name.to_owned()));
+                _ if is_name(tokens, at) => {
+                    let path = path_at(&tokens[at..]);
+                    self.scoped.insert((place.clone(), path));
                 }
                 _ => {}
             }
@@ -313,15 +314,21 @@ impl Crate {
         for (from, path) in &self.paths {
             self.note(from, path, &mut graphs);
         }
-        // What a module has by a glob is as if it were named there.
-        for (from, word) in &self.words {
+        for (from, path) in &self.scoped {
             let names = &self.modules[from];
-            let is_own = names.items.contains(word)
-                || names.taken.contains_key(word)
-                || names.children.contains(word);
-            for glob in names.globs.iter().filter(|_| !is_own) {
-                let path = [&glob[..], std::slice::from_ref(word)].concat();
-                self.note(from, &path, &mut graphs);
+            let [first, rest @ ..] = &path[..] else {
+                continue;
+            };
+            if names.items.contains(first) || names.children.contains(first) {
+                continue;
+            }
+            // A name stands for the path that was taken; one by a glob may come from each of them.
+            if let Some(taken) = names.taken.get(first) {
+                self.note(from, &[&taken[..], rest].concat(), &mut graphs);
+                continue;
+            }
+            for glob in &names.globs {
+                self.note(from, &[&glob[..], path].concat(), &mut graphs);
             }
         }
         graphs

@@ -42,7 +42,7 @@ fn a_tree_of_modules_has_no_cycle() {
 }
 
 /// Ways in which `a` may name its sibling `b`, from the two's parent being `P`.
-const WAYS: [&str; 14] = [
+const WAYS: [&str; 17] = [
     "use P::b;",
     "use P::{A, b::{B, D}};",
     "use super::b::B;",
@@ -59,6 +59,10 @@ const WAYS: [&str; 14] = [
     "use super::*; fn f(x: B) {}",
     "use super::*; fn f() { b::f() }",
     "use super::Globbed;",
+    // Another name for the parent, or for one above.
+    "use super as p; fn f() { p::b::f() }",
+    "use super::{self as p}; fn f(x: p::B) {}",
+    "use crate as root; mod inner { use super::super as p; fn f() { p::Renamed::new() } }",
 ];
 const PARENT: &str = "mod a; mod b; pub use a::A; pub use b::{B, D as Renamed}; pub use b::*;";
 const B: &str = "use super::a; pub struct B; pub struct D; pub fn Globbed() {}";
