@@ -19,12 +19,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{AtFlags, SeekFrom, StatxFlags, fstatfs, ioctl_blksszget, seek, statx};
+use rustix::fs::{AtFlags, SeekFrom, StatxFlags, ioctl_blksszget, seek, statx};
 use rustix::io::{Errno, pread};
 
 use super::super::SECTOR;
 use super::super::backend::Piece;
 use super::super::range::queue_limit;
+use super::file_system;
 use super::misaligned::Page;
 
 /// In bytes, powers of two.
@@ -91,8 +92,7 @@ fn is_answered_elsewhere(file: &File) -> bool {
     const SMB2: u32 = 0xfe53_4d42;
     const V9FS: u32 = 0x0102_1997;
     const CEPH: u32 = 0x00c3_6400;
-    let kind = fstatfs(file).map(|about| about.f_type as u32);
-    kind.is_ok_and(|kind| [FUSE, NFS, SMB1, SMB2, V9FS, CEPH].contains(&kind))
+    file_system(file).is_some_and(|magic| [FUSE, NFS, SMB1, SMB2, V9FS, CEPH].contains(&magic))
 }
 
 /// The logical block of a block device; 0 if that is not known.
