@@ -28,9 +28,12 @@ impl Fences {
 
     /// The cheapest that this process can have. Makes one system call.
     pub fn new() -> Self {
-        Self {
-            is_by_kernel: kernel::register(),
-        }
+        Self::by_kernel().unwrap_or(Self::FULL)
+    }
+
+    /// Those whose rare side is the kernel's; `None` where the kernel has no such call, or forbids it.
+    pub fn by_kernel() -> Option<Self> {
+        kernel::register().then_some(Self { is_by_kernel: true })
     }
 
     /// The frequent side's: between its store and its load.

@@ -9,7 +9,6 @@ use super::layout::{
     AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
     word_of,
 };
-use super::slow::bump;
 use super::state::exact_order;
 use super::trim::release;
 use super::zone::Zone;
@@ -32,7 +31,7 @@ impl Local {
         self.answer(shared);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
             shared.rest.free(range)?;
-            bump(&shared.cores[self.id.0].returned);
+            shared.count_returned(self.id);
             return Ok(());
         };
         match self.place(shared, lane, zone, chunk, range) {
@@ -131,7 +130,7 @@ impl Local {
         let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
             shared.rest.free_pinned(range);
-            return bump(&shared.cores[self.id.0].returned);
+            return shared.count_returned(self.id);
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
@@ -225,7 +224,7 @@ impl Local {
         for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
             release(zone, chunk, is_spent);
         }
-        bump(&shared.cores[self.id.0].returned);
+        shared.count_returned(self.id);
         Ok(())
     }
 }

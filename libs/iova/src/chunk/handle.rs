@@ -13,7 +13,6 @@ use super::layout::{GIVER, MARKS, MAX_ORDER, OWNER, PENDING, lane_of, tag_in};
 use super::ready::{Ready, Stack};
 use super::remote_free::MEETINGS;
 use super::search::Search;
-use super::slow::bump;
 use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::MAX_ZONES;
 use crate::allocator::SpaceId;
@@ -477,7 +476,7 @@ impl CoreAllocator for ChunkCore {
             .zone_of(page)
             .expect("a retired chunk is one of a zone");
         zone.free.put(zone.index(page));
-        bump(&self.shared.cores[self.local.id.0].returned);
+        self.shared.count_returned(self.local.id);
     }
 }
 

@@ -41,7 +41,7 @@
 //! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
 //! that the next allocation does not wait for two loads; owner, zone and marks are in one tag, so that one comparison tells
 //! that a chunk is ours, of the zone at hand and without marks; single pages of the zone that a core last ran out of have a stack at a place of its own
-//! (`ready`); and what leads from a page to its chunk is a table of blocks (`hot`), small enough for the first-level cache with
+//! (`ready`); and what leads from a page to its chunk is a table of blocks (`directory_cache`), small enough for the first-level cache with
 //! 4 GiB in use.
 //!
 //! # Left out
@@ -357,6 +357,11 @@ impl Shared {
 
     fn count_slow(&self, core: CoreId) {
         slow::bump(&self.cores[core.0].slow);
+    }
+
+    /// Counts that a core, which calls, has returned something that any core may have.
+    fn count_returned(&self, core: CoreId) {
+        slow::bump(&self.cores[core.0].returned);
     }
 
     /// Other cores that keep chunks.

@@ -2,7 +2,7 @@
 //!
 //! A stranger's free is a mark that the owner takes note of later. The first stranger to free in a chunk twice becomes its
 //! *giver*: only it writes `given`, so that its marks are plain stores, and it remains the giver for as long as it keeps the
-//! chunk in mind ([`Hot`](super::hot::Hot)). All others mark `freed` by read-modify-write. Everyone looks at both.
+//! chunk in mind ([`DirectoryCache`](super::directory_cache::DirectoryCache)). All others mark `freed` by read-modify-write. Everyone looks at both.
 //!
 //! | free of | costs |
 //! |---|---|

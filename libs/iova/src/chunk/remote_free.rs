@@ -58,8 +58,8 @@ pub(super) enum Collect {
     All,
 }
 
-/// What remote cores have freed in one word, as another core than the owner has seen it.
-struct Seen {
+/// Remote frees in one word, as another core than the owner has read them.
+struct RemoteFrees {
     /// First page of the word.
     base: u64,
     /// Of [`Chunk::given`] and [`Chunk::freed`].
@@ -179,7 +179,7 @@ impl CoreZones {
     }
 
     /// What remote cores have freed in chunks of this core.
-    fn see(&self, zone: &Zone, pages: &[u64]) -> Vec<Seen> {
+    fn see(&self, zone: &Zone, pages: &[u64]) -> Vec<RemoteFrees> {
         let own = pages.iter().filter(|page| {
             let tag = known(zone, **page).tag();
             tag & MARKS != 0 && owner_of(tag) == self.owner
@@ -188,13 +188,13 @@ impl CoreZones {
             own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
         let seen = words.map(|base| {
             let (chunk, word) = (known(zone, base), word_of(base));
-            Seen {
+            RemoteFrees {
                 base,
                 given: chunk.given(word).load(Ordering::Acquire),
                 freed: chunk.freed(word).load(Ordering::Acquire),
             }
         });
-        let is_any = |seen: &Seen| {
+        let is_any = |seen: &RemoteFrees| {
             let taken = get(known(zone, seen.base).taken(word_of(seen.base)));
             seen.given ^ taken | seen.freed != 0
         };
@@ -202,8 +202,8 @@ impl CoreZones {
     }
 
     /// Takes back what was seen to be freed in a word, but for what the owner has pinned, or may be about to.
-    fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: Seen, pinning: u64) {
-        let Seen { base, given, freed } = seen;
+    fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: RemoteFrees, pinning: u64) {
+        let RemoteFrees { base, given, freed } = seen;
         let (chunk, word) = (known(zone, base), word_of(base));
         let page = base / CHUNK_PAGES * CHUNK_PAGES;
         let taken = get(chunk.taken(word));

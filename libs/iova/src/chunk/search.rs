@@ -24,7 +24,7 @@ use super::core_zone::CoreZones;
 use super::handle::Local;
 use super::layout::MAX_ORDER;
 use super::remote_free::Collect;
-use super::slow::{Want, bump};
+use super::slow::Want;
 use super::trim::RetainEmpty;
 use crate::IovaRange;
 
@@ -166,7 +166,7 @@ impl Local {
                 .clone()
                 .for_each(|lane| zones.give_up_unused(shared, lane));
             if zones.chunks() != before {
-                bump(&shared.cores[self.id.0].returned);
+                shared.count_returned(self.id);
             }
         }
     }

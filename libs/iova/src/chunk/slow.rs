@@ -131,7 +131,7 @@ impl Local {
                 let before = zones.chunks();
                 zones.sweep(shared, lane, RetainEmpty::One);
                 if zones.chunks() != before {
-                    bump(&shared.cores[self.id.0].returned);
+                    shared.count_returned(self.id);
                 }
             } else if !self.acquire(shared, zones, lane, order, bound, is_last) {
                 if !is_last || zones.zones[lane].is_exhausted(order, bound) {

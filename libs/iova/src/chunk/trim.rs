@@ -13,7 +13,7 @@ use super::layout::{
     AWAY, MAX_ORDER, NOBODY, WORD_PAGES, WORDS, bits, get, owner_of, pending, word_base, word_of,
 };
 use super::remote_free::Collect;
-use super::slow::{bump, known};
+use super::slow::known;
 use super::zone::Zone;
 use crate::{CHUNK_PAGES, IovaPfn, RetiredChunk};
 
@@ -39,7 +39,7 @@ impl Local {
         self.unready(shared, zones, lane, order, half);
         self.put_back(shared, zones, lane, page, order);
         // What was in free lists of this core alone can be had by others now.
-        bump(&shared.cores[self.id.0].returned);
+        shared.count_returned(self.id);
         let own = &zones.zones[lane];
         // A sweep visits every word with something free: not for a few.
         if own.emptied >= MOST_EMPTIED.max(own.partial_words() / 8) {
@@ -98,7 +98,7 @@ impl Local {
     pub(super) fn leave_all(&mut self, shared: &Shared) {
         if self.hot.is_giver() {
             self.hot.leave_all();
-            bump(&shared.cores[self.id.0].returned);
+            shared.count_returned(self.id);
         }
     }
 
@@ -140,7 +140,7 @@ impl Local {
             }
         }
         zones.publish(shared);
-        bump(&shared.cores[self.id.0].returned);
+        shared.count_returned(self.id);
     }
 
     /// Whether at most half of what this core's chunks have is allocated. What is kept ready may lie in all of them, a little
@@ -170,7 +170,7 @@ impl Local {
                 {
                     self.unready_all(shared, zones, lane);
                     zones.sweep(shared, lane, RetainEmpty::One);
-                    bump(&shared.cores[self.id.0].returned);
+                    shared.count_returned(self.id);
                 }
                 take_spent(zone)
             });

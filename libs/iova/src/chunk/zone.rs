@@ -136,7 +136,7 @@ impl Zone {
     }
 
     /// Takes a free chunk up to number `highest`. Zones end at multiples of 4 GiB, and a core that works in two of them must not
-    /// have the blocks of both in one place of [`Hot`](super::hot::Hot): each begins some blocks below its end.
+    /// have the blocks of both in one place of [`DirectoryCache`](super::directory_cache::DirectoryCache): each begins some blocks below its end.
     pub(super) fn take_chunk(&self, highest: usize) -> Option<usize> {
         let below = self.lane * APART * BLOCK_CHUNKS;
         let apart = highest.checked_sub(below).filter(|_| below > 0);

@@ -3,12 +3,14 @@
 //! It is Dekker's: a writer stores that it is in a write, and then loads whether the watchdog is
 //! awake; the watchdog stores that it is not, and then loads whether a writer is in a write. At
 //! least one of the two sees the other: the write is not done, or the watchdog does not sleep. The
-//! writer is the common side, so it only keeps the compiler from exchanging its store and its load,
-//! and the watchdog has the kernel make a full fence in each thread of the process that runs
+//! writer is the common side, so its fence is the light one of a pair ([`Fences`]), and the
+//! watchdog's the heavy one: the kernel makes a full fence in each thread of the process that runs
 //! (membarrier(2)).
 //!
 //! Modelled with loom, with each side's fence taken away in turn:
 //! `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model`.
+
+use lines::Fences;
 
 use crate::{
     steps::{Step, takes},
@@ -42,7 +44,9 @@ impl Record {
         let count = self.count.load(Relaxed).wrapping_add(1);
         self.count.store(count, Relaxed);
         // The other side is `State::sleep`.
-        writers_fence();
+        if takes(Step::WritersFence) {
+            state.fences.light();
+        }
         state.is_awake.load(Relaxed)
     }
 
@@ -71,13 +75,20 @@ impl Record {
 #[derive(Debug)]
 pub(super) struct State {
     is_awake: AtomicBool,
+    fences: Fences,
 }
 
 impl State {
-    pub(super) fn asleep() -> Self {
+    /// Asleep; writers and the watchdog use `fences`.
+    pub(super) fn asleep(fences: Fences) -> Self {
         Self {
             is_awake: AtomicBool::new(false),
+            fences,
         }
+    }
+
+    pub(super) fn fences(&self) -> Fences {
+        self.fences
     }
 
     pub(super) fn is_awake(&self) -> bool {
@@ -106,19 +117,6 @@ impl State {
             self.is_awake.store(true, SeqCst);
         }
         sleeps
-    }
-}
-
-/// Keeps the compiler from moving accesses across. What keeps processors from it is the other
-/// side's membarrier(2), which loom does not have: there it is a fence on both sides, which is the
-/// same to the two of them.
-#[inline]
-fn writers_fence() {
-    if takes(Step::WritersFence) {
-        #[cfg(not(loom))]
-        std::sync::atomic::compiler_fence(SeqCst);
-        #[cfg(loom)]
-        crate::sync::fence(SeqCst);
     }
 }
 

@@ -48,6 +48,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lines::Fences;
+
 use super::handshake::{Record, State};
 use crate::sync::CachePadded;
 
@@ -87,16 +89,6 @@ pub(super) enum Wake {
     Now,
 }
 
-/// A full fence in each thread of the process that runs; whether the kernel made it.
-fn fence_all_threads() -> bool {
-    membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
-}
-
-fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: numbers only.
-    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
-}
-
 /// A thread that writes, as the watchdog knows it.
 #[derive(Debug)]
 struct Watched {
@@ -124,22 +116,20 @@ impl Watchdog {
     }
 
     /// Asleep, and without a thread.
-    fn new() -> Self {
+    fn new(fences: Fences) -> Self {
         Self {
-            state: CachePadded(State::asleep()),
+            state: CachePadded(State::asleep(fences)),
             watched: Mutex::new(Vec::new()),
             thread: OnceLock::new(),
         }
     }
 
     fn start() -> io::Result<Arc<Self>> {
-        if !membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) {
-            return Err(io::Error::last_os_error());
-        }
+        let fences = Fences::by_kernel().ok_or(io::ErrorKind::Unsupported)?;
         // Whether it may be sent at all.
         send(this_thread(), 0)?;
         install_handler()?;
-        let watchdog = Arc::new(Self::new());
+        let watchdog = Arc::new(Self::new(fences));
         let own = Arc::clone(&watchdog);
         let thread = thread::Builder::new()
             .name("write-watchdog".to_owned())
@@ -178,7 +168,8 @@ impl Watchdog {
     fn sleep(&self) -> bool {
         let watched = self.watched();
         let records = watched.iter().map(|watched| &watched.record.0);
-        self.state.0.sleep(records, fence_all_threads)
+        let state = &self.state.0;
+        state.sleep(records, || state.fences().heavy().is_ok())
     }
 
     /// Wakes it if it sleeps.

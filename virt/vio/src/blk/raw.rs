@@ -60,6 +60,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use guest_mem::KeepAlive;
+use rustix::fs::fstatfs;
 
 use super::SECTOR;
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
@@ -74,6 +75,13 @@ use slot::Slot;
 use sync::Syncs;
 pub use uring::{UringRefusal, try_io_uring};
 use zeroes::ZeroWriters;
+
+/// Magic number of the file system of `file` (the kernel's uapi `linux/magic.h`); `None` where the
+/// host does not say.
+fn file_system(file: &File) -> Option<u32> {
+    // The numbers have 32 bits, whatever the field has.
+    fstatfs(file).ok().map(|about| about.f_type as u32)
+}
 
 /// Duration for which `drop` waits for operations in flight before it leaks what they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);

@@ -15,7 +15,7 @@ use crate::steps::without;
 /// write that is under way then would not be watched.
 fn explore(fence_all: fn() -> bool) {
     loom::model(move || {
-        let state = Arc::new(State::asleep());
+        let state = Arc::new(State::asleep(Fences::FULL));
         state.wake();
         let is_asleep = Arc::new(AtomicBool::new(false));
         let records = [(); 2].map(|()| Arc::new(Record::new()));

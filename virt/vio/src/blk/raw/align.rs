@@ -8,7 +8,10 @@
 //!
 //! The read is of the first data in the file, since file systems do not look at the alignment of
 //! what they need not fetch. A file without data over a device that is not known (a file system of
-//! several, or there is no /sys) is taken for one of sectors.
+//! several, or there is no /sys) is taken for one of sectors. So is one of a file system that is
+//! answered by another program or machine (FUSE, NFS, SMB, 9p, Ceph): the kernel asks for no
+//! alignment there, and the read would wait at the start for as long as the other side likes, where
+//! no signal ends it.
 //!
 //! Kernels differ in what they refuse of a piece's length; none refuses whole blocks.
 
@@ -22,6 +25,7 @@ use rustix::io::{Errno, pread};
 use super::super::SECTOR;
 use super::super::backend::Piece;
 use super::super::range::queue_limit;
+use super::file_system;
 use super::misaligned::Page;
 
 /// In bytes, powers of two.
@@ -49,7 +53,10 @@ impl Alignment {
             true => (about.rdev(), ioctl_blksszget(file).ok()),
             false => (about.dev(), told.map(|told| told.stx_dio_offset_align)),
         };
-        let block = block.unwrap_or_else(|| logical_block(device).max(readable_block(file)));
+        let block = block.unwrap_or_else(|| match is_answered_elsewhere(file) {
+            true => 0,
+            false => logical_block(device).max(readable_block(file)),
+        });
         let block = block.max(SECTOR as u32);
         let memory = told.map_or(block, |told| told.stx_dio_mem_align);
         Ok(Self {
@@ -75,6 +82,17 @@ impl Alignment {
                 })
         })
     }
+}
+
+/// Whether another program or machine answers reads of `file`.
+fn is_answered_elsewhere(file: &File) -> bool {
+    const FUSE: u32 = 0x6573_5546;
+    const NFS: u32 = 0x6969;
+    const SMB1: u32 = 0xff53_4d42;
+    const SMB2: u32 = 0xfe53_4d42;
+    const V9FS: u32 = 0x0102_1997;
+    const CEPH: u32 = 0x00c3_6400;
+    file_system(file).is_some_and(|magic| [FUSE, NFS, SMB1, SMB2, V9FS, CEPH].contains(&magic))
 }
 
 /// The logical block of a block device; 0 if that is not known.

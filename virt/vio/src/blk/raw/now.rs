@@ -147,10 +147,5 @@ pub(super) fn may_wait(file: &File) -> bool {
 }
 
 fn is_in_memory(file: &File) -> bool {
-    // SAFETY: all-zero is a valid `statfs`, a structure of integers.
-    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: our own descriptor, and a structure that outlives the call.
-    let answer = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut about) };
-    // The magic numbers have 32 bits, whatever the field has.
-    answer == 0 && IN_MEMORY.contains(&(about.f_type as u32))
+    super::file_system(file).is_some_and(|magic| IN_MEMORY.contains(&magic))
 }
