@@ -120,6 +120,7 @@ impl Binary {
             .current_dir(&self.folder)
             .env("CARGO_MANIFEST_DIR", &self.folder)
             .envs(env.iter().map(|(name, value)| (name, value)))
+            .env("RUST_BACKTRACE", "0")
             .env_remove("RUST_TEST_NOCAPTURE")
             .stdin(Stdio::null())
             // One file: what a test prints past libtest counts as well.
