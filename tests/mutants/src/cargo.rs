@@ -45,6 +45,7 @@ pub fn build(tree: &Path, target: &Path, head: &Head) -> Result<Result<Binary, S
     };
     cargo
         .env("CARGO_TARGET_DIR", target)
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTFLAGS");
     if head.cfg != Cfg::None {
         cargo.env("RUSTFLAGS", format!("--cfg {}", head.cfg.name()));

@@ -21,6 +21,9 @@
 //! the time of writing: cargo rebuilds what was touched, and never takes a mutated build for a
 //! sound one. An interrupted run leaves a patched copy, which the next one compares and mends.
 //!
+//! That each test passes without its mistake is left to `make test` and `make check`. A test that
+//! fails in the copy for reasons of its own does not print what `says` has, and is no red.
+//!
 //! **Left out**: mutants made up by a program (`cargo-mutants`), which takes no edits of one's own
 //! and knows no cfgs.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! `cargo run --release -p mutants`: see `--help`, and the library's head for how it works.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -74,74 +74,114 @@ fn run(args: &Args) -> Result<bool> {
         chosen.iter().for_each(|name| println!("{name}"));
         return Ok(true);
     }
-    let work = tree.join("target/mutants");
-    let mut runner = Runner::new(&tree, &work, Duration::from_secs(args.limit))?;
-    let took_file = work.join("took");
-    let mut took = Took::read(&took_file);
-    let mut mutants = Vec::new();
-    let mut tally = Tally::default();
-    for name in in_order(&tree, args, chosen)? {
-        match Mutant::read(&tree, &name) {
-            Ok(mutant) => mutants.push(mutant),
-            Err(error) => {
-                let failure = Failure::Unreadable(format!("{error:#}"));
-                println!("FAILED {name}: {failure}");
-                tally.failed += 1;
-            }
-        }
-    }
+    let mut session = Session::new(&tree, args)?;
+    let mut mutants = session.read(in_order(&tree, args, chosen)?);
     if args.sample.is_none() {
         // One cfg after the other, and crate by crate: each is built as seldom as can be.
         mutants.sort_by(|a, b| (a.head.cfg, &a.name).cmp(&(b.head.cfg, &b.name)));
     }
-    let (began, all) = (Instant::now(), mutants.len());
+    let (all, mut left) = (mutants.len(), 0);
     for mutant in mutants {
-        let name = &mutant.name;
-        if let Some(seconds) = args.sample {
-            let cfg = mutant.head.cfg;
-            let expected = took.expected(name, cfg, |cfg| runner.has_built(cfg));
-            let is_first = tally.passed + tally.failed == 0;
-            if !is_first && began.elapsed() + expected > Duration::from_secs(seconds) {
-                continue;
+        match session.has_time_for(&mutant) {
+            true => session.run(&mutant)?,
+            false => left += 1,
+        }
+    }
+    if left > 0 {
+        println!("mutants: {left} of {all} are left to other commits");
+    }
+    let Session { passed, failed, .. } = session;
+    println!("{passed} passed, {failed} failed");
+    Ok(failed == 0 && passed > 0)
+}
+
+/// A run, and its tally.
+struct Session {
+    tree: PathBuf,
+    runner: Runner,
+    took: Took,
+    took_file: PathBuf,
+    began: Instant,
+    time: Option<Duration>,
+    has_run: bool,
+    passed: usize,
+    failed: usize,
+}
+
+impl Session {
+    fn new(tree: &Path, args: &Args) -> Result<Self> {
+        let work = tree.join("target/mutants");
+        let runner = Runner::new(tree, &work, Duration::from_secs(args.limit))?;
+        let took_file = work.join("took");
+        Ok(Self {
+            tree: tree.to_path_buf(),
+            runner,
+            took: Took::read(&took_file),
+            took_file,
+            began: Instant::now(),
+            time: args.sample.map(Duration::from_secs),
+            has_run: false,
+            passed: 0,
+            failed: 0,
+        })
+    }
+
+    /// Reads the patch files. One that cannot be read has failed.
+    fn read(&mut self, names: Vec<String>) -> Vec<Mutant> {
+        let mut mutants = Vec::new();
+        for name in names {
+            match Mutant::read(&self.tree, &name) {
+                Ok(mutant) => mutants.push(mutant),
+                Err(error) => self.fail(&name, &Failure::Unreadable(format!("{error:#}")), ""),
             }
         }
-        let was_built = runner.has_built(mutant.head.cfg);
-        let outcome = runner.run(&mutant)?;
-        let cfg = mutant.head.cfg.name();
+        mutants
+    }
+
+    /// Whether a mutant fits into the time that is left. The first one always does: a sample runs
+    /// something.
+    fn has_time_for(&self, mutant: &Mutant) -> bool {
+        let built = |cfg| self.runner.has_built(cfg);
+        let expected = self.took.expected(&mutant.name, mutant.head.cfg, built);
+        let fits = |time| self.began.elapsed() + expected <= time;
+        !self.has_run || self.time.is_none_or(fits)
+    }
+
+    fn run(&mut self, mutant: &Mutant) -> Result<()> {
+        let (name, cfg) = (&mutant.name, mutant.head.cfg);
+        let was_built = self.runner.has_built(cfg);
+        let outcome = self.runner.run(mutant)?;
+        self.has_run = true;
         let (built, ran) = (outcome.built.as_secs_f64(), outcome.ran.as_secs_f64());
-        let seconds = format!("cfg {cfg}, built in {built:.1} s, ran {ran:.1} s");
+        let seconds = format!(
+            " (cfg {}, built in {built:.1} s, ran {ran:.1} s)",
+            cfg.name()
+        );
         match outcome.verdict {
             Ok(verdict) => {
-                println!("ok {name}: {verdict} ({seconds})");
-                tally.passed += 1;
+                println!("ok {name}: {verdict}{seconds}");
+                self.passed += 1;
             }
             Err(failure) => {
-                println!("FAILED {name}: {failure} ({seconds})");
+                self.fail(name, &failure, &seconds);
                 print!("{}", failure.details());
                 if let Some(advice) = failure.advice(name, &mutant.head.what) {
                     println!("{advice}");
                 }
-                tally.failed += 1;
             }
         }
         // The first build with a cfg takes longer than any after it.
         if was_built {
-            took.note(name, outcome.built + outcome.ran);
-            took.write(&took_file)?;
+            self.took.note(name, outcome.built + outcome.ran);
+            self.took.write(&self.took_file)?;
         }
+        Ok(())
     }
-    let left = all - (tally.passed + tally.failed).min(all);
-    if left > 0 {
-        println!("mutants: {left} of {all} are left to other commits");
-    }
-    println!("{} passed, {} failed", tally.passed, tally.failed);
-    Ok(tally.failed == 0 && tally.passed > 0)
-}
 
-#[derive(Default)]
-struct Tally {
-    passed: usize,
-    failed: usize,
+    fn fail(&mut self, name: &str, failure: &Failure, seconds: &str) {
+        println!("FAILED {name}: {failure}{seconds}");
+        self.failed += 1;
+    }
 }
 
 /// The mutants that are asked for: all of them, where none is.
@@ -165,7 +205,7 @@ fn choose(all: Vec<String>, asked: &[String]) -> Result<Vec<String>> {
 }
 
 /// The names in the order in which they run: for a sample the commit's own, which it prints.
-fn in_order(tree: &std::path::Path, args: &Args, names: Vec<String>) -> Result<Vec<String>> {
+fn in_order(tree: &Path, args: &Args, names: Vec<String>) -> Result<Vec<String>> {
     let Some(seconds) = args.sample else {
         return Ok(names);
     };
