@@ -18,19 +18,22 @@ use mutants::tree::git;
 /// find each fail.
 #[derive(Parser)]
 #[command(after_help = "\
-A mutant is a file tests/mutants/CRATE/NAME.patch: what the mistake is, which test finds it, a diff. It passes if exactly that
-test fails and says what it should (or passes, for an edit that changes nothing). A patch that does not apply, code that does not
-compile, no such test, a time-out, a signal: all of these fail.
+A mutant is a file tests/mutants/CRATE/NAME.patch: what the mistake is, which test finds it, a \
+diff. It passes if exactly that test fails and says what it should (or passes, for an edit that \
+changes nothing). A patch that does not apply, code that does not compile, no such test, a \
+time-out, a signal: all of these fail.
 
 To add one:
-  1. make the mistake in the sources, and nothing else (what is to stay, stage with `git add`)
+  1. make the mistake in the sources, and nothing else (what is to stay: git add)
   2. cargo run --release -p mutants -- --record CRATE/NAME
-  3. fill in the head of tests/mutants/CRATE/NAME.patch, and undo the mistake with the command that 2 has printed
-  4. cargo run --release -p mutants -- CRATE/NAME
-To renew one that no longer applies: 1, 2, undo, 4. Its head is kept.
+  3. fill in the head of tests/mutants/CRATE/NAME.patch
+  4. undo the mistake, with the command that 2 has printed
+  5. cargo run --release -p mutants -- CRATE/NAME
+To renew one that no longer applies: 1, 2, 4, 5. Its head is kept.
 
-Copies and builds are kept in target/mutants, one of each for the cfgs none, loom and shuttle: the first run with a cfg builds
-everything that its tests need, later ones what a mistake touches.")]
+Copies and builds are kept in target/mutants, one of each for the cfgs none, loom and shuttle: \
+the first run with a cfg builds everything that its tests need, later ones what a mistake \
+touches.")]
 struct Args {
     /// Mutants to run: `CRATE/NAME`, or `CRATE` for all of one; all without any.
     #[arg(value_name = "NAME")]
