@@ -38,12 +38,18 @@ install_missing() {
 }
 
 if [ "${1-}" = clients ]; then
+    PATH=$PATH:/usr/sbin:/sbin
     missing=
     have qemu-img || missing="$missing qemu-utils"
     have qemu-storage-daemon || missing="$missing qemu-system-common"
     have linux.uml || missing="$missing user-mode-linux"
     have syslinux || missing="$missing syslinux"
     have mformat || missing="$missing mtools"
+    # File systems that disks are tried on, where the kernel knows them.
+    have mkfs.ext4 || missing="$missing e2fsprogs"
+    have mkfs.xfs || missing="$missing xfsprogs"
+    have mkfs.btrfs || missing="$missing btrfs-progs"
+    have mkfs.vfat || missing="$missing dosfstools"
     [ -n "$missing" ] || exit 0
     echo "setup: installing$missing"
     # shellcheck disable=SC2086  # a list of words on purpose

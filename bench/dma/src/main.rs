@@ -39,6 +39,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use report::{Host, Object, host};
 
+use alloc::section::WORKLOADS;
 use measure::{Primitives, Turns};
 use record::Record;
 
@@ -54,7 +55,8 @@ struct Args {
     /// Only these sections.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Of the section `alloc` only these loops, by the names in their keys (`a1`, `stray_w256`), and nothing else.
+    /// Only these loops of the section `alloc`, by the names in their keys (`a1`, `stray_w256`),
+    /// and nothing else.
     #[arg(long = "loop", value_name = "NAME")]
     loops: Vec<String>,
     /// Write the results page there, from the figures alone.
@@ -73,9 +75,12 @@ struct Args {
 
 type Section = fn(&Turns, &mut Record);
 
+/// The section whose loops can be named.
+const OF_LOOPS: &str = "alloc";
+
 /// The sections, in their order.
 const SECTIONS: [(&str, Section); 8] = [
-    ("alloc", alloc::section::measure),
+    (OF_LOOPS, alloc::section::measure),
     ("table", table::section::measure),
     ("two", doubled::measure),
     ("map", map::section::measure),
@@ -108,16 +113,45 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+impl Args {
+    /// The sections to run: those named, or all. A loop that is named leaves only its own.
+    fn sections(&self) -> Result<Vec<(&'static str, Section)>> {
+        let names = SECTIONS.map(|(name, _)| name);
+        known("section", &self.only, &names)?;
+        let mut loops = WORKLOADS.map(|workload| workload.name).to_vec();
+        loops.sort_unstable();
+        loops.dedup();
+        known("loop", &self.loops, &loops)?;
+        if let Some(other) = self.only.iter().find(|only| *only != OF_LOOPS)
+            && !self.loops.is_empty()
+        {
+            bail!(
+                "--loop leaves nothing of the section {other:?}: loops are of the section {OF_LOOPS:?}"
+            );
+        }
+        let mut sections = SECTIONS.to_vec();
+        sections.retain(|(name, _)| match self.loops.is_empty() {
+            true => self.only.is_empty() || self.only.iter().any(|only| only == name),
+            false => *name == OF_LOOPS,
+        });
+        Ok(sections)
+    }
+}
+
+/// Refuses a name that is not in the list.
+fn known(what: &str, asked: &[String], names: &[&str]) -> Result<()> {
+    match asked.iter().find(|name| !names.contains(&name.as_str())) {
+        Some(unknown) => bail!(
+            "there is no {what} {unknown:?} (there are {})",
+            names.join(", ")
+        ),
+        None => Ok(()),
+    }
+}
+
 /// Runs the sections; what is there is written after each.
 fn measure(args: &Args) -> Result<()> {
-    let is_section = |only: &&String| SECTIONS.iter().any(|(name, _)| name == only);
-    if let Some(unknown) = args.only.iter().find(|only| !is_section(only)) {
-        let names = SECTIONS.map(|(name, _)| name);
-        bail!(
-            "there is no section {unknown:?} (there are {})",
-            names.join(", ")
-        );
-    }
+    let sections = args.sections()?;
     let mut turns = Turns {
         time: Duration::from_millis(args.millis),
         runs: usize::from(args.runs),
@@ -134,14 +168,12 @@ fn measure(args: &Args) -> Result<()> {
         println!("Linux {}'s own code beside ours", linux.version());
         record.text("linux_version", linux.version());
     }
-    for (name, section) in SECTIONS {
-        if args.only.is_empty() || args.only.iter().any(|only| only == name) {
-            section(&turns, &mut record);
-            record.busy(&turns);
-            record
-                .write(&args.report)
-                .with_context(|| args.report.display().to_string())?;
-        }
+    for (_, section) in sections {
+        section(&turns, &mut record);
+        record.busy(&turns);
+        record
+            .write(&args.report)
+            .with_context(|| args.report.display().to_string())?;
     }
     record.summary();
     Ok(())

@@ -6,18 +6,64 @@ use std::{env, fs};
 
 use report::Object;
 
-fn run(directory: &Path, more: &[&str]) -> String {
+/// Whether the program accepts the arguments, and what it says.
+fn outcome(directory: &Path, arguments: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_dma-bench"))
         .env_remove("EXITLESS_LINUX_IOVA")
         .args(["--quick", "--report"])
         .arg(directory.join("dma.json"))
-        .args(more)
+        .args(arguments)
         .output()
         .expect("the program starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}\n{errors}");
-    text
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+fn run(directory: &Path, more: &[&str]) -> String {
+    let (is_ok, said) = outcome(directory, more);
+    assert!(is_ok, "{said}");
+    said
+}
+
+#[test]
+fn a_loop_is_run_and_nothing_else() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for arguments in [
+        &["--loop", "stray_w256"][..],
+        &["--loop", "stray_w256", "--only", "alloc"],
+    ] {
+        let (is_ok, said) = outcome(directory.path(), arguments);
+        assert!(is_ok, "{arguments:?}: {said}");
+        let figures = Object::read(&directory.path().join("dma.json")).expect("an object");
+        assert!(figures.get("stray_w256_chunk_1thr_ns").is_some(), "{said}");
+        for of_others in [
+            "a1_chunk_1thr_ns",
+            "p256_alone_lock_free_1thr_ns",
+            "leaf_tables_c1",
+        ] {
+            let figure = figures.get(of_others);
+            assert_eq!(figure, None, "{arguments:?}: {of_others}");
+        }
+    }
+}
+
+#[test]
+fn a_selection_that_leaves_nothing_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (arguments, word) in [
+        (&["--loop", "stray"][..], "stray_w256"),
+        (&["--only", "allocs"], "alloc, table"),
+        (
+            &["--only", "table", "--loop", "a1"],
+            "the section \"alloc\"",
+        ),
+    ] {
+        let (is_ok, said) = outcome(directory.path(), arguments);
+        assert!(!is_ok && said.contains(word), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

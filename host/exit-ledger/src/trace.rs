@@ -46,6 +46,70 @@ use triggers::{Names, Trigger};
 
 const ROOT: &str = "/sys/kernel/tracing";
 
+/// Reason why there are no histograms here, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// No tracefs where it belongs.
+    #[error("tracefs is not mounted: mount -t tracefs none {ROOT}")]
+    NotMounted,
+    /// The file system is there, and not for this process.
+    #[error(
+        "no permission for {ROOT} ({0}): run this as root; a container has to be given it for writing, and a kernel that is locked \
+         down keeps it from all"
+    )]
+    Forbidden(io::Error),
+    /// A part of the kernel is absent.
+    #[error("this kernel has no {what}: it takes {remedy}")]
+    Lacks {
+        /// The part.
+        what: &'static str,
+        /// A kernel that has it.
+        remedy: &'static str,
+    },
+    /// A definition or a trigger was refused.
+    #[error("the kernel refuses {what:?} ({source})")]
+    Refused {
+        /// The text that was written.
+        what: String,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+/// Looks for what histograms take, without a change.
+fn look_for_parts() -> Result<(), TraceError> {
+    let is_there = |path: &str| match fs::metadata(Path::new(ROOT).join(path)) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(TraceError::Forbidden(error)),
+    };
+    if !is_there("instances")? {
+        return Err(TraceError::NotMounted);
+    }
+    for (path, what, remedy) in [
+        (
+            "events/kvm/kvm_exit",
+            "tracepoints of KVM",
+            "CONFIG_TRACEPOINTS",
+        ),
+        (
+            "events/kvm/kvm_exit/hist",
+            "histograms of events",
+            "CONFIG_HIST_TRIGGERS",
+        ),
+        (
+            "synthetic_events",
+            "synthetic events",
+            "CONFIG_SYNTH_EVENTS",
+        ),
+    ] {
+        if !is_there(path)? {
+            return Err(TraceError::Lacks { what, remedy });
+        }
+    }
+    Ok(())
+}
+
 /// The histograms; removed when dropped.
 #[derive(Debug)]
 pub struct ExitHistogram {
@@ -65,11 +129,12 @@ impl ExitHistogram {
     ///
     /// # Errors
     /// No tracefs, no permission, or a kernel without these events.
-    pub fn new(tids: &[i32]) -> io::Result<Self> {
+    pub fn new(tids: &[i32]) -> Result<Self, TraceError> {
+        look_for_parts()?;
         let pid = std::process::id();
         leftovers::remove(pid);
         let instance = instance_of(pid);
-        fs::create_dir(&instance)?;
+        fs::create_dir(&instance).map_err(TraceError::Forbidden)?;
         let mut this = Self {
             instance,
             names: Names::of_process(pid),
@@ -79,10 +144,17 @@ impl ExitHistogram {
             mmio: Vec::new(),
         };
         for definition in this.names.definitions() {
-            append(&Path::new(ROOT).join("synthetic_events"), &definition)?;
+            append(&Path::new(ROOT).join("synthetic_events"), &definition).map_err(|source| {
+                TraceError::Refused {
+                    what: definition,
+                    source,
+                }
+            })?;
         }
         for trigger in triggers::triggers(tids, &this.names) {
-            this.set(trigger)?;
+            let what = trigger.text.clone();
+            this.set(trigger)
+                .map_err(|source| TraceError::Refused { what, source })?;
         }
         Ok(this)
     }

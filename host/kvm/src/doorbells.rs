@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch};
 use platform::doorbell::{Doorbells, PlaceDoorbells};
+use platform::layout;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Vm;
@@ -48,12 +49,31 @@ trait Listen: Send + Sync {
 
 impl Listen for Vm {
     fn listen(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()> {
-        Ok(self.fd().register_ioevent(fd, &at, NoDatamatch)?)
+        match self.has_doorbells() {
+            true => Ok(self.fd().register_ioevent(fd, &at, NoDatamatch)?),
+            false => Ok(()),
+        }
     }
 
     fn forget(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()> {
-        Ok(self.fd().unregister_ioevent(fd, &at, NoDatamatch)?)
+        match self.has_doorbells() {
+            true => Ok(self.fd().unregister_ioevent(fd, &at, NoDatamatch)?),
+            false => Ok(()),
+        }
     }
+}
+
+/// Tries whether KVM rings eventfds, before any vCPU has run. One that does not is not asked again:
+/// each doorbell of this machine is an exit to user space then.
+///
+/// # Errors
+/// It does not.
+pub fn try_listening(vm: &Vm) -> io::Result<()> {
+    let fd = EventFd::new(EFD_NONBLOCK)?;
+    // Any address will do, where nothing listens yet.
+    let at = IoEventAddress::Mmio(layout::PCI_WINDOW);
+    let tried = vm.listen(&fd, at).and_then(|()| vm.forget(&fd, at));
+    tried.inspect_err(|_| vm.go_without_doorbells())
 }
 
 /// Where a function's doorbells are, for other threads; one function's BAR lies in one place for nearly all its life.

@@ -5,12 +5,14 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use guest_mem::{Gpa, GuestRam, Region, SlotMapping};
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_CAP_X2APIC_API, KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK,
-    KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap, kvm_userspace_memory_region,
+    KVM_X2APIC_API_USE_32BIT_IDS, KvmIrqRouting, kvm_enable_cap, kvm_msi,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use platform::ioapic::PINS;
@@ -23,7 +25,9 @@ pub enum KvmError {
     #[error("this host has no /dev/kvm; `exitless lab -- run …` brings an emulated host with one")]
     Missing,
     /// No permission.
-    #[error("no permission for /dev/kvm: be root or in the group that owns it (usually `kvm`)")]
+    #[error(
+        "no permission for /dev/kvm: be root or in the group that owns it (usually `kvm`), and a container has to be given it"
+    )]
     Permission,
     /// No vmx or svm.
     #[error(
@@ -38,13 +42,23 @@ pub enum KvmError {
     #[error("guest memory cannot be mapped for KVM")]
     Mapping(#[source] io::Error),
     /// A request was refused.
-    #[error("KVM refused {what}")]
+    #[error("KVM refused {what}{}", advice(source))]
     Refused {
         /// The request.
         what: &'static str,
         /// KVM's answer.
         source: kvm_ioctls::Error,
     },
+}
+
+/// Advice where the host forbids a request.
+fn advice(error: &kvm_ioctls::Error) -> &'static str {
+    match error.errno() {
+        libc::EPERM | libc::EACCES | libc::ENOSYS => {
+            " (nothing stands in for it: a seccomp profile has to allow all requests of KVM)"
+        }
+        _ => "",
+    }
 }
 
 /// For `map_err`: KVM refused `what`.
@@ -111,6 +125,8 @@ pub struct Vm {
     // Before the mappings, which it knows the addresses of.
     fd: VmFd,
     slots: Mutex<Slots>,
+    /// KVM rings eventfds for doorbells, as far as is known.
+    has_doorbells: AtomicBool,
 }
 
 /// The machine's memory slots, numbered in the order in which they were made.
@@ -140,6 +156,7 @@ impl Vm {
         Ok(Self {
             fd,
             slots: Mutex::new(slots),
+            has_doorbells: AtomicBool::new(true),
         })
     }
 
@@ -165,9 +182,40 @@ impl Vm {
         Ok(vm)
     }
 
+    /// Tries what a running guest's interrupts take, and whose refusal would leave it waiting for
+    /// them: messages, and the table of routes. For a machine whose vCPU 0 has not run.
+    ///
+    /// # Errors
+    /// KVM refuses one of them.
+    pub fn try_interrupts(&self) -> Result<(), KvmError> {
+        // To a local APIC that is off, as a reset leaves it: the message is taken by no vCPU, and
+        // that is no error.
+        let message = kvm_msi {
+            address_lo: 0xfee0_0000,
+            data: 0xff,
+            ..Default::default()
+        };
+        self.fd
+            .signal_msi(message)
+            .map_err(refused("messages for local APICs (KVM_SIGNAL_MSI)"))?;
+        let none = KvmIrqRouting::from_entries(&[]).expect("an empty table has room");
+        self.fd
+            .set_gsi_routing(&none)
+            .map_err(refused("routes of interrupts (KVM_SET_GSI_ROUTING)"))
+    }
+
     /// What this crate's other modules ask KVM by. Slots and vCPUs are made by [`map`](Self::map) and [`Vcpu::new`] only.
     pub(crate) fn fd(&self) -> &VmFd {
         &self.fd
+    }
+
+    // Relaxed: it changes before there is a second thread, and is a word of its own.
+    pub(crate) fn has_doorbells(&self) -> bool {
+        self.has_doorbells.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn go_without_doorbells(&self) {
+        self.has_doorbells.store(false, Ordering::Relaxed);
     }
 
     /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own and for as long as the

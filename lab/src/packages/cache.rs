@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 
 use crate::LabError;
 
@@ -65,9 +66,13 @@ fn free(dir: &Path) -> Option<u64> {
 pub(super) fn not_writable(dir: &Path) -> Option<String> {
     let above = dir.ancestors().find(|path| path.exists())?;
     let access = Access::WRITE_OK | Access::EXEC_OK;
-    let refused = match above.is_dir() {
+    let refused: io::Error = match above.is_dir() {
         false => io::ErrorKind::NotADirectory.into(),
-        true => io::Error::from(accessat(CWD, above, access, AtFlags::EACCESS).err()?),
+        true => match accessat(CWD, above, access, AtFlags::EACCESS).err()? {
+            // What old seccomp profiles say to faccessat2; its predecessor goes by the real user.
+            Errno::PERM => accessat(CWD, above, access, AtFlags::empty()).err()?.into(),
+            error => error.into(),
+        },
     };
     Some(format!(
         "nothing can be kept in {}: {}: {refused} (EXITLESS_LAB_DIR names another directory)",

@@ -14,12 +14,17 @@
 //!     .apply(&mut command);
 //! ```
 //!
-//! What is passed by pointer a filter does not see: single operations of a ring, or features that an ioctl asks for.
+//! A filter does not see arguments behind pointers: single operations of a ring, or features that
+//! an ioctl asks for. Nor does it see paths: files are missing or forbidden in a mount namespace of
+//! the program's own, which needs root ([`Denied::is_possible`]).
 //!
-//! UNSAFETY: code between fork and exec, and the two system calls that install the filter.
+//! UNSAFETY: code between fork and exec, and the system calls that make the namespace and install
+//! the filter.
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 /// Offsets in `struct seccomp_data`: the number of the call, and the lower half of its first argument.
@@ -30,6 +35,35 @@ const ARGUMENTS: u32 = 16;
 #[derive(Clone, Debug, Default)]
 pub struct Denied {
     program: Vec<libc::sock_filter>,
+    mounts: Vec<Mount>,
+}
+
+/// One call of `mount`.
+#[derive(Clone, Debug)]
+struct Mount {
+    source: CString,
+    target: CString,
+    kind: &'static CStr,
+    flags: libc::c_ulong,
+}
+
+impl Mount {
+    fn new(source: &str, target: &str, kind: &'static CStr, flags: libc::c_ulong) -> Self {
+        let path = |path: &str| CString::new(path).expect("no zero byte");
+        Self {
+            source: path(source),
+            target: path(target),
+            kind,
+            flags,
+        }
+    }
+
+    fn make(&self) -> bool {
+        let (source, target) = (self.source.as_ptr(), self.target.as_ptr());
+        let (kind, data) = (self.kind.as_ptr(), std::ptr::null());
+        // SAFETY: terminated strings that outlive the call, and no data.
+        unsafe { libc::mount(source, target, kind, self.flags, data) == 0 }
+    }
 }
 
 fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
@@ -85,15 +119,82 @@ impl Denied {
         self
     }
 
+    /// There is nothing in this folder.
+    #[must_use]
+    pub fn empty(self, folder: &str) -> Self {
+        self.mounted("none", folder, c"tmpfs", 0)
+    }
+
+    /// A device of this name is there and may not be opened: EACCES, as where a container is not
+    /// given it.
+    #[must_use]
+    pub fn no_device(self, name: &str) -> Self {
+        self.device(name).mounted(
+            "none",
+            name,
+            c"none",
+            libc::MS_BIND | libc::MS_REMOUNT | libc::MS_NODEV,
+        )
+    }
+
+    /// Nothing is denied, where this device is there.
+    #[must_use]
+    pub fn device(self, name: &str) -> Self {
+        self.mounted(name, name, c"none", libc::MS_BIND)
+    }
+
+    /// Nothing is denied: tracefs is mounted where it belongs.
+    #[must_use]
+    pub fn tracefs(self) -> Self {
+        self.mounted("none", "/sys/kernel/tracing", c"tracefs", 0)
+    }
+
+    fn mounted(
+        mut self,
+        source: &str,
+        target: &str,
+        kind: &'static CStr,
+        flags: libc::c_ulong,
+    ) -> Self {
+        self.mounts.push(Mount::new(source, target, kind, flags));
+        self
+    }
+
+    /// Whether this can be had: root alone makes mounts, in folders and over devices that are
+    /// there.
+    pub fn is_possible(&self) -> bool {
+        let is_there = |mount: &Mount| {
+            mount
+                .target
+                .to_str()
+                .is_ok_and(|path| Path::new(path).exists())
+        };
+        // SAFETY: a plain system call.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        self.mounts.is_empty() || is_root && self.mounts.iter().all(is_there)
+    }
+
     /// Has `command` run so.
     pub fn apply(self, command: &mut Command) {
-        let mut program = self.program;
+        let Self {
+            mut program,
+            mounts,
+        } = self;
         program.push(answer(libc::SECCOMP_RET_ALLOW));
+        // Of ours alone, whatever happens to mounts here.
+        let own = Mount::new("none", "/", c"none", libc::MS_REC | libc::MS_PRIVATE);
         let install = move || {
             let program = libc::sock_fprog {
                 len: program.len() as u16,
                 filter: program.as_ptr().cast_mut(),
             };
+            if !mounts.is_empty() {
+                // SAFETY: a plain system call with a number.
+                let is_apart = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0;
+                if !is_apart || !own.make() || !mounts.iter().all(Mount::make) {
+                    return Err(io::Error::last_os_error());
+                }
+            }
             // SAFETY: plain system calls with numbers, and a program that outlives its call.
             let failed = unsafe {
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
@@ -108,7 +209,7 @@ impl Denied {
                 false => Ok(()),
             }
         };
-        // SAFETY: two system calls between fork and exec, and nothing that allocates.
+        // SAFETY: a few system calls between fork and exec, and nothing that allocates.
         unsafe { command.pre_exec(install) };
     }
 }
@@ -136,5 +237,28 @@ mod tests {
         assert_eq!(said(both, script), "");
         let all = Denied::default().call(libc::SYS_kill, libc::EPERM);
         assert_eq!(said(all, script), "");
+    }
+
+    #[test]
+    fn files_are_missing_or_forbidden_to_the_program_alone() {
+        let denied = Denied::default().empty("/sys").no_device("/dev/null");
+        if !denied.is_possible() {
+            println!("skipped: mounts take root");
+            return;
+        }
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "ls /sys; test -c /dev/null && ! (: </dev/null) 2>&1"]);
+        // Not /dev/null, which it may not open.
+        command.stdin(std::process::Stdio::piped());
+        denied.apply(&mut command);
+        let output = command.output().expect("a shell");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        assert!(
+            said.contains("Permission denied") && said.lines().count() == 1,
+            "{said}"
+        );
+        std::fs::File::open("/dev/null").expect("here it is as ever");
+        assert!(Path::new("/sys/dev").exists());
     }
 }

@@ -76,7 +76,9 @@ pub use monitor::{Monitor, Stuck, StuckCause, Watch};
 pub use poller::{Activity, AlwaysPoll, ArmError, Departure, Poller, Probe};
 pub use reply::{Answer, Reply};
 pub use sidecore::{AddError, Sidecore, SidecoreBuilder, SpawnError};
-pub use signal::{FrequentSignal, drain_eventfd, never_waits, signal_eventfd};
+pub use signal::{
+    PeerEventFd, WritePermit, drain_eventfd, never_waits, signal_eventfd, writes_are_watched,
+};
 pub use stats::{CoreStats, PollerActivity, PollerState, PollerStats, Stats};
 pub use sys::pin_this_thread;
 pub use turn::{REQUEST_COST, Turn, bytes_cost};

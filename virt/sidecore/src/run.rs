@@ -3,7 +3,7 @@
 //! ```text
 //! forever:  beat
 //!           hand out mail                   at most `MAIL_BATCH`; orders to take on or give away pollers first
-//!           look at the epoll               every 100 µs, without waiting: `ready`
+//!           look at the epoll               every 100 µs, best after a busy sweep: `ready`
 //!           scan the probes                 1 ns for each poller; deadlines when the earliest has passed
 //!           a round over the active ones    deficit round robin (drr.rs): poll with a budget, charge
 //!           anybody busy? again             else as the idle policy says: spin, pause, or park
@@ -38,6 +38,10 @@ use crate::{
 
 /// Between two looks at the epoll while awake, in nanoseconds: a look costs half a microsecond.
 pub(crate) const LOOK_EVERY_NS: u64 = 100_000;
+/// Longest time that a look that is due waits for the end of a busy sweep, in nanoseconds. A guest that
+/// has just been called takes longer than a look to come with its next request; at any other time
+/// the look may make a request wait, and its guest halt.
+const LOOK_WAITS_NS: u64 = 50_000;
 /// Descriptors taken from the epoll at a time.
 pub(crate) const EVENTS: usize = 64;
 /// While work is under way elsewhere: of so many sweeps without work one gives the CPU to whoever else wants it.
@@ -79,6 +83,8 @@ pub(crate) struct Core<P: Poller> {
     /// The sweep after a wake that was not by a deadline.
     pub(crate) is_first_after_wake: bool,
     pub(crate) idle_sweeps: u32,
+    /// The last sweep found work.
+    pub(crate) was_busy: bool,
     /// In this sweep a poller waited for work that is under way elsewhere.
     pub(crate) is_waiting: bool,
     /// Taken in this sweep.
@@ -121,7 +127,7 @@ impl<P: Poller> Core<P> {
         self.board.pulse.0.beats.add(1);
         self.is_waiting = false;
         let mut activity = self.hand_out_mail();
-        if self.now >= self.next_look && self.look(Some(0)) == Activity::Busy {
+        if self.is_look_due() && self.look(Some(0)) == Activity::Busy {
             activity = Activity::Busy;
         }
         self.wake_pollers();
@@ -150,6 +156,14 @@ impl<P: Poller> Core<P> {
         activity
     }
 
+    fn is_look_due(&self) -> bool {
+        let wait_ns = match self.was_busy {
+            true => 0,
+            false => LOOK_WAITS_NS,
+        };
+        self.now >= self.next_look.after(wait_ns)
+    }
+
     /// Puts those into the ring whose probes fire or whose deadlines have passed.
     fn wake_pollers(&mut self) {
         let drr = &mut self.drr;
@@ -175,6 +189,7 @@ impl<P: Poller> Core<P> {
             core.wakes_spurious.add(u64::from(self.is_first_after_wake));
         }
         self.is_first_after_wake = false;
+        self.was_busy = activity == Activity::Busy;
     }
 
     /// Waits after an idle sweep.

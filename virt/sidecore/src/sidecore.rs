@@ -259,6 +259,7 @@ impl SidecoreBuilder {
             requests: 0,
             is_waiting: false,
             idle_sweeps: 0,
+            was_busy: false,
             due: Vec::new(),
         };
         for moving in newcomers {

@@ -11,12 +11,18 @@
 //! something that is ready: it completes inside `io_submit(2)`. A full counter stays full. It takes about half a microsecond longer than a write
 //! (950 ns against 360 to 550 ns, measured in a loop on a 6.18 guest kernel).
 //!
-//! An eventfd that is signalled often gets a quicker way: see [`frequent`].
+//! A peer that is signalled often gets a quicker way, see [`peer`]: the write, under a [`watchdog`]
+//! that ends it where it waits.
 //!
-//! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter, `fs.aio-max-nr` used up) it falls back to the write, and the
-//! residual is the one above. [`never_waits`] tells.
+//! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter of one of its calls,
+//! `fs.aio-max-nr` used up) the write is what is left, also under the watchdog: each is held for
+//! milliseconds at most. [`never_waits`] tells. Only where there is neither
+//! ([`writes_are_watched`]) is the residual the one above. A context is tried before it is used,
+//! since a signal that was refused would be lost.
 //!
-//! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8).
+//! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8). Where `preadv2` is
+//! refused, a poll goes before the read, and another reader can come in between. [`never_waits`]
+//! tells whether the host has both.
 //!
 //! UNSAFETY: system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit` and copies what it
 //! needs; it writes events into an array of ours during `io_getevents`, and a count into one of eight bytes during `preadv2`; all are
@@ -26,16 +32,20 @@
 use std::{
     cell::OnceCell,
     io,
-    os::fd::{AsRawFd, BorrowedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
     sync::{Mutex, OnceLock, PoisonError},
 };
 
 use crate::sys::EventFd;
 
-mod frequent;
+mod handshake;
+mod peer;
+mod watchdog;
 
-pub use frequent::FrequentSignal;
+pub use peer::{PeerEventFd, WritePermit};
+
+use watchdog::{Wake, Written};
 
 /// Completions that may wait to be taken, at least.
 const DEPTH: libc::c_long = 64;
@@ -92,11 +102,24 @@ impl Signaller {
         if made != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self {
+        let this = Self {
             context,
             ready,
             since_reap: Default::default(),
-        })
+        };
+        this.try_once()?;
+        Ok(this)
+    }
+
+    /// Signals an eventfd of its own and takes the completion. A context that fails stays with the
+    /// kernel, like all of them.
+    fn try_once(&self) -> io::Result<()> {
+        let own = EventFd::new()?;
+        self.signal(own.as_raw_fd())?;
+        match self.reap() {
+            1 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn signal(&self, fd: RawFd) -> io::Result<()> {
@@ -129,15 +152,15 @@ impl Signaller {
         }
     }
 
-    /// Throws away what has completed.
-    fn reap(&self) {
+    /// Throws away what has completed; the number of completions, or -1.
+    fn reap(&self) -> libc::c_long {
         let mut events = [IoEvent::default(); DEPTH as usize];
         let no_wait: libc::timespec = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         // SAFETY: the kernel writes at most as many events as the array has.
-        unsafe {
+        let taken = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
                 self.context,
@@ -145,9 +168,10 @@ impl Signaller {
                 events.len(),
                 events.as_mut_ptr(),
                 ptr::from_ref(&no_wait),
-            );
-        }
+            )
+        };
         self.since_reap.set(0);
+        taken
     }
 }
 
@@ -181,9 +205,28 @@ thread_local! {
     static SIGNALLER: OnceCell<Own> = const { OnceCell::new() };
 }
 
-/// Whether [`signal_eventfd`] never waits on this thread: whether the kernel gave it an AIO context.
+/// Whether [`signal_eventfd`] and [`drain_eventfd`] never wait on this thread: whether the kernel
+/// gave it an AIO context, and reads eventfds without waiting.
 pub fn never_waits() -> bool {
-    SIGNALLER.with(|own| own.get_or_init(Own::get).0.is_some())
+    SIGNALLER.with(|own| own.get_or_init(Own::get).0.is_some()) && reads_without_waiting()
+}
+
+/// Whether an eventfd without O_NONBLOCK and without a signal is answered by EAGAIN.
+fn reads_without_waiting() -> bool {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return false;
+    }
+    // SAFETY: a new descriptor, which is owned here alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    read_without_waiting(fd.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Whether writes that a peer makes wait are ended, by the process's watchdog. The first call
+/// starts its thread, which runs where the caller may: make it before threads are pinned.
+pub fn writes_are_watched() -> bool {
+    watchdog::is_there()
 }
 
 /// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor is in and whoever else has it;
@@ -194,26 +237,45 @@ pub fn never_waits() -> bool {
 pub fn signal_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
     SIGNALLER.with(|own| match &own.get_or_init(Own::get).0 {
         Some(signaller) => signaller.signal(fd.as_raw_fd()),
-        None => write_one(fd),
+        None => write_watched(fd),
     })
 }
 
 #[cold]
-fn write_one(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: eight bytes of ours are read.
-    let written = unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), size_of_val(&one)) };
-    match written {
-        8 => Ok(()),
-        _ => match io::Error::last_os_error() {
-            full if full.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            error => Err(error),
-        },
+fn write_watched(fd: BorrowedFd<'_>) -> io::Result<()> {
+    match watchdog::write(fd, Wake::Now)? {
+        Written::Done | Written::Held => Ok(()),
+        Written::Unwatched => watchdog::write_one(fd),
     }
 }
 
-/// Empties an eventfd; whether it had been signalled. Never waits, whatever mode the descriptor is in and whoever else has it.
+/// Empties an eventfd; whether it had been signalled. Never waits, whatever mode the descriptor is
+/// in and whatever other process has it; see the head of this module for the one exception.
 pub fn drain_eventfd(fd: BorrowedFd<'_>) -> bool {
+    match read_without_waiting(fd) {
+        Ok(is_signalled) => is_signalled,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+        Err(_) => read_if_readable(fd),
+    }
+}
+
+/// Reads an eventfd without RWF_NOWAIT, which this host refuses.
+#[cold]
+fn read_if_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one structure of ours, and no waiting.
+    let is_readable = unsafe { libc::poll(&raw mut poll, 1, 0) } == 1;
+    let mut count = [0_u8; 8];
+    // SAFETY: eight bytes of ours are written.
+    is_readable && unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), 8) } == 8
+}
+
+/// Reads an eventfd; whether that gave a count.
+fn read_without_waiting(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut count = [0_u8; 8];
     let place = libc::iovec {
         iov_base: count.as_mut_ptr().cast(),
@@ -222,7 +284,10 @@ pub fn drain_eventfd(fd: BorrowedFd<'_>) -> bool {
     // An offset of -1: the file has no position.
     // SAFETY: one place of eight bytes of ours, to which the kernel writes during the call.
     let read = unsafe { libc::preadv2(fd.as_raw_fd(), &raw const place, 1, -1, libc::RWF_NOWAIT) };
-    read == 8
+    match read {
+        -1 => Err(io::Error::last_os_error()),
+        read => Ok(read == 8),
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -53,7 +53,7 @@ impl<M: RegionMemory> Peer<M> {
             Event::KickReplaced(index, kick) => self
                 .replace_kick(index, kick, device, turn)
                 .map(|()| Answer::Done),
-            Event::CallReplaced(index, call) => notifier("call", call).map(|call| {
+            Event::CallReplaced(index, call) => self.notifier("call", call).map(|call| {
                 if let Some(queue) = self.queue(index) {
                     queue.call = call;
                     // A completion may have been signalled on the old one, or on none.
@@ -61,7 +61,7 @@ impl<M: RegionMemory> Peer<M> {
                 }
                 Answer::Done
             }),
-            Event::ErrReplaced(index, err) => notifier("error", err).map(|err| {
+            Event::ErrReplaced(index, err) => self.notifier("error", err).map(|err| {
                 if let Some(queue) = self.queue(index) {
                     queue.err = err;
                 }
@@ -182,8 +182,8 @@ impl<M: RegionMemory> Peer<M> {
         if let Kick::Fd(fd) = &config.kick {
             check_eventfd("kick", fd)?;
         }
-        let call = notifier("call", config.call.clone())?;
-        let err = notifier("error", config.err.clone())?;
+        let call = self.notifier("call", config.call.clone())?;
+        let err = self.notifier("error", config.err.clone())?;
         let index = u16::from(config.index);
         let at = |what: &str, user: u64| {
             self.memory.guest_addr(user).map(Iova::new).ok_or_else(|| {
@@ -397,6 +397,11 @@ impl<M: RegionMemory> Peer<M> {
         Ok(Answer::Done)
     }
 
+    fn notifier(&self, what: &str, fd: Option<SharedFd>) -> Result<Option<Notifier>, Refusal> {
+        fd.map(|fd| Notifier::accept(what, fd, &self.permit))
+            .transpose()
+    }
+
     fn layout(&self) -> RingLayout {
         if self.session.features() & feature::RING_PACKED != 0 {
             RingLayout::Packed
@@ -404,10 +409,6 @@ impl<M: RegionMemory> Peer<M> {
             RingLayout::Split
         }
     }
-}
-
-fn notifier(what: &str, fd: Option<SharedFd>) -> Result<Option<Notifier>, Refusal> {
-    fd.map(|fd| Notifier::accept(what, fd)).transpose()
 }
 
 /// A split ring's used index as it stands in memory; 0 for packed rings, which have none.

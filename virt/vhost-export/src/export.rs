@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use guest_mem::{ForeignRam, Ticket};
-use sidecore::{Activity, ArmError, Departure, Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Activity, ArmError, Departure, Nanos, Poller, Reply, Turn, Wakes, WritePermit};
 use vhost_user::backend::Kick;
 use vio::{QueueDevice, Service, Visit};
 
@@ -41,6 +41,11 @@ pub struct Export<D, M = ForeignRam> {
     config: ExportConfig,
     log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
+    /// Of the front end, whichever connects: a permit that ended with the connection would be had
+    /// again by connecting again.
+    permit: WritePermit,
+    /// That it was withdrawn has been said.
+    is_withdrawal_said: bool,
     /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
     parting: Option<Peer<M>>,
     has_let_go: Cell<bool>,
@@ -94,6 +99,8 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
         Ok(Self {
             log: Arc::new(Log::new(&config.name)),
             deferred: Arc::default(),
+            permit: WritePermit::default(),
+            is_withdrawal_said: false,
             parting: None,
             has_let_go: Cell::new(false),
             config,
@@ -194,6 +201,7 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             &self.device,
             Arc::clone(&self.log),
             Arc::clone(&self.deferred),
+            self.permit.clone(),
         ) {
             Ok(peer) => match peer.register(turn.wakes()) {
                 Ok(()) => {
@@ -239,6 +247,9 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
         if self.device.needs_reset() != self.is_broken {
             self.note_broken();
         }
+        if self.permit.is_withdrawn() && !self.is_withdrawal_said {
+            self.note_withdrawal();
+        }
         activity
     }
 
@@ -272,6 +283,18 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
             self.device_fds.push(fd);
         }
         Ok(())
+    }
+
+    /// The front end has held the core by an eventfd of its own.
+    #[cold]
+    fn note_withdrawal(&mut self) {
+        self.is_withdrawal_said = true;
+        self.stats.violations += 1;
+        say!(
+            self.log,
+            warn,
+            "a front end made a call wait (its eventfd full, and a blocking one); its calls take the slower way from now on"
+        );
     }
 
     /// The device has come to need a reset, or has been reset.

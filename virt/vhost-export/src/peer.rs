@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
 use guest_mem::{FileError, MapError, SharedFile, Ticket};
-use sidecore::{Activity, Nanos, Turn, Wakes};
+use sidecore::{Activity, Nanos, Turn, Wakes, WritePermit};
 use vhost_user::backend::{
     Answer, Config, Fatal, Refusal, Region, RingConfig, Session, SharedFd, Step,
 };
@@ -121,6 +121,8 @@ enum Advance {
 pub(crate) struct Peer<M> {
     pub(crate) log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
+    /// The export's, for the descriptors by which the front end is called.
+    pub(crate) permit: WritePermit,
     socket: UnixStream,
     receiver: Receiver,
     sender: Sender,
@@ -163,6 +165,7 @@ impl<M: RegionMemory> Peer<M> {
         device: &impl QueueDevice,
         log: Arc<Log>,
         deferred: Arc<DeferredDrop>,
+        permit: WritePermit,
     ) -> Result<Self, String> {
         socket
             .set_nonblocking(true)
@@ -180,6 +183,7 @@ impl<M: RegionMemory> Peer<M> {
         Ok(Self {
             log,
             deferred,
+            permit,
             socket,
             receiver: Receiver::new(DEFAULT_MAX_PAYLOAD).accepting(is_harmless),
             sender: Sender::new(DEFAULT_BACKLOG),

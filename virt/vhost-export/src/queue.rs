@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::SendFlags;
-use sidecore::FrequentSignal;
+use sidecore::{PeerEventFd, WritePermit};
 use vhost_user::backend::{Kick, Refusal, SharedFd};
 use vio::Interrupt;
 
@@ -67,7 +67,7 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) enum Notifier {
     /// An eventfd.
-    Event(FrequentSignal<SharedFd>),
+    Event(PeerEventFd<SharedFd>),
     /// A socket.
     Socket(SharedFd),
 }
@@ -75,7 +75,7 @@ pub(crate) enum Notifier {
 impl Notifier {
     /// Accepts an eventfd, which is made non-blocking, or a socket: user-mode Linux, whose interrupts come as signals,
     /// which eventfds do not send, gives one end of a pair.
-    pub(crate) fn accept(what: &str, fd: SharedFd) -> Result<Self, Refusal> {
+    pub(crate) fn accept(what: &str, fd: SharedFd, permit: &WritePermit) -> Result<Self, Refusal> {
         let target = kind(what, &fd)?;
         let is_socket = target
             .as_os_str()
@@ -85,11 +85,12 @@ impl Notifier {
             return Ok(Self::Socket(fd));
         }
         check_kind(what, &fd, &target)?;
-        Ok(Self::Event(FrequentSignal::new(fd)))
+        Ok(Self::Event(PeerEventFd::new(fd, permit.clone())))
     }
 
-    /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often enough. Never waits,
-    /// also where the front end has made the eventfd a blocking one since.
+    /// Adds one to the eventfd, or sends the same eight bytes. One that is full has been rung often
+    /// enough. A front end that has made the eventfd a blocking one since holds this once, for
+    /// milliseconds: see [`PeerEventFd::signal`].
     pub(crate) fn notify(&mut self) {
         match self {
             Self::Event(eventfd) => {
@@ -173,12 +174,14 @@ mod tests {
     fn a_full_eventfd_or_socket_is_rung_without_waiting() {
         let full = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        Notifier::accept("call", SharedFd::from(full))
+        let permit = WritePermit::default();
+        Notifier::accept("call", SharedFd::from(full), &permit)
             .unwrap()
             .notify();
 
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut notifier = Notifier::accept("call", SharedFd::from(OwnedFd::from(ours))).unwrap();
+        let ours = SharedFd::from(OwnedFd::from(ours));
+        let mut notifier = Notifier::accept("call", ours, &permit).unwrap();
         notifier.notify();
         let mut bytes = [0; 8];
         theirs.read_exact(&mut bytes).unwrap();
@@ -194,7 +197,7 @@ mod tests {
     #[test]
     fn anything_else_is_refused() {
         let file = || SharedFd::from(OwnedFd::from(tempfile::tempfile().unwrap()));
-        assert!(Notifier::accept("call", file()).is_err());
+        assert!(Notifier::accept("call", file(), &WritePermit::default()).is_err());
         assert!(check_eventfd("kick", &file()).is_err());
         let (socket, _other) = UnixStream::pair().unwrap();
         assert!(check_eventfd("kick", &SharedFd::from(OwnedFd::from(socket))).is_err());

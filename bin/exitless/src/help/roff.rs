@@ -138,8 +138,12 @@ fn flags(arg: &Arg, between: &str) -> String {
     let short = arg.get_short().map(|short| format!("-{short}"));
     let long = arg.get_long().map(|long| format!("--{long}"));
     let flags = short.into_iter().chain(long);
-    let flags: Vec<String> = flags.map(|it| format!("\\fB{}\\fR", line(&it))).collect();
+    let flags: Vec<String> = flags.map(|it| bold(&it)).collect();
     flags.join(between)
+}
+
+fn bold(text: &str) -> String {
+    format!("\\fB{}\\fR", line(text))
 }
 
 fn synopsis(out: &mut String, command: &Command) -> std::fmt::Result {
@@ -176,7 +180,10 @@ fn options(out: &mut String, command: &Command) -> std::fmt::Result {
     out.push_str(".SH OPTIONS\n");
     for arg in args {
         let value = value(arg).map(|value| format!("\\fI{}\\fR", line(&value)));
-        let names = flags(arg, ", ");
+        let others = arg.get_visible_aliases().unwrap_or_default();
+        let others = others.into_iter().map(|long| bold(&format!("--{long}")));
+        let names: Vec<String> = [flags(arg, ", ")].into_iter().chain(others).collect();
+        let names = names.join(", ");
         let both = [Some(names).filter(|names| !names.is_empty()), value];
         let both: Vec<String> = both.into_iter().flatten().collect();
         writeln!(out, ".TP\n{}", both.join(" "))?;

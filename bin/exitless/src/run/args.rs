@@ -74,6 +74,7 @@ A virtio disk, in a file or behind the vhost-user socket of another process; rep
     block=512|4096          bytes of a logical block
     direct=on|off           on: past the host's page cache (O_DIRECT)
     queues=N                1 to 16
+    queue-size=N            entries of a ring at most, a power of two to 1024 (256)
     id=TEXT                 the serial number, at most 20 characters
     locking=on|off          off: without locks
     backing=on|off          on: a qcow2 image may have a backing file
@@ -81,7 +82,6 @@ A virtio disk, in a file or behind the vhost-user socket of another process; rep
     latency=US              for measurements: each answer takes so long
     misbehave=unmapped|readonly|panic
     socket=PATH             where another process serves a vhost-user block device
-    queue-size=N            with socket: entries of a ring
 
 direct needs block=4096 on storage in blocks of 4096 bytes. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
@@ -91,9 +91,9 @@ With barriers=off a power cut may leave the image corrupt. latency in microsecon
 rogue device for tests: DMA to an address nobody mapped, a write into the buffer of a write request, or a panic of the sidecore. \
 Numbers may have K, M, G or T (powers of 1024).
 
-The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) reaches all of guest RAM, so this needs --iommu none. queue-size \
-is what its rings may hold (256), id a name for the log: the serial number is the server's. If the server is killed and started \
-again, the guest waits and goes on.";
+The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) reaches all of guest RAM, so this needs --iommu none. Of \
+the other keys it has queues, queue-size and id, which is a name for the log: the serial number is the server's. If the server is \
+killed and started again, the guest waits and goes on.";
 
 const NET_HELP: &str = "\
 A virtio network interface; repeat for more. One of these, and options:
@@ -251,7 +251,7 @@ pub struct RunArgs {
 
     /// Host threads that poll the devices. All devices of one VM belong to one of them, so more
     /// than one brings nothing yet.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, visible_alias = "cores", value_name = "N", default_value_t = 1)]
     pub sidecores: usize,
 
     /// Host CPUs in order: one for each sidecore, then one for each vCPU. `2,0-1` pins the sidecore

@@ -275,6 +275,7 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
     let config = BlkConfig {
         logical_block: disk.block,
         queues: disk.queues,
+        queue_size: disk.queue_size,
         serial,
         ..BlkConfig::default()
     };

@@ -11,7 +11,7 @@ use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
 
 use crate::ending::signals;
-use crate::values::block::{self, BlockSpec};
+use crate::values::block::{self, BlockSpec, all_but};
 use crate::values::keys::Keys;
 use crate::{image_format, image_lock};
 
@@ -59,6 +59,8 @@ pub struct DiskConfig {
     pub direct: bool,
     /// Request queues, 1 to 16.
     pub queues: u16,
+    /// Entries of each at most, a power of two.
+    pub queue_size: u16,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
     /// The disk answers no sooner than this.
@@ -68,9 +70,18 @@ pub struct DiskConfig {
 }
 
 /// The keys of a block device that a disk in a file takes here.
-const KEYS: [&str; 10] = [
-    "id", "path", "format", "readonly", "direct", "backing", "locking", "barriers", "block",
+const KEYS: [&str; 11] = [
+    "id",
+    "path",
+    "format",
+    "readonly",
+    "direct",
+    "backing",
+    "locking",
+    "barriers",
+    "block",
     "queues",
+    "queue-size",
 ];
 
 /// Says which option a value is of.
@@ -82,6 +93,10 @@ impl DiskConfig {
     /// Checks one `--disk`, the `index`-th.
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;
+        // A socket would have made it a disk of another kind.
+        keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
+            format!("for disks that machines share: exitless serve --block {key}=…, and --disk socket=… here")
+        })?;
         let spec = BlockSpec::take(&mut keys, &KEYS)?;
         let read_only = spec.readonly.unwrap_or(false);
         let direct = spec.direct.unwrap_or(false);
@@ -89,6 +104,7 @@ impl DiskConfig {
         let format = of_disk(format(&spec))?;
         let block = of_disk(spec.logical_block())?;
         let queues = of_disk(spec.queues())?;
+        let queue_size = of_disk(spec.queue_size(256))?;
         let id = spec.id.clone();
         let id = id.unwrap_or_else(|| format!("exitless{index}"));
         if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
@@ -102,7 +118,7 @@ impl DiskConfig {
             Some("panic") => Some(Misbehave::Panic),
             Some(other) => bail!("--disk: misbehave is unmapped, readonly or panic, not {other:?}"),
         };
-        // A socket would have made it a disk of another kind.
+        // Among what is known, where a key is not.
         keys.take("socket");
         let path = spec.path.as_deref().filter(|path| !path.is_empty());
         if path.is_some() || text.contains('=') {
@@ -128,6 +144,7 @@ impl DiskConfig {
             block,
             direct,
             queues,
+            queue_size,
             id,
             latency: Duration::from_micros(latency),
             misbehave,

@@ -130,8 +130,7 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
             let mut histogram = ExitHistogram::new(&threads)
                 .inspect_err(|error| {
                     messages::say!(
-                        "no tracefs ({error}): exits are counted, and not told apart by their reasons; mount it at /sys/kernel/tracing, and \
-                         run this as root"
+                        "no histograms of exits, which are counted and not told apart by their reasons: {error}"
                     );
                 })
                 .ok()?;

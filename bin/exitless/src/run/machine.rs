@@ -199,6 +199,8 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
         routes.clone(),
     ));
     let vcpus = create_vcpus(&kvm, &vm, config)?;
+    vm.try_interrupts()?;
+    lacks::say_if_doorbells_exit(&vm);
     let bus = Arc::new(pci_bus());
 
     let attached = {

@@ -90,6 +90,11 @@ fn mac(text: &str) -> anyhow::Result<[u8; 6]> {
     }
 }
 
+const TUN: &str = "/dev/net/tun";
+/// Advice where it cannot be opened.
+const NO_TUN: &str =
+    "modprobe tun brings it, a container has to be given it; --net responder needs none";
+
 const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 const IFF_TAP: u16 = 0x0002;
 const IFF_NO_PI: u16 = 0x1000;
@@ -112,7 +117,10 @@ fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
     {
         bail!("--net: {name:?} is no interface name (1 to 15 printable characters)");
     }
-    if !is_made && !is_there(name).with_context(|| format!("TAP {name} cannot be looked for"))? {
+    if !is_made
+        && !is_there(name)
+            .with_context(|| format!("TAP {name} cannot be looked for (create=on does not look)"))?
+    {
         bail!(
             "TAP {name}: there is no such interface; make it (ip tuntap add {name} mode tap user …), \
              or say create=on for one that goes with the machine"
@@ -122,8 +130,8 @@ fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
         .read(true)
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/net/tun")
-        .with_context(|| format!("TAP {name}: /dev/net/tun cannot be opened"))?;
+        .open(TUN)
+        .with_context(|| format!("TAP {name}: {TUN} cannot be opened ({NO_TUN})"))?;
     let mut request = InterfaceRequest {
         name: [0; 16],
         flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
@@ -134,8 +142,9 @@ fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
     if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
         let error = io::Error::last_os_error();
         let hint = match error.raw_os_error() {
-            Some(libc::EPERM) => {
-                "no permission (create it for this user: ip tuntap add mode tap user …)"
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+                "no permission (make it for this user: ip tuntap add mode tap user …; create=on takes CAP_NET_ADMIN; --net responder \
+                 needs neither)"
             }
             Some(libc::EBUSY) => "another process has it open",
             Some(libc::EINVAL) => "it exists and is no TAP interface",

@@ -15,6 +15,7 @@ use super::attach::Parts;
 use super::composed::Functions;
 use super::devices::Plugs;
 use super::remote_disk::RemoteDiskConfig;
+use crate::lacks;
 use kvm::doorbells::{KvmDoorbells, Places};
 use kvm::lines::KvmLines;
 use virtio_pci::VirtioFunction;
@@ -40,6 +41,11 @@ pub fn add<M: PhysMem>(
         KvmDoorbells::for_others(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")?;
     let calls =
         KvmLines::new(parts.vm.clone(), parts.routes.clone(), queues).context("interrupt lines")?;
+    let tried = calls.try_connect();
+    lacks::advise(
+        tried.context("KVM refuses to take interrupts from another process (KVM_IRQFD)"),
+        "a seccomp profile has to allow all requests of KVM; a disk that this process serves, --disk path=…, needs none",
+    )?;
     let kick = clones(doorbells.eventfds()).context("doorbells")?;
     let call = clones(calls.fds()).context("interrupt lines")?;
     let config = ImportConfig {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 
 use super::disk::of_disk;
-use crate::values::block::{BlockSpec, MAX_SOCKET};
+use crate::values::block::{BlockSpec, MAX_SOCKET, OF_TESTS, all_but};
 use crate::values::keys::Keys;
 
 /// One disk behind a socket.
@@ -22,6 +22,9 @@ pub struct RemoteDiskConfig {
     pub id: String,
 }
 
+/// The keys of a block device that a disk behind a socket takes here.
+const KEYS: [&str; 3] = ["id", "queues", "queue-size"];
+
 impl RemoteDiskConfig {
     /// Checks the `index`-th `--disk`, of which `socket` has been taken.
     pub fn check(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<Self> {
@@ -32,24 +35,17 @@ impl RemoteDiskConfig {
                 "--disk: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
             );
         }
-        for key in [
-            "path",
-            "readonly",
-            "block",
-            "direct",
-            "locking",
-            "latency",
-            "misbehave",
-        ] {
-            if keys.take_foreign(key).is_some() {
-                bail!(
-                    "--disk: {key} is for whoever serves socket={}, for instance \
-                     exitless serve --block {key}=…",
-                    socket.display()
-                );
-            }
-        }
-        let spec = BlockSpec::take(&mut keys, &["id", "queues", "queue-size"])?;
+        // The socket has been taken.
+        keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
+            format!(
+                "for whoever serves socket={}, for instance exitless serve --block {key}=…",
+                socket.display()
+            )
+        })?;
+        keys.refuse(OF_TESTS, |_| {
+            "for tests, of a disk that this process serves: --disk path=…".into()
+        })?;
+        let spec = BlockSpec::take(&mut keys, &KEYS)?;
         let queues = of_disk(spec.queues())?;
         let queue_size = of_disk(spec.queue_size(256))?;
         let id = match spec.id {

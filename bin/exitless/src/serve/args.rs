@@ -121,11 +121,11 @@ pub struct ServeArgs {
     pub block: Vec<String>,
 
     /// Host CPUs to pin the cores to, one each: `3` or `2,4-6`.
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, visible_alias = "pin", value_name = "LIST")]
     pub cpu: Option<String>,
 
     /// How many cores may be used; those beyond the first are started and stopped by load.
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "sidecores", value_name = "N")]
     pub cores: Option<usize>,
 
     /// What an idle core does: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns

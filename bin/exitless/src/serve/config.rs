@@ -137,6 +137,11 @@ struct CoresSpec {
 /// Reads the value of `--block`; `option` is named in messages.
 fn parse(option: &str, text: &str) -> Result<BlockSpec> {
     let mut keys = Keys::parse(option, text)?;
+    keys.refuse(block::OF_TESTS, |key| {
+        format!(
+            "for tests, of a disk that the machine's process serves: exitless run --disk {key}=…"
+        )
+    })?;
     let spec = BlockSpec::take(&mut keys, &block::ALL)?;
     keys.finish()?;
     Ok(spec)

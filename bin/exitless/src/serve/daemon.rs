@@ -39,14 +39,7 @@ pub fn run(config: Config) -> Result<u8> {
         })
         .context("the thread for signals")?;
     raise_descriptor_limit(&config);
-    // On a thread that ends: the first core takes over what it got from the kernel.
-    let never_waits = std::thread::spawn(sidecore::never_waits).join();
-    if !never_waits.unwrap_or(false) {
-        tracing::warn!(
-            "the kernel gives no AIO context (CONFIG_AIO, a seccomp filter, fs.aio-max-nr): a front end that fills the \
-             eventfd it is called by, and makes it a blocking one, can hold its core"
-        );
-    }
+    check_calls();
     // All disks before the first socket: until every one can be served, none is.
     let disks = match prepare::disks(&config, Purpose::Start) {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
@@ -89,6 +82,31 @@ pub fn run(config: Config) -> Result<u8> {
     counters::report(config.stats.as_deref(), &cores, stats.collect());
     drop(fleet.stop());
     Ok(0)
+}
+
+/// Says what is lacking for calls that no front end can make wait.
+fn check_calls() {
+    // On a thread that ends: the first core takes over what it got from the kernel.
+    let never_waits = std::thread::spawn(sidecore::never_waits).join();
+    // Here, before any thread is pinned: its thread runs where this one may.
+    let is_watched = sidecore::writes_are_watched();
+    match (never_waits.unwrap_or(false), is_watched) {
+        (true, true) => {}
+        (true, false) => tracing::warn!(
+            "writes cannot be watched here (a seccomp filter without membarrier or tgkill): each call of a front end takes \
+             half a microsecond more"
+        ),
+        (false, true) => tracing::warn!(
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter): a front end that \
+             fills the eventfd it is called by, and makes it a blocking one, holds its core for milliseconds and is called no \
+             more (without preadv2 one that empties its kicks can hold it)"
+        ),
+        (false, false) => tracing::warn!(
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter), and writes cannot \
+             be watched (membarrier, tgkill): a front end that fills or empties the eventfds it shares, and makes them \
+             blocking ones, can hold its core"
+        ),
+    }
 }
 
 /// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then

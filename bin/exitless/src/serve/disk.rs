@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use disk_image::lock::{Access, Locking};
 use disk_image::{Backing, FileUse, ImageDisk, ImageOptions};
-use rustix::fs::{Access as Permission, AtFlags, CWD, accessat};
+use rustix::fs::Access as Permission;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk, RawDiskOptions, Transfer};
 
 use vio_faults::PanicDisk;
@@ -117,7 +117,7 @@ fn raw(
         .open(path)
         .context("it cannot be opened")?;
     if is_trial && !config.read_only {
-        accessat(CWD, path, Permission::WRITE_OK, AtFlags::EACCESS)
+        lacks::may_access(path, Permission::WRITE_OK)
             .context("it cannot be opened for writing (readonly=on needs less)")?;
     }
     if !config.is_format_said {

@@ -35,6 +35,7 @@ pub enum Purpose {
 /// Names the option, or the device.
 pub fn begin(config: &Config) -> Result<()> {
     lacks::look_for_given()?;
+    lacks::look_for_front_ends()?;
     if let Some(path) = &config.stats {
         output::check("--stats", path)?;
     }

@@ -8,10 +8,11 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{Access as Permission, AtFlags, CWD, Mode, OFlags, accessat};
+use rustix::fs::{Access as Permission, Mode, OFlags};
 
 use super::access::{self, Access};
 use super::prepare::{Purpose, SocketPlace};
+use crate::lacks;
 
 /// The sockets that were made, removed with this. Device and inode number tell ours from one that
 /// another process has made in its place.
@@ -30,13 +31,8 @@ pub fn check(path: &Path) -> Result<SocketPlace> {
     let Some(name) = path.file_name().filter(|_| about.is_dir()) else {
         bail!("the socket {} is not in a folder", path.display());
     };
-    accessat(
-        CWD,
-        folder,
-        Permission::WRITE_OK | Permission::EXEC_OK,
-        AtFlags::EACCESS,
-    )
-    .with_context(|| {
+    let wanted = Permission::WRITE_OK | Permission::EXEC_OK;
+    lacks::may_access(folder, wanted).with_context(|| {
         let socket = path.display();
         format!("the folder of the socket {socket} cannot be written")
     })?;

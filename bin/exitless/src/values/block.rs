@@ -37,6 +37,15 @@ pub const ALL: [&str; 20] = [
     "bps-burst",
 ];
 
+/// Keys of disks that a machine serves itself: for tests and measurements.
+pub const OF_TESTS: [&str; 2] = ["latency", "misbehave"];
+
+/// Every key but these.
+pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
+    let accepted = accepted.to_vec();
+    ALL.into_iter().filter(move |key| !accepted.contains(key))
+}
+
 /// What is said to be in a device's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {

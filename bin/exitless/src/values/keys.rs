@@ -46,13 +46,25 @@ impl<'a> Keys<'a> {
         if !self.known.iter().any(|known| known == key) {
             self.known.push(key.to_owned());
         }
-        self.take_foreign(key)
-    }
-
-    /// Takes a key out that the option does not have, to say why not.
-    pub fn take_foreign(&mut self, key: &str) -> Option<&'a str> {
         let at = self.pairs.iter().position(|(other, _)| *other == key)?;
         Some(self.pairs.remove(at).1)
+    }
+
+    /// Refuses keys that the option does not have and others do; `whose` says of one whose it is.
+    ///
+    /// # Errors
+    /// One of them is given.
+    pub fn refuse(
+        &self,
+        foreign: impl IntoIterator<Item = &'static str>,
+        whose: impl Fn(&str) -> String,
+    ) -> anyhow::Result<()> {
+        for key in foreign {
+            if self.pairs.iter().any(|(given, _)| *given == key) {
+                bail!("{}: {key} is {}", self.option, whose(key));
+            }
+        }
+        Ok(())
     }
 
     /// Takes an `on|off` key; `default` if it is absent.

@@ -104,7 +104,7 @@ const LISTS: [(&[&str], &str); 7] = [
     ),
     (
         &["run", "--kernel", "KERNEL", "--disk"],
-        "path format readonly block direct queues id locking backing barriers latency misbehave",
+        "path format readonly block direct queues queue-size id locking backing barriers latency misbehave",
     ),
     (
         &["run", "--kernel", "KERNEL", "--iommu", "none", "--disk"],
@@ -127,6 +127,87 @@ const LISTS: [(&[&str], &str); 7] = [
         "path size file discard misbehave",
     ),
 ];
+
+/// Keys of a block device that one command has and another has not: whose they are is said, not
+/// that there are none.
+#[test]
+fn a_key_of_a_block_device_that_is_another_commands_names_that_command() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("KERNEL"), kernel_head()).unwrap();
+    let (serve, rest) = LISTS.split_first().unwrap();
+    let [of_file, of_socket] = [rest[0], rest[1]];
+    let keys = |list: (&[&str], &'static str)| list.1.split(' ').collect::<Vec<_>>();
+    let all: std::collections::BTreeSet<_> = [*serve, of_file, of_socket]
+        .into_iter()
+        .flat_map(keys)
+        .collect();
+    for (list, needs, theirs) in [
+        (
+            *serve,
+            "id=a,socket=a.sock,path=ram:1M",
+            "exitless run --disk ",
+        ),
+        (of_file, "path=a.raw", "exitless serve --block "),
+        (of_socket, "socket=a.sock", "exitless serve --block "),
+    ] {
+        for key in &all {
+            // That a disk is in a file and behind a socket is another fault.
+            if keys(list).contains(key) || matches!(*key, "path" | "socket") {
+                continue;
+            }
+            let mut args = list.0.to_vec();
+            let text = format!("{needs},{key}=1");
+            args.push(&text);
+            let ended = run(folder.path(), &args);
+            assert_eq!(ended.status, Some(2), "{args:?}: {ended:?}");
+            // A test's key is for disks that this process serves.
+            let theirs = match *key {
+                "latency" | "misbehave" if list == of_socket => "--disk path=",
+                _ => theirs,
+            };
+            let names = format!("{theirs}{}", if theirs.ends_with('=') { "" } else { key });
+            assert!(ended.error.contains(&names), "{args:?}: {}", ended.error);
+        }
+    }
+}
+
+/// The same words pin threads and count cores, whichever command has them.
+#[test]
+fn cores_and_pins_have_the_same_names_in_both_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("KERNEL"), kernel_head()).unwrap();
+    let serve = [
+        "serve",
+        "--check",
+        "--block",
+        "id=a,path=ram:1M,socket=a.sock",
+    ];
+    for (more, says) in [
+        (&["--pin", "1023"][..], "cannot pin a core to cpu 1023"),
+        (&["--cpu", "1023"], "cannot pin a core to cpu 1023"),
+        (&["--cores", "0"], "core"),
+        (&["--sidecores", "0"], "core"),
+    ] {
+        let ended = run(folder.path(), &[&serve[..], more].concat());
+        assert_eq!(ended.status, Some(2), "{more:?}: {ended:?}");
+        assert!(ended.error.contains(says), "{more:?}: {}", ended.error);
+        assert!(
+            !ended.error.contains("unexpected argument"),
+            "{more:?}: {}",
+            ended.error
+        );
+    }
+    let machine = ["run", "--kernel", "KERNEL"];
+    for name in ["--cores", "--sidecores"] {
+        let ended = run(folder.path(), &[&machine[..], &[name, "0"]].concat());
+        assert_eq!(ended.status, Some(2), "{name}: {ended:?}");
+        assert!(
+            !ended.error.contains("unexpected argument"),
+            "{name}: {}",
+            ended.error
+        );
+    }
+}
 
 /// A name with a slip: a letter doubled.
 fn with_a_slip(key: &str) -> String {

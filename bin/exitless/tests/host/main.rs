@@ -2,6 +2,7 @@
 //! done in another way, which real requests then show, or not offered, or refused with an advice that works.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod both;
 #[expect(dead_code, reason = "shared with tests that need more of it")]
 #[path = "../ends/guest.rs"]
 mod guest;
@@ -10,6 +11,9 @@ mod guest;
 mod program;
 mod run;
 mod serve;
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+#[path = "../requests/storage.rs"]
+mod storage;
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -22,6 +26,7 @@ use program::PATIENCE;
 const EITHER: [i32; 2] = [libc::EPERM, libc::ENOSYS];
 
 /// What becomes of a program whose host denies something.
+#[derive(Clone, Copy)]
 enum Outcome {
     /// It works, and says so once, if there is anything to be said.
     Works(Option<&'static str>),
@@ -126,6 +131,13 @@ fn ended(mut command: Command) -> Output {
 fn walk(hosts: &[Host], check: impl Fn(&Host, i32) -> Result<(), String>) {
     let mut wrong = Vec::new();
     for host in hosts {
+        if !(host.denied)(libc::EPERM).is_possible() {
+            println!(
+                "skipped: {}: it takes root, and what is to be forbidden",
+                host.name
+            );
+            continue;
+        }
         for errno in EITHER {
             let since = Instant::now();
             let outcome = check(host, errno);

@@ -5,20 +5,29 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use denied::Denied;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::guest::{Ask, Steps};
-use crate::program::{exitless, has_kvm};
-use crate::{Host, Outcome, ended, host, host_with, walk};
+use crate::program::{Program, exitless, has_kvm};
+use crate::{Host, Outcome, both, ended, host, host_with, walk};
 
 /// Requests of KVM, by their numbers.
 const KVM_GET_STATS_FD: u32 = 0xaece;
 const KVM_REGISTER_COALESCED_MMIO: u32 = 0x4010_ae67;
+const KVM_CREATE_VCPU: u32 = 0xae41;
+const KVM_SET_GSI_ROUTING: u32 = 0x4008_ae6a;
 const KVM_IRQFD: u32 = 0x4020_ae76;
+const KVM_SIGNAL_MSI: u32 = 0x4020_aea5;
 const KVM_IOEVENTFD: u32 = 0x4040_ae79;
+/// Request of /dev/net/tun.
+const TUNSETIFF: u32 = 0x4004_54ca;
 /// `PAGEMAP_SCAN` of /proc/self/pagemap.
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
+/// A disk that a daemon serves: [`Place::command`] has the rest.
+const SERVED: &[&str] = &["served"];
+const TAP: &[&str] = &["--net", "tap=exitless-host,create=on"];
 const RESIDENT: &[&str] = &["--resident", "64M", "--swap", "path=swap,size=64M"];
 
 fn ioctl(number: u32, errno: i32) -> Denied {
@@ -28,39 +37,20 @@ fn ioctl(number: u32, errno: i32) -> Denied {
 fn hosts() -> Vec<Host> {
     use Outcome::{Refuses, Works};
     const THREADS: Outcome = Works(Some("raw disks are served by threads"));
-    vec![
-        host("everything", |_| Denied::default(), Works(None)),
+    const DOORBELLS: Outcome = Works(Some("no ioeventfd"));
+    const RESPONDER: Option<&[&str]> = Some(&["--net", "responder"]);
+    let mut hosts = vec![
         host_with(
             "everything, and --resident",
             |_| Denied::default(),
             RESIDENT,
             Works(None),
         ),
-        host(
-            "no io_uring",
-            |errno| {
-                Denied::default()
-                    .call(libc::SYS_io_uring_setup, errno)
-                    .call(libc::SYS_io_uring_enter, errno)
-                    .call(libc::SYS_io_uring_register, errno)
-            },
-            THREADS,
-        ),
         host_with(
             "no io_uring, and --resident",
             |errno| Denied::default().call(libc::SYS_io_uring_setup, errno),
             RESIDENT,
             THREADS,
-        ),
-        host(
-            "no io_uring_register",
-            |errno| Denied::default().call(libc::SYS_io_uring_register, errno),
-            THREADS,
-        ),
-        host(
-            "no fallocate",
-            |errno| Denied::default().call(libc::SYS_fallocate, errno),
-            Works(None),
         ),
         host_with(
             "no fallocate, and --resident",
@@ -74,11 +64,6 @@ fn hosts() -> Vec<Host> {
             RESIDENT,
             Works(None),
         ),
-        host(
-            "no memfd_create",
-            |errno| Denied::default().call(libc::SYS_memfd_create, errno),
-            Refuses(&["refuses memfd_create", "seccomp profile"], None),
-        ),
         host_with(
             "no userfaultfd, and --resident",
             |errno| {
@@ -89,6 +74,18 @@ fn hosts() -> Vec<Host> {
             },
             RESIDENT,
             Refuses(&["--resident", "userfaultfd"], Some(&[])),
+        ),
+        host_with(
+            "no leave for /dev/userfaultfd, and --resident",
+            |_| Denied::default().no_device("/dev/userfaultfd"),
+            RESIDENT,
+            Works(None),
+        ),
+        host_with(
+            "no /proc, and --resident",
+            |_| Denied::default().empty("/proc"),
+            RESIDENT,
+            Refuses(&["--resident", "/proc/self/pagemap"], Some(&[])),
         ),
         host_with(
             "no PAGEMAP_SCAN, and --resident",
@@ -113,9 +110,79 @@ fn hosts() -> Vec<Host> {
         host(
             "no ioeventfd",
             |errno| ioctl(KVM_IOEVENTFD, errno),
+            DOORBELLS,
+        ),
+        host_with(
+            "no ioeventfd, and a disk behind a socket",
+            |errno| ioctl(KVM_IOEVENTFD, errno),
+            SERVED,
+            DOORBELLS,
+        ),
+        host_with(
+            "everything, and a disk behind a socket",
+            |_| Denied::default(),
+            SERVED,
             Works(None),
         ),
         host("no irqfd", |errno| ioctl(KVM_IRQFD, errno), Works(None)),
+        host_with(
+            "no irqfd, and a disk behind a socket",
+            |errno| ioctl(KVM_IRQFD, errno),
+            SERVED,
+            Refuses(&["KVM_IRQFD", "--disk path="], Some(&[])),
+        ),
+        host(
+            "no messages for local APICs",
+            |errno| ioctl(KVM_SIGNAL_MSI, errno),
+            Refuses(&["KVM_SIGNAL_MSI", "seccomp profile"], None),
+        ),
+        host(
+            "no routes of interrupts",
+            |errno| ioctl(KVM_SET_GSI_ROUTING, errno),
+            Refuses(&["KVM_SET_GSI_ROUTING", "seccomp profile"], None),
+        ),
+        host(
+            "no vCPUs",
+            |errno| ioctl(KVM_CREATE_VCPU, errno),
+            Refuses(&["a vCPU", "seccomp profile"], None),
+        ),
+        host(
+            "no leave for /dev/kvm",
+            |_| Denied::default().no_device("/dev/kvm"),
+            Refuses(&["/dev/kvm", "a container has to be given it"], None),
+        ),
+        host(
+            "no /proc",
+            |_| Denied::default().empty("/proc"),
+            Works(None),
+        ),
+        host_with(
+            "everything, and a TAP",
+            |_| Denied::default().device("/dev/net/tun"),
+            TAP,
+            Works(None),
+        ),
+        host_with(
+            "no leave for /dev/net/tun, and a TAP",
+            |_| Denied::default().no_device("/dev/net/tun"),
+            TAP,
+            Refuses(&["/dev/net/tun", "container", "--net responder"], RESPONDER),
+        ),
+        host_with(
+            "no /dev/net/tun, and a TAP",
+            |_| Denied::default().empty("/dev/net"),
+            TAP,
+            Refuses(
+                &["/dev/net/tun", "modprobe tun", "--net responder"],
+                RESPONDER,
+            ),
+        ),
+        host_with(
+            "no TUNSETIFF, and a TAP",
+            |errno| ioctl(TUNSETIFF, errno),
+            TAP,
+            Refuses(&["CAP_NET_ADMIN", "--net responder"], RESPONDER),
+        ),
         host_with(
             "no inotify, and --resident-file",
             |errno| Denied::default().call(libc::SYS_inotify_init1, errno),
@@ -136,61 +203,9 @@ fn hosts() -> Vec<Host> {
             &["--pin", "0"],
             Refuses(&["--pin", "without --pin"], Some(&[])),
         ),
-        host(
-            "no OFD locks",
-            |errno| {
-                Denied::default()
-                    .call_with(libc::SYS_fcntl, 1, libc::F_OFD_SETLK as u32, errno)
-                    .call_with(libc::SYS_fcntl, 1, libc::F_OFD_GETLK as u32, errno)
-            },
-            Refuses(&["refuses locks", "locking=off"], Some(&["locking=off"])),
-        ),
-        host(
-            "no preadv2",
-            |errno| Denied::default().call(libc::SYS_preadv2, errno),
-            Works(None),
-        ),
-        host(
-            "no statx",
-            |errno| Denied::default().call(libc::SYS_statx, errno),
-            Works(None),
-        ),
-        host(
-            "no epoll_pwait2",
-            |errno| Denied::default().call(libc::SYS_epoll_pwait2, errno),
-            Works(None),
-        ),
-        host(
-            "no madvise",
-            |errno| Denied::default().call(libc::SYS_madvise, errno),
-            Works(None),
-        ),
-        host(
-            "no prlimit64",
-            |errno| Denied::default().call(libc::SYS_prlimit64, errno),
-            Works(None),
-        ),
-        host(
-            "no clone3",
-            |_| Denied::default().call(libc::SYS_clone3, libc::ENOSYS),
-            Works(None),
-        ),
-        host(
-            "no eventfd",
-            |errno| Denied::default().call(libc::SYS_eventfd2, errno),
-            Refuses(&["refuses eventfd", "seccomp profile"], None),
-        ),
-        host(
-            "no epoll",
-            |errno| Denied::default().call(libc::SYS_epoll_create1, errno),
-            Refuses(&["refuses epoll", "seccomp profile"], None),
-        ),
-        host(
-            "no signalfd",
-            |errno| Denied::default().call(libc::SYS_signalfd4, errno),
-            Refuses(&["refuses signalfd", "seccomp profile"], None),
-        ),
-    ]
+    ];
+    hosts.extend(both::hosts().into_iter().map(|both| both.run));
+    hosts
 }
 
 /// A machine's files: on a disk, not in memory.
@@ -207,6 +222,8 @@ impl Place {
     }
 
     fn command(&self, denied: Denied, more: &[&str]) -> Command {
+        let is_served = more == SERVED;
+        let more = if is_served { &[] } else { more };
         let (keys, more): (Vec<&str>, Vec<&str>) = more
             .iter()
             .partition(|more| more.starts_with("locking=") || more.starts_with("direct="));
@@ -220,15 +237,29 @@ impl Place {
         default("--iommu", "none");
         command.args(["--kernel", "kernel", "--disk"]);
         command.arg(
-            ["path=disk"]
-                .into_iter()
-                .chain(keys)
-                .collect::<Vec<_>>()
-                .join(","),
+            [if is_served {
+                "socket=socket"
+            } else {
+                "path=disk"
+            }]
+            .into_iter()
+            .chain(keys)
+            .collect::<Vec<_>>()
+            .join(","),
         );
         command.args(more).current_dir(self.0.path());
         denied.apply(&mut command);
         command
+    }
+
+    /// A daemon that serves the disk.
+    fn daemon(&self) -> Program {
+        let mut command = exitless(&["serve", "--idle", "sleep", "--block"]);
+        command.arg("id=disk,path=disk,socket=socket");
+        command.current_dir(self.0.path());
+        let program = Program::start(command, true);
+        program.wait_for("ready: ");
+        program
     }
 
     /// Checks the machine; what that said.
@@ -275,6 +306,7 @@ impl Place {
 fn check(host: &Host, errno: i32) -> Result<(), String> {
     let place = Place::new();
     let command = |arguments| place.command((host.denied)(errno), arguments);
+    let daemon = (host.arguments == SERVED).then(|| place.daemon());
     if let Outcome::Works(_) = host.outcome {
         let said = place.checks(command(host.arguments))?;
         host.check_said(&said, "warning: ")?;
@@ -285,12 +317,63 @@ fn check(host: &Host, errno: i32) -> Result<(), String> {
     trial.arg("--check");
     host.check_refusal(&ended(trial))?;
     host.check_refusal(&ended(command(host.arguments)))?;
+    if let Some(daemon) = daemon {
+        daemon.ends_by(Signal::TERM, 0);
+    }
     match host.advised() {
         Some(arguments) => {
             place.checks(command(&arguments))?;
             place.runs(command(&arguments)).map(drop)
         }
         None => Ok(()),
+    }
+}
+
+/// At a guest's mark the ledger wants histograms of exits: what it is without them is said once,
+/// with an advice that helps, or that names another kernel.
+#[test]
+fn a_ledger_without_histograms_of_exits_says_what_gives_them() {
+    if !has_kvm() {
+        return;
+    }
+    let place = Place::new();
+    let kernel = Steps::default().mark(1).mark(1).power_off().kernel();
+    fs::write(place.0.path().join("kernel"), kernel).unwrap();
+    let said = |denied: Denied| -> Vec<String> {
+        let mut command = place.command(denied, &[]);
+        command.args(["--ledger", "ledger.json"]);
+        let output = ended(command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let about = |line: &&str| line.contains("histograms of exits");
+        said.lines().filter(about).map(str::to_owned).collect()
+    };
+    let absent = Denied::default().empty("/sys/kernel/tracing");
+    if !absent.is_possible() {
+        println!("skipped: {absent:?} cannot be had");
+        return;
+    }
+    let lines = said(absent);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let advice = "mount -t tracefs none /sys/kernel/tracing";
+    assert!(lines[0].contains(advice), "{lines:?}");
+    // As advised.
+    let lines = said(Denied::default().tracefs());
+    let is_of_kernel =
+        |line: &String| line.contains("this kernel has no ") && line.contains("CONFIG_");
+    assert!(
+        lines.len() <= 1 && lines.iter().all(is_of_kernel),
+        "{lines:?}"
+    );
+    // tracefs that is not to be written.
+    for errno in crate::EITHER {
+        let lines = said(Denied::default().tracefs().call(libc::SYS_mkdir, errno));
+        let is_forbidden = |line: &String| line.contains("no permission for ");
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(
+            is_of_kernel(&lines[0]) || is_forbidden(&lines[0]),
+            "{lines:?}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! `exitless serve`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,40 +15,58 @@ use vhost_blk::queue::{Extent, Op, Status};
 use vhost_user::wire::ProtocolFeatures;
 
 use crate::program::{PATIENCE, Program, exitless};
-use crate::{Host, Outcome, ended, host, host_with, walk};
+use crate::storage::{self, Storage};
+use crate::{Host, Outcome, both, ended, host, host_with, walk};
 
 const BLOCK: u32 = 4096;
 const IMAGE: u64 = 1 << 20;
 
+/// Request of a block device, by its number.
+const BLKSSZGET: u32 = 0x1268;
+
 fn hosts() -> Vec<Host> {
     use Outcome::{Refuses, Works};
     const THREADS: Outcome = Works(Some("raw disks are served by threads"));
-    vec![
-        host("everything", |_| Denied::default(), Works(None)),
+    let mut hosts = vec![
         host(
-            "no io_uring",
-            |errno| {
-                Denied::default()
-                    .call(libc::SYS_io_uring_setup, errno)
-                    .call(libc::SYS_io_uring_enter, errno)
-                    .call(libc::SYS_io_uring_register, errno)
-            },
-            THREADS,
+            "no Unix sockets",
+            |errno| Denied::default().call_with(libc::SYS_socket, 0, libc::AF_UNIX as u32, errno),
+            Refuses(&["refuses Unix sockets", "seccomp profile"], None),
         ),
         host(
-            "no io_uring_setup",
-            |errno| Denied::default().call(libc::SYS_io_uring_setup, errno),
-            THREADS,
+            "no FIONBIO",
+            |errno| Denied::default().call_with(libc::SYS_ioctl, 1, libc::FIONBIO as u32, errno),
+            Refuses(&["refuses FIONBIO", "seccomp profile"], None),
         ),
         host(
-            "no io_uring_enter",
-            |errno| Denied::default().call(libc::SYS_io_uring_enter, errno),
-            THREADS,
+            "no bind",
+            |errno| Denied::default().call(libc::SYS_bind, errno),
+            Refuses(&["refuses bind", "seccomp profile"], None),
         ),
         host(
-            "no io_uring_register",
-            |errno| Denied::default().call(libc::SYS_io_uring_register, errno),
-            THREADS,
+            "no listen",
+            |errno| Denied::default().call(libc::SYS_listen, errno),
+            Refuses(&["refuses listen", "seccomp profile"], None),
+        ),
+        host(
+            "no accept4",
+            |errno| Denied::default().call(libc::SYS_accept4, errno),
+            Refuses(&["refuses accept4", "seccomp profile"], None),
+        ),
+        host(
+            "no sendmsg",
+            |errno| Denied::default().call(libc::SYS_sendmsg, errno),
+            Refuses(&["refuses sendmsg", "seccomp profile"], None),
+        ),
+        host(
+            "no recvmsg",
+            |errno| Denied::default().call(libc::SYS_recvmsg, errno),
+            Refuses(&["refuses recvmsg", "seccomp profile"], None),
+        ),
+        host(
+            "no /proc",
+            |_| Denied::default().empty("/proc"),
+            Refuses(&["/proc/self/fd", "mount -t proc proc /proc"], None),
         ),
         host(
             "no REGISTER_EVENTFD",
@@ -70,54 +88,19 @@ fn hosts() -> Vec<Host> {
             THREADS,
         ),
         host(
-            "no fallocate",
-            |errno| Denied::default().call(libc::SYS_fallocate, errno),
-            Works(None),
-        ),
-        host(
             "no AIO",
             |errno| Denied::default().call(libc::SYS_io_setup, errno),
             Works(Some("no AIO context")),
         ),
         host(
-            "no preadv2",
-            |errno| Denied::default().call(libc::SYS_preadv2, errno),
-            Works(None),
+            "no io_submit",
+            |errno| Denied::default().call(libc::SYS_io_submit, errno),
+            Works(Some("no AIO context")),
         ),
         host(
-            "no statx",
-            |errno| Denied::default().call(libc::SYS_statx, errno),
-            Works(None),
-        ),
-        host(
-            "no fstatfs",
-            |errno| Denied::default().call(libc::SYS_fstatfs, errno),
-            Refuses(&["refuses fstatfs", "seccomp profile"], None),
-        ),
-        host(
-            "no epoll_pwait2",
-            |errno| Denied::default().call(libc::SYS_epoll_pwait2, errno),
-            Works(None),
-        ),
-        host(
-            "no prlimit64",
-            |errno| Denied::default().call(libc::SYS_prlimit64, errno),
-            Works(None),
-        ),
-        host(
-            "no madvise",
-            |errno| Denied::default().call(libc::SYS_madvise, errno),
-            Works(None),
-        ),
-        host(
-            "no memfd_create",
-            |errno| Denied::default().call(libc::SYS_memfd_create, errno),
-            Works(Some("no inflight regions")),
-        ),
-        host(
-            "no sched_setaffinity",
-            |errno| Denied::default().call(libc::SYS_sched_setaffinity, errno),
-            Works(None),
+            "no io_getevents",
+            |errno| Denied::default().call(libc::SYS_io_getevents, errno),
+            Works(Some("no AIO context")),
         ),
         host_with(
             "no sched_setaffinity, and --cpu",
@@ -126,40 +109,22 @@ fn hosts() -> Vec<Host> {
             Refuses(&["cpu 0", "without --cpu"], Some(&[])),
         ),
         host(
-            "no OFD locks",
+            "no tgkill",
+            |errno| Denied::default().call(libc::SYS_tgkill, errno),
+            Works(Some("writes cannot be watched")),
+        ),
+        host(
+            "no AIO, no membarrier",
             |errno| {
                 Denied::default()
-                    .call_with(libc::SYS_fcntl, 1, libc::F_OFD_SETLK as u32, errno)
-                    .call_with(libc::SYS_fcntl, 1, libc::F_OFD_GETLK as u32, errno)
+                    .call(libc::SYS_io_setup, errno)
+                    .call(libc::SYS_membarrier, errno)
             },
-            Refuses(&["refuses locks", "locking=off"], Some(&["locking=off"])),
+            Works(Some("can hold its core")),
         ),
-        host(
-            "no clone3",
-            |_| Denied::default().call(libc::SYS_clone3, libc::ENOSYS),
-            Works(None),
-        ),
-        host(
-            "no membarrier",
-            |errno| Denied::default().call(libc::SYS_membarrier, errno),
-            Works(None),
-        ),
-        host(
-            "no eventfd",
-            |errno| Denied::default().call(libc::SYS_eventfd2, errno),
-            Refuses(&["refuses eventfd", "seccomp profile"], None),
-        ),
-        host(
-            "no epoll",
-            |errno| Denied::default().call(libc::SYS_epoll_create1, errno),
-            Refuses(&["refuses epoll", "seccomp profile"], None),
-        ),
-        host(
-            "no signalfd",
-            |errno| Denied::default().call(libc::SYS_signalfd4, errno),
-            Refuses(&["refuses signalfd", "seccomp profile"], None),
-        ),
-    ]
+    ];
+    hosts.extend(both::hosts().into_iter().map(|both| both.serve));
+    hosts
 }
 
 /// Where a daemon's disks and sockets are: on a disk, not in memory.
@@ -210,8 +175,13 @@ impl Place {
     }
 }
 
-/// What one disk does.
-fn exercise(socket: &Path, image: &Path) -> Result<(), String> {
+/// Exercises one disk, which is full of the byte 0x5a.
+fn exercise(program: &Program, socket: &Path, image: &Path) -> Result<(), String> {
+    exercise_from(0x5a, program, socket, image)
+}
+
+/// Likewise of a disk that is full of the byte `first`.
+fn exercise_from(first: u8, program: &Program, socket: &Path, image: &Path) -> Result<(), String> {
     let mut options = Options::new(4, BLOCK);
     // As QEMU does, where it is offered.
     options.protocol = options.protocol | ProtocolFeatures::INFLIGHT_SHMFD;
@@ -230,7 +200,7 @@ fn exercise(socket: &Path, image: &Path) -> Result<(), String> {
     // Twice, so that whatever is made at first use is there the second time.
     for round in 0..2u8 {
         ask(Op::Read, 8, &mut data)?;
-        if data != [if round == 0 { 0x5a } else { 0 }; BLOCK as usize] {
+        if data != [if round == 0 { first } else { 0 }; BLOCK as usize] {
             return Err(format!("read {:#x} in round {round}", data[0]));
         }
         ask(Op::Write, 8, &mut [0x70 + round; BLOCK as usize])?;
@@ -257,7 +227,32 @@ fn exercise(socket: &Path, image: &Path) -> Result<(), String> {
             ask(Op::Discard, 16, &mut [0; BLOCK as usize])?;
         }
     }
-    Ok(())
+    if client.parts().2[0].take_calls() == 0 {
+        return Err("no request's end was signalled".into());
+    }
+    is_idle(program.id())
+}
+
+/// Whether a daemon that has nothing to do sleeps.
+fn is_idle(pid: u32) -> Result<(), String> {
+    const WINDOW: Duration = Duration::from_millis(20);
+    let ran = || -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let ran = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
+        ran.filter_map(|ran| ran.split(' ').next()?.parse::<u64>().ok())
+            .sum()
+    };
+    let mut ran_for = Duration::MAX;
+    // The last request's end may still be on its way.
+    for _ in 0..5 {
+        let before = ran();
+        std::thread::sleep(WINDOW);
+        ran_for = Duration::from_nanos(ran() - before);
+        if ran_for < WINDOW / 4 {
+            return Ok(());
+        }
+    }
+    Err(format!("idle, it ran for {ran_for:?} of {WINDOW:?}"))
 }
 
 /// Serves and has both disks do what they do; what it said.
@@ -274,7 +269,7 @@ fn serves(place: &Place, command: Command) -> Result<String, String> {
         std::thread::sleep(Duration::from_millis(2));
     }
     for number in 0..DISKS.len() {
-        let done = exercise(&place.socket(number), &place.image(number));
+        let done = exercise(&program, &place.socket(number), &place.image(number));
         done.map_err(|what| format!("disk {number}: {what}; it said {}", program.said()))?;
     }
     let ended = program.ends_by(Signal::TERM, 0);
@@ -359,7 +354,7 @@ fn a_block_device_is_served_without_io_uring() {
         denied.apply(&mut command);
         let program = Program::start(command, true);
         program.wait_for("ready: ");
-        exercise(&socket, &device.0).unwrap();
+        exercise(&program, &socket, &device.0).unwrap();
         let ended = program.ends_by(Signal::TERM, 0);
         assert_eq!(
             ended.said.matches("served by threads").count(),
@@ -367,6 +362,82 @@ fn a_block_device_is_served_without_io_uring() {
             "{}",
             ended.said
         );
+    }
+}
+
+/// Past the page cache blocks are as large as the sectors below, also where the host does not say
+/// so: its kernel is older than statx with DIOALIGN (6.1), or its seccomp filter.
+#[test]
+fn direct_disks_keep_to_sectors_of_which_the_host_says_nothing() {
+    let no_statx = || Denied::default().call(libc::SYS_statx, libc::ENOSYS);
+    let no_size = || Denied::default().call_with(libc::SYS_ioctl, 1, BLKSSZGET, libc::EPERM);
+    let files = || {
+        [
+            // Without data only /sys tells of the device below; with some a read does.
+            ("empty", 0, no_statx()),
+            ("filled", 0x5a, no_statx()),
+            ("unseen", 0x5a, no_statx().empty("/sys")),
+        ]
+    };
+    let devices = || {
+        [
+            ("device", 0, no_size()),
+            ("unseen", 0, no_size().empty("/sys")),
+        ]
+    };
+    for (storage, hosts) in [
+        (Storage::Ext4On4Kn, files().to_vec()),
+        (Storage::Ext4, files().to_vec()),
+        (Storage::Loop4Kn, devices().to_vec()),
+        (Storage::Loop512, devices().to_vec()),
+    ] {
+        let made = storage::Place::new(storage).and_then(|mut place| {
+            let images = hosts.iter().map(|(name, ..)| place.image(name, IMAGE));
+            let images: Vec<_> = images.collect::<Result<_, _>>()?;
+            Ok((place, images))
+        });
+        let (place, images) = match made {
+            Ok(made) => made,
+            Err(reason) => {
+                println!("skipped: no {storage:?} here: {reason}");
+                continue;
+            }
+        };
+        for ((name, first, denied), image) in hosts.into_iter().zip(images) {
+            let fill = || {
+                if first != 0 {
+                    fs::write(&image, vec![first; IMAGE as usize]).unwrap();
+                }
+            };
+            fill();
+            let socket = place.folder().join(format!("{name}.socket"));
+            let command = |block: u32| {
+                let mut command = exitless(&["serve", "--idle", "sleep", "--block"]);
+                command.arg(format!(
+                    "id=d0,socket={},path={},direct=on,block={block}",
+                    socket.display(),
+                    image.display()
+                ));
+                denied.clone().apply(&mut command);
+                command
+            };
+            for block in [512, 4096] {
+                let what = format!("{storage:?}, {name}, block={block}");
+                if block < storage.direct_block() {
+                    let refused = ended(command(block));
+                    let said = String::from_utf8_lossy(&refused.stderr);
+                    assert_eq!(refused.status.code(), Some(2), "{what}: {said}");
+                    assert!(said.contains("block=4096"), "{what}: {said}");
+                    continue;
+                }
+                let program = Program::start(command(block), true);
+                program.wait_for("ready: ");
+                exercise_from(first, &program, &socket, &image)
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+                program.ends_by(Signal::TERM, 0);
+                fill();
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod disk;
+#[expect(dead_code, reason = "shared with a test that needs more of it")]
 mod storage;
 
 use std::fs::{self, File};
@@ -325,6 +326,21 @@ fn every_advertised_request_ends_well_on_ext2() {
 #[test]
 fn every_advertised_request_ends_well_on_tmpfs() {
     walk(Storage::Tmpfs);
+}
+
+#[test]
+fn every_advertised_request_ends_well_on_xfs() {
+    walk(Storage::Xfs);
+}
+
+#[test]
+fn every_advertised_request_ends_well_on_btrfs() {
+    walk(Storage::Btrfs);
+}
+
+#[test]
+fn every_advertised_request_ends_well_on_vfat() {
+    walk(Storage::Vfat);
 }
 
 #[test]

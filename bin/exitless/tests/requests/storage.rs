@@ -13,8 +13,9 @@ use std::process::Command;
 use held_fs::{HeldFs, Kind};
 use tempfile::TempDir;
 
-/// Bytes of the image under a file system: a few disks, whole.
-const ROOM: u64 = 256 << 20;
+/// Bytes of the image under a file system: a few disks, whole. `mkfs.xfs` makes none of less than
+/// 300 MB.
+const ROOM: u64 = 320 << 20;
 
 /// One kind of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,12 @@ pub enum Storage {
     Ext2,
     /// Punches and reserves; does not zero ranges.
     Tmpfs,
+    /// Has every mode of fallocate; keeps its metadata in blocks of its own.
+    Xfs,
+    /// Writes nothing in place, so what is reserved may move.
+    Btrfs,
+    /// Has no holes: neither punches nor zeroes, and a file that grows is written.
+    Vfat,
     /// ext4 on sectors of 4096 bytes: past the page cache it takes blocks of 4096 bytes only.
     Ext4On4Kn,
     /// Has no fallocate at all.
@@ -49,7 +56,7 @@ impl Storage {
     pub fn punches(self) -> bool {
         matches!(
             self,
-            Self::Ext4 | Self::Ext2 | Self::Tmpfs | Self::Ext4On4Kn
+            Self::Ext4 | Self::Ext2 | Self::Tmpfs | Self::Xfs | Self::Btrfs | Self::Ext4On4Kn
         )
     }
 }
@@ -116,9 +123,12 @@ impl Place {
             storage,
         };
         match storage {
-            Storage::Ext4 => place.make("mkfs.ext4", 512)?,
-            Storage::Ext2 => place.make("mkfs.ext2", 512)?,
-            Storage::Ext4On4Kn => place.make("mkfs.ext4", 4096)?,
+            Storage::Ext4 => place.make("mkfs.ext4", &["-q", "-b", "4096"], 512)?,
+            Storage::Ext2 => place.make("mkfs.ext2", &["-q", "-b", "4096"], 512)?,
+            Storage::Ext4On4Kn => place.make("mkfs.ext4", &["-q", "-b", "4096"], 4096)?,
+            Storage::Xfs => place.make("mkfs.xfs", &["-q"], 512)?,
+            Storage::Btrfs => place.make("mkfs.btrfs", &["-q"], 512)?,
+            Storage::Vfat => place.make("mkfs.vfat", &[], 512)?,
             Storage::Tmpfs => place.mount(&["-t", "tmpfs", "none"])?,
             Storage::FuseWithoutFallocate => {
                 place.fuse = Some(HeldFs::mount().map_err(|error| error.to_string())?);
@@ -129,9 +139,10 @@ impl Place {
     }
 
     /// Makes a file system of this kind on sectors of this size, and mounts it.
-    fn make(&mut self, program: &str, sector: u32) -> Result<(), String> {
+    fn make(&mut self, program: &str, options: &[&str], sector: u32) -> Result<(), String> {
         let device = self.device("under", ROOM, sector)?.display().to_string();
-        run(program, &["-q", "-b", "4096", &device])?;
+        let arguments: Vec<_> = options.iter().copied().chain([&*device]).collect();
+        run(program, &arguments)?;
         self.mount(&[&device])
     }
 
@@ -174,6 +185,11 @@ impl Place {
             }
             (_, None, None) => unreachable!("a place with files is mounted"),
         }
+    }
+
+    /// A folder that is not on it, and goes with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Once all images are open: what lies here goes with its last user.

@@ -18,7 +18,8 @@ use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::MAX_ZONES;
 use crate::allocator::SpaceId;
 use crate::{
-    AllocError, CoreAllocator, CoreId, FreeError, IovaPfn, IovaRange, Pinned, Request, RetiredChunk,
+    AllocError, CHUNK_PAGES, CoreAllocator, CoreId, FreeError, IovaPfn, IovaRange, Pinned, Request,
+    RetiredChunk,
 };
 
 /// The handle of one core of a [`ChunkAllocator`](super::ChunkAllocator).
@@ -308,7 +309,9 @@ impl Local {
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         let page = range.first().raw();
-        if let Some(chunk) = self.hot.chunk(shared, page) {
+        if range.pages() < CHUNK_PAGES
+            && let Some(chunk) = self.hot.chunk(shared, page)
+        {
             if chunk.free_marked(self.owner, range) {
                 let lane = chunk.lane();
                 self.keep(shared, lane, range);
@@ -332,7 +335,8 @@ impl Local {
     /// A pin in another core's chunk, or where strangers have marked something.
     #[inline(never)]
     fn pin_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<Pinned, FreeError> {
-        if let Some(chunk) = self.hot.chunk(shared, range.first().raw())
+        if range.pages() < CHUNK_PAGES
+            && let Some(chunk) = self.hot.chunk(shared, range.first().raw())
             && chunk.pin_marked(self.owner, range)
         {
             return Ok(Pinned::new(range, self.space, false));

@@ -59,13 +59,13 @@ impl Search {
         self.credit
     }
 
-    /// Whether nothing was found for as much or less, and nothing has come back since.
-    fn is_vain(&self, want: &Want, returned: u64) -> bool {
+    /// Whether nothing was found for as much or less, and nothing has come back since. To ask what has reads a line of every core.
+    fn is_vain(&self, want: &Want, returned: impl FnOnce() -> u64) -> bool {
         self.vain.is_some_and(|(vain, seen)| {
             // Whole chunks may be fewer than their alignment says.
             let is_less = want.order > MAX_ORDER && want.pages < vain.pages;
             let is_same = vain.order <= MAX_ORDER || !is_less;
-            want.order >= vain.order && is_same && want.last <= vain.last && seen == returned
+            want.order >= vain.order && is_same && want.last <= vain.last && seen == returned()
         })
     }
 
@@ -102,8 +102,8 @@ impl Local {
     /// Whether a request need not look into any zone: an earlier one found nothing, nothing has come back, and it is not time to look
     /// nevertheless.
     pub(super) fn is_vain(&mut self, shared: &Shared, want: &Want) -> bool {
-        let is_news = self.hot.is_giver() || !self.ready.is_clear();
-        if is_news || !self.search.is_vain(want, shared.returned()) {
+        let is_vain = self.search.is_vain(want, || shared.returned());
+        if !is_vain || self.hot.is_giver() || !self.ready.is_clear() {
             return false;
         }
         self.search.unchanged += 1;
@@ -121,7 +121,7 @@ impl Local {
         zones: &mut CoreZones,
         want: &Want,
     ) -> Option<IovaRange> {
-        let is_overdue = self.search.is_vain(want, shared.returned());
+        let is_overdue = self.search.is_vain(want, || shared.returned());
         if !is_overdue && !self.search.pay(shared.kept_chunks() as usize) {
             self.is_sure = false;
             return None;

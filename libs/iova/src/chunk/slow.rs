@@ -49,6 +49,13 @@ impl Local {
         };
         self.is_sure = true;
         let is_vain = self.is_vain(shared, &want);
+        // Whole chunks are in no list of this core's: no lock is taken for them where there are some.
+        if want.order > MAX_ORDER
+            && !is_vain
+            && let Some(range) = self.alloc_run_in_zones(shared, &want)
+        {
+            return Ok(range);
+        }
         let zones = &mut *shared.zones_of(self.id).lock();
         let in_tree = || shared.rest.alloc(want.pages, wanted.order, want.last);
         let found = match is_vain {
@@ -76,18 +83,19 @@ impl Local {
         want: &Want,
         is_last: bool,
     ) -> Option<IovaRange> {
-        let mut in_turn = shared.zones.iter().enumerate();
-        in_turn.find_map(|(lane, zone)| {
-            if zone.base() > want.last.raw() {
-                return None;
-            }
-            let bound = want.last.raw().min(zone.last());
-            if want.order <= MAX_ORDER {
-                self.alloc_word(shared, zones, lane, want.order, bound, is_last)
-            } else {
-                self.alloc_run(shared, lane, want, bound)
-            }
+        if want.order > MAX_ORDER {
+            return self.alloc_run_in_zones(shared, want);
+        }
+        let mut in_limit = in_limit(shared, want);
+        in_limit.find_map(|(lane, bound)| {
+            self.alloc_word(shared, zones, lane, want.order, bound, is_last)
         })
+    }
+
+    /// The same of whole chunks.
+    fn alloc_run_in_zones(&mut self, shared: &Shared, want: &Want) -> Option<IovaRange> {
+        let mut in_limit = in_limit(shared, want);
+        in_limit.find_map(|(lane, bound)| self.alloc_run(shared, lane, want, bound))
     }
 
     /// A range of a class from a word with something free at or below `bound`.
@@ -349,13 +357,19 @@ impl Local {
     }
 
     /// Answers calls for drains, of the zones that lack something.
+    #[inline]
     pub(super) fn answer(&mut self, shared: &Shared) {
         // Acquire: with a call the number of its zone is seen.
         let called = shared.drain.load(Ordering::Acquire);
-        if called == self.drained {
-            return;
+        if called != self.drained {
+            self.drained = called;
+            self.answer_call(shared);
         }
-        self.drained = called;
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn answer_call(&mut self, shared: &Shared) {
         // What it gave there is seen by whoever looks next.
         self.leave_all(shared);
         let zones = &mut *shared.zones_of(self.id).lock();
@@ -397,6 +411,15 @@ impl Local {
             .chunk(shared, page)
             .expect("a chunk of ours is in the directory")
     }
+}
+
+/// The zones in which something lies within the limit, in turn, and the last page of each that does.
+fn in_limit<'a>(shared: &'a Shared, want: &Want) -> impl Iterator<Item = (usize, u64)> + use<'a> {
+    let last = want.last.raw();
+    let zones = shared.zones.iter().enumerate();
+    zones
+        .filter(move |(_, zone)| zone.base() <= last)
+        .map(move |(lane, zone)| (lane, last.min(zone.last())))
 }
 
 /// Pages of a class's words after the first page.

@@ -26,6 +26,18 @@ fn each_signal_counts() {
     assert_eq!(u64::from_ne_bytes(count), 1000);
 }
 
+/// As where a host refuses `preadv2`.
+#[test]
+fn an_eventfd_is_emptied_without_nowait() {
+    let fd = blocking();
+    assert!(!read_if_readable(fd.as_fd()), "it was not signalled");
+    for _ in 0..3 {
+        signal_eventfd(fd.as_fd()).unwrap();
+    }
+    assert!(read_if_readable(fd.as_fd()));
+    assert!(!drain_eventfd(fd.as_fd()), "one read takes all signals");
+}
+
 #[test]
 fn threads_that_follow_each_other_share_a_context() {
     if !never_waits() {
@@ -42,73 +54,72 @@ fn threads_that_follow_each_other_share_a_context() {
     assert!(contexts.len() < 50, "{}", contexts.len());
 }
 
-/// A signal of an eventfd that waits, in each way, with the eventfd.
-fn each_way() -> Vec<(&'static str, FrequentSignal<OwnedFd>, File)> {
-    let each = FrequentSignal::each(|| OwnedFd::from(blocking())).into_iter();
-    each.map(|(way, signal)| {
-        let fd = signal
-            .fd()
-            .try_clone_to_owned()
-            .expect("a descriptor is free");
-        (way, signal, File::from(fd))
-    })
-    .collect()
+/// Runs `body` on a thread of its own, which must end.
+fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, wait) = mpsc::channel();
+    thread::spawn(move || done.send(body()));
+    wait.recv_timeout(Duration::from_secs(20))
+        .expect("it does not wait for a reader")
 }
 
 #[test]
-fn each_frequent_signal_counts_in_each_way() {
-    for (way, mut signal, mut fd) in each_way() {
-        for _ in 0..1000 {
-            signal.signal().unwrap();
-        }
-        let mut count = [0; 8];
-        fd.read_exact(&mut count).unwrap();
-        assert_eq!(u64::from_ne_bytes(count), 1000, "{way}");
-    }
-}
-
-#[test]
-fn a_full_blocking_counter_holds_no_way_of_a_frequent_signal() {
-    if !never_waits() {
-        eprintln!("skipped: no AIO here");
-        return;
-    }
-    for (way, mut signal, mut fd) in each_way() {
-        fd.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
-        let (done, wait) = mpsc::channel();
-        thread::spawn(move || {
-            for _ in 0..3000 {
-                signal.signal().unwrap();
-            }
-            done.send(()).unwrap();
-        });
-        wait.recv_timeout(Duration::from_secs(20))
-            .unwrap_or_else(|_| panic!("{way}: it waits for a reader"));
-    }
-}
-
-#[test]
-fn what_is_signalled_often_gets_a_ring_and_loses_no_signal_on_the_way() {
+fn each_signal_of_a_peer_counts_in_each_way() {
     let mut fd = blocking();
-    let mut signal = FrequentSignal::new(OwnedFd::from(fd.try_clone().unwrap()));
-    assert_eq!(signal.way(), "rare");
+    let peer = PeerEventFd::new(fd.try_clone().unwrap(), WritePermit::default());
+    // Enough for the watchdog to have been woken on the way.
     for _ in 0..3000 {
-        signal.signal().unwrap();
+        peer.signal().unwrap();
     }
-    assert_ne!(signal.way(), "rare");
     let mut count = [0; 8];
     fd.read_exact(&mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 3000);
 }
 
 #[test]
-fn what_is_no_eventfd_gets_no_ring() {
-    let file = File::open("/dev/null").unwrap();
-    let mut signal = FrequentSignal::new(file);
-    for _ in 0..3000 {
-        assert!(signal.signal().is_err());
+fn a_peer_holds_one_write_and_loses_its_permit_for_all_its_eventfds() {
+    if !never_waits() || !writes_are_watched() {
+        eprintln!("skipped: no AIO here, or no watchdog");
+        return;
     }
-    assert_eq!(signal.way(), "always");
+    let permit = WritePermit::default();
+    let own = permit.clone();
+    let times = in_time(move || {
+        // As if it connected again each time.
+        let times = (0..4).map(|_| {
+            let mut fd = blocking();
+            let peer = PeerEventFd::new(fd.try_clone().unwrap(), own.clone());
+            for _ in 0..200 {
+                peer.signal().unwrap();
+            }
+            fd.read_exact(&mut [0; 8]).unwrap();
+            fd.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+            let start = std::time::Instant::now();
+            for _ in 0..200 {
+                peer.signal().unwrap();
+            }
+            let took = start.elapsed();
+            assert!(own.is_withdrawn());
+            // Once it drains its counter it is signalled as before.
+            fd.read_exact(&mut [0; 8]).unwrap();
+            peer.signal().unwrap();
+            let mut count = [0; 8];
+            fd.read_exact(&mut count).unwrap();
+            assert_eq!(u64::from_ne_bytes(count), 1);
+            took
+        });
+        times.collect::<Vec<_>>()
+    });
+    println!("200 signals of a full counter: {times:?}");
+    assert!(permit.is_withdrawn());
+}
+
+#[test]
+fn a_peer_whose_descriptor_takes_no_writes_is_refused() {
+    let file = File::open("/dev/null").unwrap();
+    let peer = PeerEventFd::new(file, WritePermit::default());
+    for _ in 0..3000 {
+        assert!(peer.signal().is_err());
+    }
 }
 
 #[test]

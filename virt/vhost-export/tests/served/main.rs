@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod good;
+mod hostile_calls;
 mod hostile_messages;
 mod hostile_rings;
 mod net;

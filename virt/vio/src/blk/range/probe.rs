@@ -35,23 +35,23 @@ pub fn probe(file: &File, end: u64, data_block: u32) -> RangeSupport {
     }
 }
 
-/// Whether a block device, or the disk that it is a part of, gives blocks back. For that the
-/// kernel's fallocate needs a device that zeroes ranges by itself; one that can discard but not
-/// zero them is not asked.
+/// A limit of the queue of a block device, or of the disk that it is a part of.
+pub(crate) fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (major(device), minor(device));
+    let said = ["queue", "../queue"].iter().find_map(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
+        std::fs::read_to_string(path).ok()
+    });
+    said?.trim().parse().ok()
+}
+
+/// Whether a block device gives blocks back. For that the kernel's fallocate needs a device that
+/// zeroes ranges by itself; one that can discard but not zero them is not asked.
 fn gives_back(file: &File) -> bool {
     let Ok(about) = file.metadata() else {
         return true;
     };
-    let device = format!(
-        "/sys/dev/block/{}:{}",
-        major(about.rdev()),
-        minor(about.rdev())
-    );
-    let has = |limit| {
-        let said = ["queue", "../queue"].iter().find_map(|queue| {
-            std::fs::read_to_string(format!("{device}/{queue}/{limit}_max_bytes")).ok()
-        });
-        said.is_none_or(|bytes| bytes.trim() != "0")
-    };
-    has("discard") && has("write_zeroes")
+    ["discard_max_bytes", "write_zeroes_max_bytes"]
+        .iter()
+        .all(|limit| queue_limit(about.rdev(), limit) != Some(0))
 }

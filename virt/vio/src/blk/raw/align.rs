@@ -4,17 +4,25 @@
 //! |---|---|---|
 //! | block device | its logical block | as statx says; else as its offsets |
 //! | file, Linux 6.1 and a file system that says | as statx says | as statx says |
-//! | other | a sector | a sector |
+//! | either, where the host does not say | the logical block that /sys has of the device, and what a read shows to be enough | as its offsets |
+//!
+//! The read is of the first data in the file, since file systems do not look at the alignment of
+//! what they need not fetch. A file without data over a device that is not known (a file system of
+//! several, or there is no /sys) is taken for one of sectors.
 //!
 //! Kernels differ in what they refuse of a piece's length; none refuses whole blocks.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
+use rustix::fs::{AtFlags, SeekFrom, StatxFlags, ioctl_blksszget, seek, statx};
+use rustix::io::{Errno, pread};
 
 use super::super::SECTOR;
 use super::super::backend::Piece;
+use super::super::range::queue_limit;
+use super::misaligned::Page;
 
 /// In bytes, powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +42,14 @@ impl Alignment {
 
     /// Of `file`, opened with O_DIRECT.
     pub(super) fn direct(file: &File, is_block_device: bool) -> io::Result<Self> {
-        let about = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-        let told = about.filter(|about| about.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-        let block = match (is_block_device, &told) {
-            (true, _) => ioctl_blksszget(file)?,
-            (false, Some(told)) => told.stx_dio_offset_align,
-            (false, None) => 0,
+        let about = file.metadata()?;
+        let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+        let told = told.filter(|told| told.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+        let (device, block) = match is_block_device {
+            true => (about.rdev(), ioctl_blksszget(file).ok()),
+            false => (about.dev(), told.map(|told| told.stx_dio_offset_align)),
         };
+        let block = block.unwrap_or_else(|| logical_block(device).max(readable_block(file)));
         let block = block.max(SECTOR as u32);
         let memory = told.map_or(block, |told| told.stx_dio_mem_align);
         Ok(Self {
@@ -66,4 +75,27 @@ impl Alignment {
                 })
         })
     }
+}
+
+/// The logical block of a block device; 0 if that is not known.
+fn logical_block(device: u64) -> u32 {
+    let block = queue_limit(device, "logical_block_size");
+    block.and_then(|block| block.try_into().ok()).unwrap_or(0)
+}
+
+/// The least block, up to a page, by which a file opened with O_DIRECT can be read where its first
+/// data are; 0 if it has none, or fails in another way.
+fn readable_block(file: &File) -> u32 {
+    let offset = match seek(file, SeekFrom::Data(0)) {
+        Ok(offset) => offset,
+        // All of it is a hole.
+        Err(Errno::NXIO) => return 0,
+        Err(_) => 0,
+    };
+    let mut page = Page::ZERO;
+    let sizes = std::iter::successors(Some(SECTOR as usize), |size| Some(size * 2));
+    let mut sizes = sizes.take_while(|&size| size <= Page::LEN);
+    let is_taken =
+        |&size: &usize| pread(file, &mut page.bytes_mut()[..size], offset) != Err(Errno::INVAL);
+    sizes.find(is_taken).unwrap_or(Page::LEN) as u32
 }

@@ -18,8 +18,12 @@ use super::{Op, Outcome, RawDisk};
 pub(super) struct Page([u8; Page::LEN]);
 
 impl Page {
-    const LEN: usize = 4096;
+    pub(super) const LEN: usize = 4096;
     pub(super) const ZERO: Self = Self([0; Self::LEN]);
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
 }
 
 /// The whole blocks in which a range of bytes lies.
