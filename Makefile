@@ -31,9 +31,9 @@ demo-wide: build ## the same for requests that meet a guest awake: a disk of 100
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh
-	@echo "test: not run here: tests of dma-bench, of dma-linux, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, Miri, builds without std, fuzz targets (make check); 10^9 operations, long runs (make soak)"
+	@echo "test: not run here: tests of dma-bench, of dma-linux, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, some mutants, Miri, builds without std, fuzz targets (make check); all mutants, 10^9 operations, long runs (make soak)"
 
-check: setup ## format, lints, documentation, loom and shuttle models, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
+check: setup ## format, lints, documentation, loom and shuttle models, mistakes that tests must find (3 minutes of them, others at each commit), builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	@./scripts/hypervisor.sh check
@@ -44,6 +44,7 @@ check: setup ## format, lints, documentation, loom and shuttle models, builds wi
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p iova --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
+	cargo run --release --quiet -p mutants -- --sample 180
 	@./scripts/no-std.sh
 	cargo test --release --quiet -p dma-bench -p dma-linux -p dma-peers -p dma-soak -p fuzz
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet
@@ -108,7 +109,7 @@ setup-debian: setup
 debian: setup-debian build ## a stock Debian 12 (systemd, generic kernels 6.1 and 6.12) on a disk behind VT-d: raw and qcow2, strict and lazy, verified by fio, rebooted 5 times, powered off by SIGTERM; in the lab, 12 minutes and 5 GB of disk
 	$(EXITLESS) selftest --debian
 
-soak: setup-clients setup-debian ## the long runs; with SOAK_MINUTES=N short cases of them, those that were run longest ago, for so long (scripts/soak.sh). Whole, resumable at the same commit: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), 100,000 verified blocks by a driver in user space under each policy, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
+soak: setup-clients setup-debian ## the long runs; with SOAK_MINUTES=N short cases of them, those that were run longest ago, for so long (scripts/soak.sh). Whole, resumable at the same commit: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), 100,000 verified blocks by a driver in user space under each policy, every mistake that a test must find, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	@./scripts/soak.sh
 
 clean: ## removes everything built; what the lab downloaded is in the cache that `exitless lab --help` names

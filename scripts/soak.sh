@@ -56,7 +56,17 @@ whole_table() {
     row "episodes" 0 "EPISODES=${EPISODES:-2000} EPISODE_SEED=${EPISODE_SEED:-1000} $test -p exitless --test episodes"
     row "swapper's model" 0 "SWAP_EVENTS=${SWAP_EVENTS:-100000000} $test -p swap --lib book"
     row "swapper's threads" 0 "SWAP_SECONDS=${SWAP_SECONDS:-300} $test -p swap --test threads"
+    mutants 0
     row "fuzz targets" 0 "FUZZ_SECONDS=${FUZZ_SECONDS:-3600} ./scripts/fuzz.sh"
+}
+
+# mutants SECONDS: each by its name.
+mutants() {
+    local run="cargo run --release --quiet -p mutants --" name
+    $run --list >"$scratch/mutants"
+    while IFS= read -r name; do
+        row "mutant: $name" "$1" "$run $name"
+    done <"$scratch/mutants"
 }
 
 # self_tests OPTIONS SECONDS: each by its name.
@@ -79,6 +89,7 @@ slice_table() {
     for target in $(./scripts/fuzz.sh --list); do
         row "fuzz: $target" 120 "FUZZ_SECONDS=60 ./scripts/fuzz.sh $target"
     done
+    mutants 60
     row "episodes in the lab" 300 "$exitless selftest --episodes 2 --seed $seed"
     row "vfio" 180 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
     row "self-tests with Linux 6.12: memory taken away" 300 "$exitless selftest --soak --restart --kernel 6.12 --only 'taken away'"

@@ -33,8 +33,6 @@ mod locked;
 #[cfg(not(loom))]
 mod lru;
 mod magazine;
-#[cfg(shuttle)]
-pub mod planted;
 #[cfg(not(loom))]
 mod rtc;
 mod serial;

@@ -36,7 +36,7 @@ mod model;
 use alloc::{boxed::Box, sync::Arc};
 use core::fmt;
 
-use depot::{Depot, Rack, Sound};
+use depot::{Depot, Rack};
 use lines::CachePadded;
 
 use iova::parts::{Wanted, range_at};
@@ -385,7 +385,7 @@ impl MagazineCore {
         let Self { shared, racks, .. } = self;
         let (depot, size) = (&shared.depots[class], shared.config.size);
         let slots = racks[class].bytes();
-        let overflow = racks[class].make_room::<Sound>(depot, size);
+        let overflow = racks[class].make_room(depot, size);
         // A magazine made for the first time gives nothing away.
         if racks[class].bytes() == slots {
             self.count_slow(-((size as i64) << (class % ORDERS)));

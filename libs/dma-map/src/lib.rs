@@ -101,35 +101,12 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
-#[cfg(shuttle)]
-extern crate std;
 
 pub use {address, iova};
-
-/// Whether a model has planted this mistake, to show that it would find it, or what the mistake makes then. No other build has a
-/// trace of it.
-macro_rules! planted {
-    ($mistake:ident) => {{
-        #[cfg(any(shuttle, all(test, loom)))]
-        let is_planted = crate::planted::has(crate::planted::Mistake::$mistake);
-        #[cfg(not(any(shuttle, all(test, loom))))]
-        let is_planted = false;
-        is_planted
-    }};
-    ($mistake:ident, $made:expr) => {
-        #[cfg(any(shuttle, all(test, loom)))]
-        if planted!($mistake) {
-            $made;
-        }
-    };
-}
 
 pub mod clock;
 pub mod invalidate;
 pub mod mapper;
-#[cfg(any(shuttle, all(test, loom)))]
-#[path = "../tests/testing/planted.rs"]
-pub mod planted;
 mod reuse;
 pub mod risk;
 pub mod table;

@@ -43,19 +43,8 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-#[cfg(any(shuttle, feature = "testing"))]
+#[cfg(feature = "testing")]
 extern crate std;
-
-/// Whether a test has planted this mistake: never, outside of tests and models.
-macro_rules! planted {
-    ($mistake:ident) => {{
-        #[cfg(any(test, shuttle))]
-        let is_planted = crate::planted::has(crate::planted::Mistake::$mistake);
-        #[cfg(not(any(test, shuttle)))]
-        let is_planted = false;
-        is_planted
-    }};
-}
 
 /// What addresses are counted in, here and in every signature.
 pub use address;
@@ -65,9 +54,6 @@ mod aperture;
 pub mod chunk;
 mod claims;
 mod error;
-#[cfg(any(test, shuttle))]
-#[path = "../tests/testing/planted.rs"]
-pub mod planted;
 mod range;
 #[cfg(any(test, feature = "testing"))]
 #[path = "../tests/testing/mod.rs"]

@@ -7,9 +7,8 @@
 
 use std::sync::Arc;
 
-use iova::planted::{Mistake, plant};
 use iova::*;
-use random_schedules::{any, fail, finds, holds, thread};
+use random_schedules::{any, fail, holds, thread};
 
 use iova::testing::any::schedules::{Mix, Shared, WATCHED, known, meet};
 
@@ -209,14 +208,6 @@ fn frees_wrongly_while_others_collect() {
     drop((owner, third));
 }
 
-/// Whether `model` shows `mistake`, as `what`.
-fn shows(mistake: Mistake, what: &str, model: impl Fn() + Send + Sync + 'static) -> bool {
-    plant(Some(mistake));
-    let found = finds(20_000, what, model);
-    plant(None);
-    found
-}
-
 #[test]
 fn cores_of_chunks_meet() {
     holds(3_000, chunks(Chunks::Plenty, false));
@@ -225,13 +216,6 @@ fn cores_of_chunks_meet() {
 #[test]
 fn cores_fight_for_the_last_chunk() {
     holds(3_000, chunks(Chunks::Scarce, false));
-}
-
-#[test]
-fn taking_from_others_what_they_are_pinning_is_found() {
-    let model = chunks(Chunks::Scarce, false);
-    // A range is left allocated in a word that has it free.
-    assert!(shows(Mistake::IgnoresThePinning, "State(1)", model));
 }
 
 #[test]
@@ -250,29 +234,11 @@ fn an_owner_finds_what_strangers_gave_back() {
 }
 
 #[test]
-fn a_forgotten_mark_is_found() {
-    assert!(shows(Mistake::ForgetsMarks, "lost", given_back));
-}
-
-#[test]
 fn a_wrong_free_is_refused_while_others_collect() {
     holds(6_000, frees_wrongly_while_others_collect);
 }
 
 #[test]
-fn marks_taken_from_a_working_owner_are_found() {
-    let mistake = Mistake::ClearsTheOwnersMarks;
-    let model = frees_wrongly_while_others_collect;
-    assert!(shows(mistake, "was freed", model));
-}
-
-#[test]
 fn no_chunk_is_retired_under_a_pin() {
     holds(6_000, pins_and_retires);
-}
-
-#[test]
-fn a_pin_that_is_not_looked_after_is_found() {
-    let what = "retired under a pin";
-    assert!(shows(Mistake::TrustsItsClaim, what, pins_and_retires));
 }

@@ -7,7 +7,7 @@
 //! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits (the module `hooks`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
-//! With them go [fences](Fences) of which one side pays for both, and how their models [plant](plantable) mistakes.
+//! With them go [fences](Fences) of which one side pays for both.
 //!
 //! Memory that one core owns takes part in none of them: it is plain, or a relaxed load and store of its owner.
 #![no_std]
@@ -23,27 +23,6 @@ pub mod hooks;
 mod lock;
 mod padded;
 mod spin;
-
-/// How a crate's tests plant one of its `$Mistake`s, to show that they would find it: `plant`, and `has`, by which the code that
-/// would make it asks. For a module that only such builds have; they have `std`.
-#[macro_export]
-macro_rules! plantable {
-    ($Mistake:ty) => {
-        std::thread_local! {
-            // Of the real thread on which a test runs all of its model's.
-            static PLANTED: core::cell::Cell<Option<$Mistake>> = const { core::cell::Cell::new(None) };
-        }
-
-        /// From here on this mistake is made by all that is used on this thread; none with `None`.
-        pub fn plant(mistake: Option<$Mistake>) {
-            PLANTED.set(mistake);
-        }
-
-        pub(crate) fn has(mistake: $Mistake) -> bool {
-            PLANTED.get() == Some(mistake)
-        }
-    };
-}
 
 #[cfg(not(any(feature = "probe", feature = "hooks", loom, shuttle)))]
 pub use core::hint::spin_loop;

@@ -1,11 +1,13 @@
 //! Models of more cores, and longer ones, than loom can explore: under `--cfg shuttle` every access to an atomic and every
 //! lock of `lines` is a point at which a test may let another thread run, and which one does is chosen at random.
 //!
-//! **Work flow.** A test gives [`holds`] a closure that makes a world, starts [threads](thread), joins them and looks whether
-//! all is well; it runs some thousands of times under two schedulers: *random* (any thread that can run, at each
-//! point) and *PCT* (priorities that change at few points: A Randomized Scheduler with Probabilistic Guarantees of
-//! Finding Bugs, ASPLOS 2010). What the closure itself chooses it takes from [`any`]. A model that
-//! cannot fail proves nothing: [`finds`] runs the same closure with a planted mistake and tells whether it came to light.
+//! **Work flow.** A test gives [`holds`] a closure that makes a world, starts [threads](thread),
+//! joins them and looks whether all is well; it runs some thousands of times under two schedulers:
+//! *random* (any thread that can run, at each point) and *PCT* (priorities that change at few
+//! points: A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, ASPLOS 2010). What
+//! the closure itself chooses it takes from [`any`]. A model that cannot fail proves nothing:
+//! `tests/mutants` makes the mistakes that it must find, in a copy of the code under test; what the
+//! model's own threads do wrong on purpose [`finds`] sees come to light.
 //!
 //! **Seeds** are fixed, so that a run repeats. On a failure the scheduler's name, its seed and the number of the execution are
 //! printed, and what shuttle prints itself: for *random*, a seed that makes the failing execution the first

@@ -15,32 +15,6 @@ use crate::policy;
 use crate::vectors::class;
 use crate::{Vector, VectorSet};
 
-/// A mistake, made on purpose to see a test find it.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
-    OldestFirst,
-    ExtIntInService,
-    GateType0,
-    DirectWhileVirtual,
-    AgainAsException,
-    OwnGateNotReflected,
-}
-
-/// Asks whether the machine makes a mistake on purpose; never outside tests.
-macro_rules! mutant {
-    ($core:expr, $mutant:ident) => {{
-        #[cfg(test)]
-        {
-            $core.mutant == Some(Mutant::$mutant)
-        }
-        #[cfg(not(test))]
-        {
-            false
-        }
-    }};
-}
-
 /// What goes without an exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
@@ -189,8 +163,6 @@ pub struct Core {
     /// How the guest ran last.
     last: Plan,
     counts: Counts,
-    #[cfg(test)]
-    pub(crate) mutant: Option<Mutant>,
 }
 
 impl Core {
@@ -223,8 +195,6 @@ impl Core {
                 hide: VectorSet::EMPTY,
             },
             counts: Counts::default(),
-            #[cfg(test)]
-            mutant: None,
         }
     }
 
@@ -341,13 +311,7 @@ impl Core {
         let is_seen = vector < gate::FIRST_INTERRUPT
             || self.assigned.contains(vector)
             || self.opened.contains(vector);
-        if is_seen {
-            guests
-        } else if mutant!(self, GateType0) {
-            Gate([guests.0[0] & !(1 << 47), guests.0[1]])
-        } else {
-            guests.hidden()
-        }
+        if is_seen { guests } else { guests.hidden() }
     }
 
     /// Vectors that the processor acknowledged, in this order, while the real in-service register came to be `real`. `each` hears
@@ -361,16 +325,9 @@ impl Core {
         mut real: VectorSet,
         mut each: impl FnMut(Vector, Handed),
     ) {
-        let oldest_first = mutant!(self, OldestFirst);
         let older = self.externals_len;
-        for index in 0..taken.len() {
-            let index = if oldest_first {
-                index
-            } else {
-                taken.len() - 1 - index
-            };
-            let one = taken[index];
-            let handed = self.took_one(one, &mut real, older);
+        for one in taken.iter().rev() {
+            let handed = self.took_one(*one, &mut real, older);
             each(one.vector, handed);
         }
     }
@@ -378,7 +335,7 @@ impl Core {
     fn took_one(&mut self, taken: Taken, real: &mut VectorSet, older: usize) -> Handed {
         let vector = taken.vector;
         // The one in service is not the local APIC's, and none must wait for its end there (bug 2).
-        if !taken.in_service && !mutant!(self, ExtIntInService) {
+        if !taken.in_service {
             self.counts.caught_external += 1;
             // Sixteen lines: more there cannot be, since each is in service in its 8259 until the guest ends it.
             if self.externals_len < EXTERNALS {
@@ -393,10 +350,7 @@ impl Core {
         let to = self.hosts.source(vector);
         // A level-triggered one of the guest's is ended when the guest does so; sooner, and its source sends it again (bug 5).
         let waits = taken.level && to.is_none();
-        let eois = if mutant!(self, OldestFirst) {
-            real.remove(vector);
-            u8::from(!waits)
-        } else if waits {
+        let eois = if waits {
             self.owed.insert(vector);
             0
         } else if real.highest() == Some(vector) || !taken.in_service {
@@ -510,7 +464,7 @@ impl Core {
     fn may_be_direct(&self) -> bool {
         let quiet = self.externals_len == 0
             && self.requested.is_empty()
-            && (self.in_service.is_empty() || mutant!(self, DirectWhileVirtual))
+            && self.in_service.is_empty()
             && self.owed.is_empty();
         self.ways.delivery && self.engaged && !self.fallen && !self.suspended && quiet
     }
@@ -551,13 +505,9 @@ impl Core {
 
     fn inject(&mut self, vector: Vector) -> Injection {
         self.counts.injected += 1;
-        let kind = match mutant!(self, AgainAsException) {
-            true => Kind::Exception,
-            false => Kind::External,
-        };
         let event = Event {
             vector,
-            kind,
+            kind: Kind::External,
             code: None,
         };
         Injection {
@@ -602,7 +552,7 @@ impl Core {
         // A gate that the shadow shows as it is: it is the guest's own that is not present. The interrupt is in service, as it
         // would be without a host, and the guest is told. Injected again it would fault again, for ever.
         let is_own = was_injected || self.last.direct && self.assigned.contains(vector);
-        if is_own && !mutant!(self, OwnGateNotReflected) {
+        if is_own {
             self.counts.own_gates += 1;
             let code = u32::from(vector) << 3 | event::CODE_IDT | event::CODE_EXTERNAL;
             return Reflection::Guest(Event::exception(fault.fault.vector, Some(code)));
@@ -646,11 +596,7 @@ impl Core {
     /// injected it, with the pointer behind it.
     #[must_use]
     pub fn again(&self, cut_off: Option<Event>, was_injected: bool) -> Option<Event> {
-        let mut event = cut_off.filter(|event| event.kind != Kind::Software || was_injected)?;
-        if mutant!(self, AgainAsException) {
-            event.kind = Kind::Exception;
-        }
-        Some(event)
+        cut_off.filter(|event| event.kind != Kind::Software || was_injected)
     }
 
     /// Looks at what is really in service at an exit: what is there and neither the guest's nor owed was meant for the host, and

@@ -14,12 +14,10 @@
 //! message. If the sidecore's does, the sender's read sees `ARMING` (or what followed it), and its
 //! swap either comes before the sidecore's `ARMING → ASLEEP`, which then fails, or after it, and
 //! finds `ASLEEP`. Without either fence both may read the old value, and the message waits until
-//! something else wakes the sidecore. `park/tests/model.rs` checks this with loom, and that it notices each missing step.
+//! something else wakes the sidecore. `park/tests/model.rs` checks this with loom;
+//! `tests/mutants/sidecore` takes each step away.
 
-use crate::{
-    steps::{Step, takes},
-    sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, fence},
-};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, fence};
 
 const AWAKE: u32 = 0;
 const ARMING: u32 = 1;
@@ -70,10 +68,8 @@ impl<B: Notifier> Gate<B> {
 
     /// Makes the sidecore look at all its sources, whatever the caller has published to it before.
     pub(crate) fn wake(&self) {
-        if takes(Step::SenderFence) {
-            // Pairs with the fence in `park`: see the head of this module.
-            fence(Ordering::SeqCst);
-        }
+        // Pairs with the fence in `park`: see the head of this module.
+        fence(Ordering::SeqCst);
         // Relaxed: the fence above orders it after what was published.
         if self.state.0.load(Ordering::Relaxed) != AWAKE {
             self.wake_sleeper();

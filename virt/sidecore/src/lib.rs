@@ -32,10 +32,11 @@
 //! Costs, on a 2.5 GHz Xeon (`examples/costs.rs`): an idle sweep 53 ns and 1.1 ns per poller, 2.5 ns where 256 probed words stand at
 //! the beginning of pages; a turn 50 to 100 ns, and a reading of the clock where others have work; a sleep and wake 2.2 µs of CPU time, and 4.9 µs with 256 pollers.
 //!
-//! Checked by a loom model of the sleeping protocol with mutants (`src/park/tests/model.rs`, run with
-//! `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model`), by forced sleeps
-//! with real descriptors (`tests/forced_sleep.rs`), by property tests of the scheduler (`src/drr/tests.rs`) and a simulator of the
-//! idle policy (`src/idle/tests/price.rs`).
+//! Checked by a loom model of the sleeping protocol (`src/park/tests/model.rs`; its mutants are in
+//! `tests/mutants`; run with `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release
+//! model`), by forced sleeps with real descriptors (`tests/forced_sleep.rs`), by property tests of
+//! the scheduler (`src/drr/tests.rs`) and a simulator of the idle policy
+//! (`src/idle/tests/price.rs`).
 //!
 //! Left out: NUMA beyond pinning (memory stays where its owner put it).
 
@@ -59,7 +60,6 @@ mod serve;
 mod sidecore;
 mod signal;
 mod stats;
-mod steps;
 mod sync;
 mod sys;
 mod transit;

@@ -33,7 +33,6 @@ use crate::{
     gate::{Gate, Notifier},
     poller::{ArmError, Poller},
     pollers::Pollers,
-    steps::{Step, takes},
     sync::{Ordering, fence},
 };
 
@@ -76,20 +75,14 @@ pub(crate) fn park<P: Poller, B: Notifier>(
     seen: u64,
     waiter: &mut impl Waiter,
 ) -> Parked {
-    #[cfg(all(test, loom))]
-    if !takes(Step::LookAfterArming) && (has_mail(gate, seen) | pollers.early_look()) {
-        return Parked::WorkFound;
-    }
     gate.begin_arming();
     if let Err(error) = pollers.arm() {
         gate.awake();
         return Parked::NotArmed(error);
     }
-    if takes(Step::Fence) {
-        fence(Ordering::SeqCst);
-    }
+    fence(Ordering::SeqCst);
     // Both, whatever the first says: a poller that is not looked at after its arming may never be.
-    let work = takes(Step::LookAfterArming) && (has_mail(gate, seen) | pollers.last_look());
+    let work = has_mail(gate, seen) | pollers.last_look();
     let outcome = if !work && gate.try_sleep() {
         match waiter.wait(pollers.earliest()) {
             Ok(wake) => Parked::Slept(wake),
@@ -103,7 +96,7 @@ pub(crate) fn park<P: Poller, B: Notifier>(
 }
 
 fn has_mail<B: Notifier>(gate: &Gate<B>, seen: u64) -> bool {
-    takes(Step::LookAtMailbox) && (gate.sent() != seen || gate.is_stopping())
+    gate.sent() != seen || gate.is_stopping()
 }
 
 #[cfg(all(test, loom))]

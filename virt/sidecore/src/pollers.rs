@@ -7,7 +7,6 @@
 use crate::{
     clock::Nanos,
     poller::{ArmError, Poller, Probe},
-    steps::{Step, takes},
     wakes::Wakes,
 };
 
@@ -214,8 +213,7 @@ impl<P: Poller> Pollers<P> {
     pub(crate) fn arm(&mut self) -> Result<(), ArmError> {
         // What an arming that failed has left, unless it was disarmed since.
         let briefs = &self.briefs;
-        self.fresh
-            .retain(|&at| takes(Step::KeepUnlooked) && briefs[at].is_armed);
+        self.fresh.retain(|&at| briefs[at].is_armed);
         let moved = std::mem::take(&mut self.unarmed);
         let mut outcome = Ok(());
         for at in moved {
@@ -233,7 +231,6 @@ impl<P: Poller> Pollers<P> {
     }
 
     fn arm_one(&mut self, at: usize) -> Result<(), ArmError> {
-        let last = self.slots.len() - 1;
         let slot = self.slots[at].as_mut().expect("a slot with a poller");
         let brief = &mut self.briefs[at];
         if !brief.is_registered {
@@ -244,36 +241,25 @@ impl<P: Poller> Pollers<P> {
             }
             brief.is_registered = true;
         }
-        if takes(Step::ArmLastPoller) || at != last {
-            slot.poller.arm(&mut slot.wakes)?;
-        }
-        Ok(())
+        slot.poller.arm(&mut slot.wakes)
     }
 
     /// The last look, after the fence: has a poller work? Those armed just now are asked. Those that have been armed for longer
     /// were looked at after *their* arming, and what came since has made a descriptor readable; their probes tell sooner.
     pub(crate) fn last_look(&mut self) -> bool {
         self.found.clear();
-        let last = self.slots.len().wrapping_sub(1);
         for &at in &self.fresh {
             let slot = self.slots[at].as_mut().expect("a slot with a poller");
-            if (takes(Step::LookAtLastPoller) || at != last) && slot.poller.has_work() {
+            if slot.poller.has_work() {
                 self.found.push(at);
             }
         }
-        let is_any_kept_firing = takes(Step::LookAtLastPoller) && self.is_any_kept_firing();
+        let is_any_kept_firing = self.is_any_kept_firing();
         while let Some(at) = self.fresh.pop() {
             // Arming may have set a deadline.
             self.asked(at);
         }
         !self.found.is_empty() || is_any_kept_firing
-    }
-
-    /// For the model: the last look, before arming.
-    #[cfg(all(test, loom))]
-    pub(crate) fn early_look(&mut self) -> bool {
-        self.fresh.clone_from(&self.unarmed);
-        self.last_look()
     }
 
     fn is_any_kept_firing(&self) -> bool {

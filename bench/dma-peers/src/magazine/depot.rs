@@ -1,6 +1,5 @@
-//! Magazines, the two that a core keeps per class, and the depot where cores exchange them.
-//!
-//! Generic over nothing but the steps that the model takes away: the exchange is all that cores share.
+//! Magazines, the two that a core keeps per class, and the depot where cores exchange them: the
+//! exchange is all that cores share.
 
 use alloc::vec::Vec;
 
@@ -8,28 +7,6 @@ use lines::Lock;
 
 /// First pages of free ranges of one class. Its capacity is 0 until a core first needs it.
 pub(super) type Magazine = Vec<u64>;
-
-/// The steps of the exchange, so that the model can leave one out and see that it notices.
-pub(super) trait Steps {
-    /// A full magazine for which the depot has no room goes back to the space. Linux 6.7 lost such magazines with
-    /// all their ranges.
-    const RETURN_OVERFLOW: bool = true;
-
-    /// The same, as a step that tests under shuttle take away while they run.
-    #[inline(always)]
-    fn returns_overflow() -> bool {
-        #[cfg(shuttle)]
-        if crate::planted::has(crate::planted::Mistake::DropsOverflow) {
-            return false;
-        }
-        Self::RETURN_OVERFLOW
-    }
-}
-
-/// All steps.
-pub(super) struct Sound;
-
-impl Steps for Sound {}
 
 /// Magazines that no core has now.
 pub(super) struct Depot {
@@ -70,7 +47,7 @@ impl Depot {
 
     /// An empty magazine for a full one. A full one for which there is no room is handed back: its ranges
     /// belong to the space.
-    fn empty_for_full<S: Steps>(&self, magazine: &mut Magazine, size: usize) -> Option<Magazine> {
+    fn empty_for_full(&self, magazine: &mut Magazine, size: usize) -> Option<Magazine> {
         let mut inner = self.inner.lock();
         let empty = inner.empty.pop();
         let has_room = inner.full.len() < self.most;
@@ -81,7 +58,8 @@ impl Depot {
             inner.full.push(full);
             return None;
         }
-        S::returns_overflow().then_some(full)
+        // It goes back to the space. Linux 6.7 lost such magazines with all their ranges.
+        Some(full)
     }
 
     /// Takes a full magazine out of circulation.
@@ -150,7 +128,7 @@ impl Rack {
     }
 
     /// After [`Self::push`] found no room: makes some. What is returned belongs to the space.
-    pub(super) fn make_room<S: Steps>(&mut self, depot: &Depot, size: usize) -> Option<Magazine> {
+    pub(super) fn make_room(&mut self, depot: &Depot, size: usize) -> Option<Magazine> {
         for magazine in [&mut self.loaded, &mut self.previous] {
             if magazine.capacity() == 0 {
                 magazine.reserve_exact(size);
@@ -160,7 +138,7 @@ impl Rack {
         // Both are full. One goes, the other becomes the previous one, and the loaded one is empty: as many frees
         // as a magazine holds, and as many allocations, before the depot is needed again.
         core::mem::swap(&mut self.loaded, &mut self.previous);
-        depot.empty_for_full::<S>(&mut self.loaded, size)
+        depot.empty_for_full(&mut self.loaded, size)
     }
 
     /// Everything in it; the magazines stay.

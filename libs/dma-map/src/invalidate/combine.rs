@@ -29,7 +29,7 @@
 //! **No wait for another core is without a bound.** A core that is stopped for so long that the report is overwritten
 //! invalidates for itself, and anybody may close for a first that is stopped. Where who has closed a generation is stopped
 //! before it reports, the others invalidate each for itself, and go on so until it does; their posts stay in the open
-//! generation, which one of them closes then. The models check all this, and that planted mistakes are found.
+//! generation, which one of them closes then. The models check all this.
 //!
 //! # What was measured
 //! Two cores of an EPYC whose lines take 100 or 375 ns there and back, by run, commands of 500 ns, a domain as dear as a page: 1.54
@@ -277,12 +277,9 @@ impl Combiner {
                 habit.met(count >= enough);
                 return self.lead(invalidator, enough, post, count, range);
             }
-            if let Poll::Ready(ticket) =
-                all.outcome(post.generation - u64::from(planted!(JoinsLate)))
-            {
+            if let Poll::Ready(ticket) = all.outcome(post.generation) {
                 habit.met(ticket.is_some());
                 return match ticket {
-                    Some(_) if planted!(AnswersEarly) => Ok(()),
                     Some(ticket) => wait(invalidator, ticket).map(drop),
                     None => invalidator.flush(&own),
                 };
@@ -291,7 +288,7 @@ impl Combiner {
             if looks % LOOKS == 0 && is_next() {
                 closed = all.close(post);
             }
-            if looks >= PATIENCE && closed.is_none() && !planted!(NeverLeaves) {
+            if looks >= PATIENCE && closed.is_none() {
                 habit.left.store(post.generation, Ordering::Relaxed);
                 habit.met(false);
                 return invalidator.flush(&own);

@@ -107,7 +107,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }) else {
             return Ok(false);
         };
-        planted!(TakesUnlocked, leaving = crate::planted::nobodys().lock());
         let batch = leaving.batch();
         if !batch.is_empty()
             && let Some(expirer) = line.expirer()
@@ -184,7 +183,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         self.publish();
         let now = self.shared.clock.coarse();
         let line = &self.line;
-        planted!(SettlesFirst, line.settle());
         // A tick may have been at it since; from here on nobody else has any of this core's.
         let mut leaving = line.leaving.lock();
         let mut orphans = self.shared.orphans.lock();

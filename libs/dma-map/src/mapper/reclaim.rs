@@ -51,7 +51,6 @@ pub(super) struct Walks(AtomicU64);
 impl<A, T, I, C> Shared<A, T, I, C> {
     /// Whether all walks are over that can have found what this thread has taken out of the tree before.
     fn are_walks_over(&self) -> bool {
-        planted!(IgnoresWalks, return true);
         fence(Ordering::SeqCst);
         // Of all lines, whether they seem used or not: a core may have begun to use its own just now.
         self.lines.iter().all(|line| {
@@ -183,12 +182,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         let (shared, line) = (&self.shared, &self.line);
         let target = line.owner.retired.load(Ordering::Relaxed);
-        planted!(
-            ReleasesEarly,
-            line.flusher
-                .retired_covered
-                .store(target, Ordering::Relaxed)
-        );
         let is_open = || line.flusher.retired_covered.load(Ordering::Acquire) < target;
         if shared.flush_if(is_open).is_ok() {
             self.release_covered();

@@ -101,7 +101,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.note(flush);
         let orphans = self.orphans.lock().waiting.len();
         self.invalidator.flush(&[Command::Domain])?;
-        planted!(NotesLate, self.note(flush));
         let now = self.clock.now();
         self.clock.advance(now);
         for (line, &(queued, retired)) in self.lines.iter().zip(&flush.noted) {
@@ -199,12 +198,6 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             let Some(expirer) = line.expirer() else {
                 continue;
             };
-            planted!(
-                PassesByTheBusy,
-                if line.leaving.try_lock().is_none() {
-                    continue;
-                }
-            );
             let mut leaving = line.leaving.lock();
             let take = |batch: &mut Batch| expirer.drain(batch);
             result = result.and(self.tear_down(line, &expirer, &mut leaving, take));

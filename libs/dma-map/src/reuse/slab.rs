@@ -78,13 +78,6 @@ impl Slot {
     #[inline]
     pub(super) fn reuse(&self, since_ns: u64) -> bool {
         let from = idle(since_ns);
-        planted!(ReusesByStore, {
-            let is_idle = self.state.load(Ordering::Acquire) == from;
-            if is_idle {
-                self.state.store(OWNED, Ordering::Release);
-            }
-            return is_idle;
-        });
         self.state
             .compare_exchange(from, OWNED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()

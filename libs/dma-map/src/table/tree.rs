@@ -47,9 +47,6 @@ pub struct IoPageTable<F: Format, M: TableMemory> {
     memory: M,
     counters: Counters,
     format: PhantomData<fn() -> F>,
-    /// The ordering that publishes a table: release, except in a model that shows why.
-    #[cfg(loom)]
-    pub(super) install_order: Ordering,
 }
 
 /// Tables by level, leaf tables first. Written when a table comes or goes, never on the common path.
@@ -98,8 +95,6 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
             memory,
             counters: Counters::default(),
             format: PhantomData,
-            #[cfg(loom)]
-            install_order: Ordering::Release,
         };
         tree.count_table(levels);
         Ok(tree)
@@ -341,11 +336,7 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         };
         let entry = F::table(table, self.level);
         // Release: pairs with the acquire of every walk; the page's zeros go first.
-        #[cfg(not(loom))]
-        let order = Ordering::Release;
-        #[cfg(loom)]
-        let order = self.tree.install_order;
-        match (self.slot(page)).compare_exchange(0, entry, order, Ordering::Relaxed) {
+        match (self.slot(page)).compare_exchange(0, entry, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => self.tree.count_table(self.level - 1),
             // Nobody has seen our page: back to the reserve, which frees what is left over.
             Err(_) => reserve.pages.push(table),

@@ -3,9 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use dma_map::invalidate::{Combiner, Command, InvalidateError, Invalidator, Ticket};
-use dma_map::planted::{Mistake, plant};
 use iova::{IovaPfn, IovaRange};
-use random_schedules::{any, fail, finds, has_failed, holds, point, thread};
+use random_schedules::{any, fail, has_failed, holds, point, thread};
 
 const ROUNDS: usize = 3;
 
@@ -172,22 +171,4 @@ fn a_core_that_is_stopped_stops_nobody() {
 #[test]
 fn after_an_error_everybody_asks_again_and_is_served() {
     holds(5_000, model(true));
-}
-
-#[test]
-fn mistakes_of_leaders_are_found() {
-    for mistake in [Mistake::AnswersEarly, Mistake::JoinsLate] {
-        plant(Some(mistake));
-        let what = "before its own invalidation";
-        assert!(finds(6_000, what, model(false)), "{mistake:?}");
-    }
-    plant(None);
-}
-
-/// What shuttle cannot see, and loom does.
-#[test]
-fn a_post_that_orders_nothing_is_not_found() {
-    plant(Some(Mistake::RelaxedPost));
-    assert!(!finds(200, "", model(false)));
-    plant(None);
 }

@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use address::PhysAddr;
 use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
-use dma_map::planted::{Mistake, plant};
 use dma_map::testing::{DeviceFault, ModelCore, ModelDomain, ModelMemory, TICK, is_strict};
 use dma_map::{DeviceLimits, Direction, DmaMapError, Mapping, Policy, Segment};
 use iova::{Access, Aperture, CHUNK_PAGES, ChunkAllocator, IovaAllocator, IovaPfn, TreeAllocator};
-use random_schedules::{any, fail, finds, has_failed, holds, thread};
+use random_schedules::{any, fail, has_failed, holds, thread};
 
 /// Operations of a core.
 const STEPS: usize = 8;
@@ -400,13 +399,4 @@ fn idle_mappings_are_reused_or_torn_down() {
         DEFERRED.with_reuse(Reuse::Optimistic(IDLE)),
     ];
     holds(1_000, model(ALL));
-}
-
-#[test]
-fn a_flush_that_notes_too_late_is_found() {
-    plant(Some(Mistake::NotesLate));
-    // What is reached is either gone or another's by now.
-    let found = finds(10_000, "page", model(&[DEFERRED]));
-    plant(None);
-    assert!(found);
 }

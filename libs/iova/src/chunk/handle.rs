@@ -328,9 +328,7 @@ impl Local {
     fn say_pinning(&self, page: u64) {
         // Release: a core that collects and sees the next page sees that this pin is done.
         self.pinning.store(page, Ordering::Release);
-        if !planted!(PinsUnfenced) {
-            self.fences.light();
-        }
+        self.fences.light();
     }
 
     /// A pin in another core's chunk, or where strangers have marked something.

@@ -107,13 +107,13 @@ impl Chunk {
     /// Makes the caller the chunk's giver if there is none: whether it is.
     pub(super) fn become_giver(&self, shared: &Shared) -> bool {
         // Acquire: what the last giver wrote is seen.
-        self.tag() & GIVER == 0 && (self.mark(shared, GIVER) & GIVER == 0 || planted!(GivesUnasked))
+        self.tag() & GIVER == 0 && self.mark(shared, GIVER) & GIVER == 0
     }
 
     /// Sets a mark in the tag, and says so to the owner if it has none yet; the tag as it was.
     fn mark(&self, shared: &Shared, mark: u64) -> u64 {
         let before = self.tag_word().fetch_or(mark, Ordering::AcqRel);
-        if before & MARKS == 0 && !planted!(MarksSilently) {
+        if before & MARKS == 0 {
             shared.tell(owner_of(before));
         }
         before
@@ -121,12 +121,11 @@ impl Chunk {
 
     /// The giver lets go.
     pub(super) fn let_go(&self) {
-        let mark = if planted!(LetsGoSilently) { 0 } else { PENDING };
         // Release: the next giver and the owner see what this one gave.
         let _ = self
             .tag_word()
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |tag| {
-                Some(tag & !GIVER | mark)
+                Some(tag & !GIVER | PENDING)
             });
     }
 
@@ -141,8 +140,7 @@ impl Chunk {
             return false;
         }
         // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
-        let is_told = now & pending(word) != 0 || !planted!(TrustsPending);
-        if is_told && (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
+        if (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
             return false;
         }
         // Release: what we did with the range comes before its next use.

@@ -208,15 +208,9 @@ impl CoreZones {
         let page = base / CHUNK_PAGES * CHUNK_PAGES;
         let taken = get(chunk.taken(word));
         let is_owners = |at: &u64| base + at == pinning || chunk.state(base + at).is_pinned();
-        let left = match planted!(IgnoresThePinning) {
-            true => 0,
-            false => bits(given ^ taken | freed)
-                .filter(is_owners)
-                .fold(0, |left, at| left | 1 << at),
-        };
-        if planted!(ClearsTheOwnersMarks) {
-            chunk.tag_word().fetch_and(!pending(word), Ordering::AcqRel);
-        }
+        let left = bits(given ^ taken | freed)
+            .filter(is_owners)
+            .fold(0, |left, at| left | 1 << at);
         let (given, freed) = (given & !left | taken & left, freed & !left);
         self.take_back(chunk, page, lane, word, given, freed);
         if freed != 0 {
@@ -224,9 +218,6 @@ impl CoreZones {
         }
         // Read-modify-write: a remote core that claims after it reads from it, and so sees that the range is gone.
         chunk.claimed(word).fetch_or(0, Ordering::AcqRel);
-        if planted!(ClearsTheOwnersMarks) {
-            chunk.tag_word().fetch_or(pending(word), Ordering::AcqRel);
-        }
     }
 
     /// Lends the chunks of a zone in which remote cores may have freed something to `collect`, and takes note of those that have
@@ -296,7 +287,7 @@ impl CoreZones {
         // Before the words: a mark set after a word was read here is set by a core that then sees the word's bit of `PENDING`
         // clear, because its read-modify-write of the word follows ours. A designated remote freer is there (`GIVER`) until it
         // lets go, which sets all of `PENDING`.
-        if marks != 0 && !planted!(ForgetsMarks) {
+        if marks != 0 {
             chunk.tag_word().fetch_and(!marks, Ordering::AcqRel);
         }
         let mut claimed = 0;
@@ -318,17 +309,9 @@ impl CoreZones {
             }
             // Read-modify-write: a remote core that claims after it reads from it, and so sees `PENDING` clear and sets it. A
             // load might miss a claim whose maker still saw it set.
-            let claims = if planted!(LoadsClaims) {
-                get(chunk.claimed(word))
-            } else {
-                chunk.claimed(word).fetch_or(0, Ordering::AcqRel)
-            };
-            if claims != 0 {
+            if chunk.claimed(word).fetch_or(0, Ordering::AcqRel) != 0 {
                 claimed |= pending(word);
             }
-        }
-        if marks != 0 && planted!(ForgetsMarks) {
-            chunk.tag_word().fetch_and(!marks, Ordering::AcqRel);
         }
         if claimed != 0 {
             // Still pinned by remote cores: the owner's frees must go on looking.

@@ -150,10 +150,7 @@ impl Local {
     /// Makes other cores give up what they do not use, whether they run or not.
     fn relieve_others(&mut self, shared: &Shared, lanes: impl Iterator<Item = usize> + Clone) {
         for (core, other) in shared.cores.iter().enumerate() {
-            if core == self.id.0
-                || other.chunks.load(Ordering::Relaxed) == 0
-                || planted!(SparesTheIdle)
-            {
+            if core == self.id.0 || other.chunks.load(Ordering::Relaxed) == 0 {
                 continue;
             }
             // Not waited for: it works, and may wait for us.

@@ -252,9 +252,6 @@ fn sum(node: &mut Entry) -> bool {
         node.first = kids[0].first;
         node.best = kids.iter().fold(0, |best, kid| best.max(kid.best));
     }
-    if was.1 > 0 && planted!(KeepsFirst) {
-        node.first = was.0;
-    }
     was != (node.first, node.best)
 }
 

@@ -2,7 +2,7 @@
 
 use super::command::{Command, Errno, Protection, Ticket, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
-use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, ZEROES, mutant};
+use super::{BATCH, Book, CLUSTER, FOR_PROCESSORS, READ_AHEAD, Waiter, Wanter, ZEROES};
 
 /// Whether what lies beside a page in the store is read with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,15 +239,13 @@ impl Book {
             // Its slot is given back when it has been written.
             _ => {
                 self.saving -= 1;
-                let outlives = mutant!(self, OfferOutlivesRescue);
                 let entry = self.entry_mut(page);
                 entry.set_place(Place::Nowhere);
                 // What is stored to it from now on stays.
-                entry.set(Mark::Discarded, entry.has(Mark::Discarded) && outlives);
+                entry.set(Mark::Discarded, false);
             }
         }
         let marked = match self.entry(page).place() {
-            Place::Block(_) if mutant!(self, RescuedAsProtected) => Protection::Protected,
             Place::Block(_) => Protection::AsMarked,
             _ => Protection::Writable,
         };

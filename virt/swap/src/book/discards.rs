@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::command::{Command, Ticket};
 use super::entry::{Mark, Page, Place, State};
-use super::{BATCH, Book, mutant};
+use super::{BATCH, Book};
 
 /// Offers that are not answered.
 #[derive(Debug, Default)]
@@ -56,9 +56,6 @@ impl Book {
                 }
                 State::Resident | State::Fetching | State::Filling => {}
             }
-        }
-        if mutant!(self, OffersAnsweredEarly) {
-            left = 0;
         }
         self.discards.offers.push_back((ticket, left));
         self.see_to_discards(0);

@@ -2,7 +2,7 @@
 
 use super::command::{Command, Errno, Seen, Trouble};
 use super::entry::{Block, Mark, Page, Place, Slot, State};
-use super::{BATCH, Book, mutant};
+use super::{BATCH, Book};
 
 impl Book {
     /// Whether the owner is being asked for it, and so may have released it.
@@ -21,7 +21,7 @@ impl Book {
             debug_assert_eq!(self.entry(page).state, State::Resident);
             let is_gone = gone >> nth & 1 != 0;
             self.counts.refused += u64::from(!is_gone);
-            let is_busy = self.busy.contains_key(&page) && !mutant!(self, BusyPagesGo);
+            let is_busy = self.busy.contains_key(&page);
             if !is_gone || is_busy {
                 // Of one that a request began with meanwhile it does not matter what devices stored before.
                 if is_gone {
@@ -37,7 +37,7 @@ impl Book {
                 discarded.push(page);
                 continue;
             }
-            if written >> nth & 1 != 0 && !mutant!(self, DeviceStoresIgnored) {
+            if written >> nth & 1 != 0 {
                 self.leave_place(page);
             }
             self.commands.push(Command::Unmap(page));
@@ -59,21 +59,22 @@ impl Book {
         if self.entry(page).state != State::Soft {
             return;
         }
-        let is_clean = seen.is_clean || mutant!(self, MarkerIgnored);
         self.entry_mut(page).set_crc(seen.crc);
         if seen.is_zero {
             self.counts.dropped_as_zeroes += 1;
             self.leave_place(page);
             self.soft_pages -= 1;
             self.drop_memory(page);
-        } else if is_clean && !self.saves_all && matches!(self.entry(page).place(), Place::Block(_))
+        } else if seen.is_clean
+            && !self.saves_all
+            && matches!(self.entry(page).place(), Place::Block(_))
         {
             self.counts.dropped_to_disk += 1;
             self.soft_pages -= 1;
             self.drop_memory(page);
         } else {
-            let held = is_clean.then(|| self.entry(page).place());
-            let is_silent = is_clean && self.entry(page).has(Mark::Surplus);
+            let held = seen.is_clean.then(|| self.entry(page).place());
+            let is_silent = seen.is_clean && self.entry(page).has(Mark::Surplus);
             self.leave_place(page);
             let Some(slot) = self.slots.take(page) else {
                 self.again_soft(page);
@@ -158,9 +159,6 @@ impl Book {
             && let Some((first, count)) = self.slots.trim()
         {
             self.commands.push(Command::Trim(first, count));
-            if mutant!(self, TrimmedSlotsFreeAtOnce) {
-                self.slots.trimmed(first, count);
-            }
         }
     }
 

@@ -59,39 +59,6 @@ const ZEROES: u32 = 16;
 /// Pages that are on their way to the store at once.
 const SAVES: usize = 64;
 
-/// A mistake of the protocol, made on purpose to see a test find it.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
-    MarkerIgnored,
-    DeviceStoresIgnored,
-    RescuedAsProtected,
-    WriteBeforeFetch,
-    OnePageABlock,
-    EvidenceKeptByARequest,
-    EvidenceKeptWhileAsked,
-    OverlapIgnored,
-    BusyPagesGo,
-    OffersAnsweredEarly,
-    OfferOutlivesRescue,
-    TrimmedSlotsFreeAtOnce,
-}
-
-/// Asks whether the book makes a mistake on purpose; never outside tests.
-macro_rules! mutant {
-    ($book:expr, $mutant:ident) => {{
-        #[cfg(test)]
-        {
-            $book.mutant == Some($crate::book::Mutant::$mutant)
-        }
-        #[cfg(not(test))]
-        {
-            false
-        }
-    }};
-}
-use mutant;
-
 /// On whose behalf a page comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanter {
@@ -153,8 +120,6 @@ pub struct Book {
     troubled: Vec<Page>,
     counts: Counts,
     commands: Vec<Command>,
-    #[cfg(test)]
-    pub(crate) mutant: Option<Mutant>,
 }
 
 impl Book {
@@ -191,8 +156,6 @@ impl Book {
             troubled: Vec::new(),
             counts: Counts::default(),
             commands: Vec::new(),
-            #[cfg(test)]
-            mutant: None,
         }
     }
 

@@ -7,7 +7,7 @@
 //! not leave memory.
 
 use super::entry::{Block, Entry, Mark, Page, Place, State};
-use super::{Book, Command, Op, Protection, Waiter, Wanter, mutant};
+use super::{Book, Command, Op, Protection, Waiter, Wanter};
 
 /// What a request of a disk moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,11 +161,6 @@ impl Book {
         if self.blocks.is_empty() {
             return Vec::new();
         }
-        let most = if mutant!(self, OnePageABlock) {
-            1
-        } else {
-            usize::MAX
-        };
         let Span { first, count, .. } = *span;
         if count as usize > self.entries.len() {
             let last = first.number.saturating_add(count - 1);
@@ -179,20 +174,18 @@ impl Book {
             return changing.map(|(number, _)| Page(number)).collect();
         }
         let blocks = (0..count).filter_map(|nth| first.ahead(nth));
-        let pages = |block| self.blocks.pages(&self.entries, block).take(most);
+        let pages = |block| self.blocks.pages(&self.entries, block);
         blocks.flat_map(pages).collect()
     }
 
     /// Begins a request of either kind when the owner reports it.
     fn begin(&mut self, op: Op, is_write: bool, span: &Span) {
         for page in &span.pages {
-            if !(mutant!(self, EvidenceKeptWhileAsked) && self.is_asked_for(*page)) {
-                self.void_evidence(*page);
-            }
+            self.void_evidence(*page);
         }
         let mut is_void = !span.is_whole;
         for other in self.requests.values_mut() {
-            if (is_write || other.is_write) && other.meets(span) && !mutant!(self, OverlapIgnored) {
+            if (is_write || other.is_write) && other.meets(span) {
                 // A write is not made void by a read.
                 other.is_void |= is_write;
                 is_void |= other.is_write;
@@ -237,7 +230,7 @@ impl Book {
     /// content is, and no device has reached it since it left.
     fn void_evidence(&mut self, page: Page) {
         let is_in_memory = matches!(self.entry(page).state, State::Resident | State::Soft);
-        if is_in_memory && !mutant!(self, EvidenceKeptByARequest) {
+        if is_in_memory {
             self.leave_place(page);
         }
     }
@@ -260,7 +253,7 @@ impl Book {
     }
 
     fn goes_when_all_are_there(&mut self, op: Op, waits: usize) {
-        if waits == 0 || mutant!(self, WriteBeforeFetch) {
+        if waits == 0 {
             self.commands.push(Command::Go(op));
         }
         if let Some(request) = self.requests.get_mut(&op) {
@@ -279,7 +272,7 @@ impl Book {
         if request.span.pages.contains(&page) {
             self.protect(page);
         }
-        if is_over && !mutant!(self, WriteBeforeFetch) {
+        if is_over {
             self.commands.push(Command::Go(op));
         }
     }

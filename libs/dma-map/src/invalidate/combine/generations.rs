@@ -91,11 +91,7 @@ impl Generations {
     #[inline]
     pub(super) fn post(&self) -> Post {
         // Release: pairs with `close`; the cleared entries come before the submission.
-        let order = match planted!(RelaxedPost) {
-            true => Ordering::Relaxed,
-            false => Ordering::AcqRel,
-        };
-        let found = self.posts.open.fetch_add(1, order);
+        let found = self.posts.open.fetch_add(1, Ordering::AcqRel);
         Post {
             generation: found >> STATE_BITS,
             place: found as usize & CORES_MAX,
@@ -140,7 +136,7 @@ impl Generations {
         };
         let found = word.load(Ordering::Relaxed);
         let is_ours = found & PAGES == 0 && found >> PAGES_BITS <= post.generation;
-        if range.pages() > PAGES || !is_ours && !planted!(PutsLate) {
+        if range.pages() > PAGES || !is_ours {
             return;
         }
         let packed = range.first().raw() << PAGES_BITS | range.pages();

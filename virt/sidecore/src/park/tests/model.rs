@@ -6,10 +6,10 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model
 //! ```
 //! The world is small: each driver publishes one or two items. The sidecore sweeps over those whose
-//! probes fire or whose descriptors did, and parks
-//! whenever a sweep found nothing; it ends when it has seen everything. If it sleeps when all
-//! drivers and senders are done and nobody has been notified, a wake-up was lost. A model that cannot fail
-//! proves nothing: [`mutants`] takes single steps away and expects the loss.
+//! probes fire or whose descriptors did, and parks whenever a sweep found nothing; it ends when it
+//! has seen everything. If it sleeps when all drivers and senders are done and without a
+//! notification, a wake-up was lost. A model that cannot fail proves nothing: each patch in
+//! `tests/mutants/sidecore` takes a single step away, and the wake-up is lost.
 
 #![expect(clippy::unwrap_used, reason = "a poisoned lock fails the test")]
 
@@ -247,7 +247,7 @@ const WORLD: World = World {
 };
 
 impl World {
-    /// Explores it with the sidecore's and the senders' steps as `S` says.
+    /// Explores it.
     fn explore(self) {
         let mut builder = Builder::new();
         // `SIDECORE_PREEMPTIONS` for longer searches.
@@ -449,4 +449,12 @@ fn model_two_queues_a_completion_and_a_sender_lose_no_wake_up() {
     EVERYTHING.explore();
 }
 
-mod mutants;
+#[test]
+#[should_panic(expected = "lost wake-up")]
+fn model_notices_a_driver_without_barrier() {
+    World {
+        has_barrier: false,
+        ..EVENT_IDX
+    }
+    .explore();
+}

@@ -9,7 +9,6 @@ use loom::{
 };
 
 use super::*;
-use crate::steps::without;
 
 /// Each thread begins one write, while the watchdog goes to sleep once and nothing wakes it. A
 /// write that is under way then would not be watched.
@@ -57,10 +56,4 @@ fn model_keeps_a_watchdog_awake_that_has_no_fence() {
 #[should_panic(expected = "unwatched write")]
 fn model_notices_a_missing_membarrier() {
     explore(|| true);
-}
-
-#[test]
-#[should_panic(expected = "unwatched write")]
-fn model_notices_writers_that_membarrier_does_not_reach() {
-    without(Step::WritersFence, || explore(full_fence));
 }

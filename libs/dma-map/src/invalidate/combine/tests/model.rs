@@ -7,23 +7,6 @@ use lines::{AtomicBool, AtomicU32};
 
 use super::super::Ticket;
 use super::*;
-use crate::planted::{Mistake, plant};
-
-/// What is planted on this thread, on which loom runs all of its model's, until this is dropped.
-struct Planted;
-
-impl Planted {
-    fn new(mistake: Option<Mistake>) -> Self {
-        plant(mistake);
-        Self
-    }
-}
-
-impl Drop for Planted {
-    fn drop(&mut self) {
-        plant(None);
-    }
-}
 
 /// Hardware that remembers page *i* until it is told to forget it while the entry is clear.
 struct Hardware {
@@ -82,13 +65,12 @@ impl Invalidator for Hardware {
 }
 
 /// `unmaps` of each of `threads` cores.
-fn explore(threads: usize, unmaps: usize, mistake: Option<Mistake>) {
-    explore_stopped(threads, unmaps, mistake, false);
+fn explore(threads: usize, unmaps: usize) {
+    explore_stopped(threads, unmaps, false);
 }
 
 /// `stops`: who submits first is stopped until another core has unmapped all it has.
-fn explore_stopped(threads: usize, unmaps: usize, mistake: Option<Mistake>, stops: bool) {
-    let _planted = Planted::new(mistake);
+fn explore_stopped(threads: usize, unmaps: usize, stops: bool) {
     let mut builder = loom::model::Builder::new();
     // Waiters spin, which costs branches; more preemptions of many unmaps cost minutes.
     builder.preemption_bound = Some(if threads * unmaps > 2 { 2 } else { 4 });
@@ -137,53 +119,28 @@ fn explore_stopped(threads: usize, unmaps: usize, mistake: Option<Mistake>, stop
 
 #[test]
 fn model_nobody_returns_before_his_own_invalidation() {
-    explore(2, 1, None);
+    explore(2, 1);
 }
 
 #[test]
 fn model_two_cores_come_back() {
-    explore(2, 2, None);
+    explore(2, 2);
 }
 
 #[test]
 fn model_three_cores() {
-    explore(3, 1, None);
+    explore(3, 1);
 }
 
 /// Between closing a generation and its report as well.
 #[test]
 fn model_a_core_that_is_stopped_stops_nobody() {
-    explore_stopped(2, 1, None, true);
-    explore_stopped(2, 2, None, true);
-}
-
-#[test]
-#[should_panic(expected = "branches")]
-fn model_catches_a_wait_without_a_bound() {
-    explore_stopped(2, 1, Some(Mistake::NeverLeaves), true);
-}
-
-#[test]
-#[should_panic(expected = "before its own invalidation")]
-fn model_catches_an_answer_before_the_hardware_is_done() {
-    explore(2, 1, Some(Mistake::AnswersEarly));
-}
-
-#[test]
-#[should_panic(expected = "before its own invalidation")]
-fn model_catches_a_post_that_orders_nothing() {
-    explore(2, 1, Some(Mistake::RelaxedPost));
-}
-
-#[test]
-#[should_panic(expected = "before its own invalidation")]
-fn model_catches_a_post_answered_by_a_batch_that_ran_already() {
-    explore(2, 2, Some(Mistake::JoinsLate));
+    explore_stopped(2, 1, true);
+    explore_stopped(2, 2, true);
 }
 
 /// One core leaves its range while another closes that generation and the next.
-fn explore_ranges(mistake: Option<Mistake>) {
-    let _planted = Planted::new(mistake);
+fn explore_ranges() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
@@ -226,11 +183,5 @@ fn explore_ranges(mistake: Option<Mistake>) {
 
 #[test]
 fn model_a_range_is_its_posts() {
-    explore_ranges(None);
-}
-
-#[test]
-#[should_panic(expected = "another's range")]
-fn model_catches_a_range_left_for_a_later_generation() {
-    explore_ranges(Some(Mistake::PutsLate));
+    explore_ranges();
 }

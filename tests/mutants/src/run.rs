@@ -1,0 +1,232 @@
+//! Running mutants one after the other.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::cargo::{self, Binary, Ending};
+use crate::mutant::{Cfg, Expect, Mutant};
+use crate::tree::{self, Copy};
+
+/// Lines of a compiler's or a test's output that a failure shows.
+const SHOWN: usize = 30;
+
+/// Makes mistakes in copies of one tree.
+pub struct Runner {
+    tree: PathBuf,
+    /// Copies and what is built of them, by cfg.
+    work: PathBuf,
+    /// Longest time for a test, without its build.
+    pub limit: Duration,
+    copies: Vec<(Cfg, Copy)>,
+    _alone: File,
+}
+
+/// The outcome of a mutant.
+#[derive(Debug)]
+pub struct Outcome {
+    /// A line on what was seen, if it is as it should be.
+    pub verdict: Result<String, Failure>,
+    /// Copying, building.
+    pub built: Duration,
+    /// The test.
+    pub ran: Duration,
+}
+
+/// A reason for which a mutant does not pass.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Its file says something that it must not.
+    Unreadable(String),
+    /// It does not fit the sources (any more).
+    DoesNotApply(String),
+    /// The compiler's output.
+    DoesNotCompile(String),
+    /// The package has no such test, or ignores it.
+    NoSuchTest(String),
+    /// This test does not find the mistake.
+    Green(String),
+    /// A test notices an edit that it cannot notice; its output.
+    Red(String),
+    /// The test fails, without the text that it should print; that text, and its output.
+    RedForAnotherReason(String, String),
+    /// The test takes too long.
+    TimedOut(Duration),
+    /// Its process ended, by a signal perhaps; how, and its output.
+    Broken(String, String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable(why) => write!(f, "its file: {why}"),
+            Self::DoesNotApply(why) => write!(f, "it does not apply: {why}"),
+            Self::DoesNotCompile(_) => write!(f, "it does not compile"),
+            Self::NoSuchTest(test) => {
+                write!(f, "0 tests ran: there is no {test}, or it is ignored")
+            }
+            Self::Green(test) => write!(f, "the mistake is not found: {test} passes"),
+            Self::Red(_) => write!(f, "an edit that changes nothing is taken for a mistake"),
+            Self::RedForAnotherReason(says, _) => {
+                write!(
+                    f,
+                    "the test fails for another reason: it does not say «{says}»"
+                )
+            }
+            Self::TimedOut(limit) => write!(
+                f,
+                "the test ran longer than {} s, which is no verdict (--limit)",
+                limit.as_secs()
+            ),
+            Self::Broken(how, _) => write!(f, "{how}, which is no verdict"),
+        }
+    }
+}
+
+impl Failure {
+    /// Lines to be shown with it, indented: the last ones of an output.
+    #[must_use]
+    pub fn details(&self) -> String {
+        let output = match self {
+            Self::DoesNotCompile(output)
+            | Self::Red(output)
+            | Self::RedForAnotherReason(_, output)
+            | Self::Broken(_, output) => output,
+            _ => return String::new(),
+        };
+        let lines: Vec<&str> = output.trim().lines().collect();
+        let last = &lines[lines.len().saturating_sub(SHOWN)..];
+        last.iter().map(|line| format!("    {line}\n")).collect()
+    }
+
+    /// Advice, for a patch that has become stale.
+    #[must_use]
+    pub fn advice(&self, name: &str, what: &str) -> Option<String> {
+        let is_stale = matches!(self, Self::DoesNotApply(_) | Self::DoesNotCompile(_));
+        is_stale.then(|| {
+            format!(
+                "    To renew it, make the mistake in the sources by hand («{}»), then\n    \
+                 cargo run --release -p mutants -- --record {name}",
+                what.replace('\n', " ")
+            )
+        })
+    }
+}
+
+impl Runner {
+    /// For the tree at `tree`; copies are kept in `work`.
+    ///
+    /// # Errors
+    /// Another one is running in `work`, or it cannot be made.
+    pub fn new(tree: &Path, work: &Path, limit: Duration) -> Result<Self> {
+        fs::create_dir_all(work)?;
+        let alone = File::create(work.join("lock"))?;
+        rustix::fs::flock(&alone, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+            .with_context(|| format!("another run is using {}", work.display()))?;
+        Ok(Self {
+            tree: tree.to_path_buf(),
+            work: work.to_path_buf(),
+            limit,
+            copies: Vec::new(),
+            _alone: alone,
+        })
+    }
+
+    /// Whether something has been built with a cfg before.
+    #[must_use]
+    pub fn has_built(&self, cfg: Cfg) -> bool {
+        self.target(cfg).is_dir()
+    }
+
+    fn target(&self, cfg: Cfg) -> PathBuf {
+        self.work.join(cfg.name()).join("target")
+    }
+
+    /// The copy for a cfg, made at its first use.
+    fn copy(&mut self, cfg: Cfg) -> Result<&Copy> {
+        let known = self.copies.iter().position(|(of, _)| *of == cfg);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let copy = Copy::of(&self.tree, self.work.join(cfg.name()).join("tree"))?;
+                self.copies.push((cfg, copy));
+                self.copies.len() - 1
+            }
+        };
+        Ok(&self.copies[at].1)
+    }
+
+    /// Makes one mistake in the copy for its cfg, runs its test, and undoes it.
+    ///
+    /// # Errors
+    /// Anything that is not the mutant's fault: no Cargo, no room on the disk.
+    pub fn run(&mut self, mutant: &Mutant) -> Result<Outcome> {
+        let began = Instant::now();
+        let (target, limit) = (self.target(mutant.head.cfg), self.limit);
+        let log = self.work.join("log");
+        let copy = self.copy(mutant.head.cfg)?;
+        let applied = match copy.apply(&mutant.patch) {
+            Ok(applied) => applied,
+            Err(error) if tree::is_misfit(&error) => {
+                return Ok(Outcome {
+                    verdict: Err(Failure::DoesNotApply(format!("{error:#}"))),
+                    built: began.elapsed(),
+                    ran: Duration::ZERO,
+                });
+            }
+            Err(error) => return Err(error),
+        };
+        let binary = cargo::build(copy.root(), &target, &mutant.head);
+        let built = began.elapsed();
+        let verdict = binary.and_then(|binary| match binary {
+            Ok(binary) => test_all(&binary, mutant, &log, limit),
+            Err(errors) => Ok(Err(Failure::DoesNotCompile(errors))),
+        });
+        applied.undo()?;
+        Ok(Outcome {
+            verdict: verdict?,
+            built,
+            ran: began.elapsed() - built,
+        })
+    }
+}
+
+/// Runs the tests of a mutant, up to the first that is not what it should be.
+fn test_all(
+    binary: &Binary,
+    mutant: &Mutant,
+    log: &Path,
+    limit: Duration,
+) -> Result<Result<String, Failure>> {
+    let head = &mutant.head;
+    for test in &head.tests {
+        let ending = binary.run(test, &head.env, log, limit)?;
+        if let Err(failure) = verdict(test, &head.expect, ending, limit) {
+            return Ok(Err(failure));
+        }
+    }
+    let tests = head.tests.join(", ");
+    Ok(Ok(match head.expect {
+        Expect::Red(_) => format!("red: {tests}"),
+        Expect::Green => format!("green, as it should be: {tests}"),
+    }))
+}
+
+/// Judges the end of one test of a mutant.
+fn verdict(test: &str, expect: &Expect, ending: Ending, limit: Duration) -> Result<(), Failure> {
+    match (ending, expect) {
+        (Ending::Failed(printed), Expect::Red(says)) => match printed.contains(says) {
+            true => Ok(()),
+            false => Err(Failure::RedForAnotherReason(says.clone(), printed)),
+        },
+        (Ending::Failed(printed), Expect::Green) => Err(Failure::Red(printed)),
+        (Ending::Passed, Expect::Green) => Ok(()),
+        (Ending::Passed, Expect::Red(_)) => Err(Failure::Green(test.to_string())),
+        (Ending::NoSuchTest, _) => Err(Failure::NoSuchTest(test.to_string())),
+        (Ending::TimedOut, _) => Err(Failure::TimedOut(limit)),
+        (Ending::Broken(broken), _) => Err(Failure::Broken(broken.to_string(), broken.printed)),
+    }
+}
