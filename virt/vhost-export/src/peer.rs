@@ -14,7 +14,7 @@ use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::ring::Watch;
-use vio::{CancelReason, QueueDevice, Visit, feature};
+use vio::{CancelReason, Device, DeviceClass, QueueDevice, Visit, feature};
 
 use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::{DeferredDrop, is_harmless};
@@ -160,7 +160,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn new(
         socket: UnixStream,
         memory: M,
-        device: &impl QueueDevice,
+        device: &Device<impl DeviceClass>,
         log: Arc<Log>,
         deferred: Arc<DeferredDrop>,
     ) -> Result<Self, String> {
@@ -214,7 +214,11 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Takes what the front end has sent, a bounded amount.
-    pub(crate) fn read_socket(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) {
+    pub(crate) fn read_socket(
+        &mut self,
+        device: &mut Device<impl DeviceClass>,
+        turn: &mut Turn<'_>,
+    ) {
         // What it sends meanwhile waits in the socket, as much as that holds; whether it is still there matters now, for
         // a task may wait for as long as a disk does not answer.
         if self.task.is_some() {
@@ -252,7 +256,11 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Looks whether the front end has gone, and takes what it has sent otherwise.
-    pub(crate) fn look_for_end(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) {
+    pub(crate) fn look_for_end(
+        &mut self,
+        device: &mut Device<impl DeviceClass>,
+        turn: &mut Turn<'_>,
+    ) {
         self.notice_end(turn);
         self.read_socket(device, turn);
     }
@@ -376,7 +384,7 @@ impl<M: RegionMemory> Peer<M> {
     /// A visit: rings, calls, and whatever the session waits for.
     pub(crate) fn serve(
         &mut self,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
@@ -438,7 +446,7 @@ impl<M: RegionMemory> Peer<M> {
     /// Calls the drivers that want it, unless more is about to come for the same call.
     fn make_calls(
         &mut self,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         has_more: bool,
@@ -481,7 +489,7 @@ impl<M: RegionMemory> Peer<M> {
     /// Looks whether the task can end.
     fn advance_task(
         &mut self,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
@@ -528,7 +536,7 @@ impl<M: RegionMemory> Peer<M> {
     fn note_wait(
         &mut self,
         task: &Task,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         now: Nanos,
@@ -573,7 +581,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Notes what each ring's word says while nothing is new.
-    fn watch(&mut self, device: &mut impl QueueDevice) {
+    fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
         let mut view = self.memory.view();
         self.is_watched = true;
         let mut count = 0;

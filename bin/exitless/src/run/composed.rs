@@ -9,7 +9,7 @@ use vio::Remote;
 use vio::balloon::Balloon;
 use vio::blk::Blk;
 use vio::net::Net;
-use vio_faults::Rogue;
+use vio_faults::RogueDisk;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
 
@@ -29,7 +29,7 @@ functions! {
         /// A disk.
         Disk(VirtioFunction<Blk>),
         /// A disk that does wrong, for tests of the IOMMU.
-        Rogue(VirtioFunction<Rogue<Blk>>),
+        Rogue(VirtioFunction<RogueDisk>),
         /// A network card.
         Net(VirtioFunction<Net>),
         /// A disk that another process serves.
