@@ -19,10 +19,10 @@ use std::marker::PhantomData;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use guest_mem::{Access, Dma, KeepAlive, Ticket};
+use guest_mem::{Access, Dma, KeepAlive, Stop, Ticket, Wanted};
 
 use crate::device::{Activity, CancelReason, DeviceStats, Interrupt};
-use crate::ring::following::Following;
+use crate::ring::following::{Following, wait_for_all};
 use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation};
 use crate::saved::SavedState;
 use crate::visit::Visit;
@@ -161,6 +161,18 @@ impl<Q> ServedQueue<Q> {
         self.ring.park(Violation::Answer { len, room }.into())
     }
 
+    /// Parks the queue for `stop`, met by an access to one of the buffers in `ranges`, which are all asked for if that one
+    /// is absent. Returns the stop.
+    #[cold]
+    pub fn wait_for<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        stop: Stop,
+        ranges: impl Iterator<Item = Wanted>,
+    ) -> RingStop {
+        self.ring.park(wait_for_all(dma, stop, ranges).into())
+    }
+
     /// Stages what was [answered](Self::answer).
     pub fn stage_answers<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         while let Some(&(token, len)) = self.ended.front() {
@@ -187,6 +199,9 @@ impl<Q> ServedQueue<Q> {
     }
 }
 
+/// What came of one step of a class. A stop has parked the queue.
+pub type Step = Result<Activity, RingStop>;
+
 /// A class of virtio devices. All calls come from the device's thread, and none waits; the module's head says when.
 pub trait DeviceClass: Sized {
     /// Device type number (virtio 1.2 §5).
@@ -206,9 +221,7 @@ pub trait DeviceClass: Sized {
     fn read_config(&self, offset: u64, out: &mut [u8]);
 
     /// Writes device configuration space; writes to read-only fields are ignored.
-    fn write_config(&mut self, offset: u64, data: &[u8]) {
-        let _ = (offset, data);
-    }
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     /// As [`QueueDevice::config_generation`](crate::QueueDevice::config_generation).
     fn config_generation(&self) -> u8 {
@@ -219,15 +232,13 @@ pub trait DeviceClass: Sized {
     fn queue(&self, index: u16, features: u64) -> Option<Self::Queue>;
 
     /// How many chains behind one that waits for absent memory are looked at meanwhile.
-    fn lookahead(&self, index: u16) -> usize {
-        let _ = index;
+    fn lookahead(&self, _index: u16) -> usize {
         0
     }
 
     /// The driver has accepted `features`; `keep` keeps guest memory mapped for as long as asynchronous I/O may use it.
     /// Whether the driver is to hear of the configuration at once.
-    fn begin(&mut self, features: u64, keep: KeepAlive) -> bool {
-        let _ = (features, keep);
+    fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
         false
     }
 
@@ -235,9 +246,7 @@ pub trait DeviceClass: Sized {
     fn reset(&mut self);
 
     /// A queue is gone, and with it what it had taken, of which nothing is in flight.
-    fn forget(&mut self, index: u16, queue: Self::Queue) {
-        let _ = (index, queue);
-    }
+    fn forget(&mut self, _index: u16, _queue: Self::Queue) {}
 
     /// What another instance needs; nothing is in flight, and everything was shown.
     fn save(&self) -> Self::Saved;
@@ -245,16 +254,14 @@ pub trait DeviceClass: Sized {
     /// Goes on with what was taken and stands still.
     fn go_on<E: Environment>(
         &mut self,
-        queue: &mut ServedQueue<Self::Queue>,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
-        let _ = (queue, cx);
+        _queue: &mut ServedQueue<Self::Queue>,
+        _cx: &mut Context<'_, E>,
+    ) -> Step {
         Ok(Activity::Idle)
     }
 
     /// Whether anything may be taken from `queue`, were there something.
-    fn may_take<D: Dma>(&self, queue: &ServedQueue<Self::Queue>, dma: &D) -> bool {
-        let _ = (queue, dma);
+    fn may_take<D: Dma>(&self, _queue: &ServedQueue<Self::Queue>, _dma: &D) -> bool {
         true
     }
 
@@ -263,21 +270,19 @@ pub trait DeviceClass: Sized {
         &mut self,
         queue: &mut ServedQueue<Self::Queue>,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop>;
+    ) -> Step;
 
     /// Asks for all that is known to be wanted of `chain`, which comes behind one that waits.
-    fn ask_ahead<D: Dma>(&self, dma: &mut D, chain: &Chain) -> Access<()> {
-        let _ = (dma, chain);
+    fn ask_ahead<D: Dma>(&self, _dma: &mut D, _chain: &Chain) -> Access<()> {
         Ok(())
     }
 
     /// Collects what has ended, of all queues. Called whatever the service is.
     fn complete<E: Environment>(
         &mut self,
-        queues: &mut [ServedQueue<Self::Queue>],
-        cx: &mut Context<'_, E>,
+        _queues: &mut [ServedQueue<Self::Queue>],
+        _cx: &mut Context<'_, E>,
     ) -> Activity {
-        let _ = (queues, cx);
         Activity::Idle
     }
 
@@ -286,7 +291,7 @@ pub trait DeviceClass: Sized {
         &mut self,
         queue: &mut ServedQueue<Self::Queue>,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    ) -> Step {
         queue.stage_answers(cx.dma)?;
         Ok(Activity::Idle)
     }
@@ -297,8 +302,7 @@ pub trait DeviceClass: Sized {
     }
 
     /// Whether [`go_on`](Self::go_on) or [`finish`](Self::finish) would do something.
-    fn has_taken<D: Dma>(&self, queue: &ServedQueue<Self::Queue>, dma: &D) -> bool {
-        let _ = (queue, dma);
+    fn has_taken<D: Dma>(&self, _queue: &ServedQueue<Self::Queue>, _dma: &D) -> bool {
         false
     }
 
@@ -307,21 +311,18 @@ pub trait DeviceClass: Sized {
         &mut self,
         queue: &mut ServedQueue<Self::Queue>,
         dma: &mut D,
-        now_ns: u64,
+        _now_ns: u64,
     ) -> Result<bool, RingStop> {
-        let _ = now_ns;
         queue.ring.has_available(dma)
     }
 
     /// Whether a chain in `queue` is work by itself; buffers for what has not come are not.
-    fn is_due(&mut self, queue: &ServedQueue<Self::Queue>) -> bool {
-        let _ = queue;
+    fn is_due(&mut self, _queue: &ServedQueue<Self::Queue>) -> bool {
         true
     }
 
     /// Where in `queue` the driver is to ring for new chains.
-    fn arm_at(&self, queue: &ServedQueue<Self::Queue>) -> Ahead {
-        let _ = queue;
+    fn arm_at(&self, _queue: &ServedQueue<Self::Queue>) -> Ahead {
         Ahead::default()
     }
 
@@ -332,19 +333,15 @@ pub trait DeviceClass: Sized {
     fn disarm(&mut self) {}
 
     /// Appends descriptors that are readable while there is work. `is_open` says of a queue whether chains may be taken from it.
-    fn wake_fds(&self, is_open: impl Fn(u16) -> bool, fds: &mut Vec<RawFd>) {
-        let _ = (is_open, fds);
-    }
+    fn wake_fds(&self, _is_open: impl Fn(u16) -> bool, _fds: &mut Vec<RawFd>) {}
 
     /// When a visit is due although nothing has arrived; `now_ns` is when the last one was.
-    fn deadline(&self, now_ns: u64) -> Option<u64> {
-        let _ = now_ns;
+    fn deadline(&self, _now_ns: u64) -> Option<u64> {
         None
     }
 
     /// Whether something of `queue` is in flight.
-    fn is_in_flight(&self, queue: &ServedQueue<Self::Queue>) -> bool {
-        let _ = queue;
+    fn is_in_flight(&self, _queue: &ServedQueue<Self::Queue>) -> bool {
         false
     }
 
@@ -360,20 +357,15 @@ pub trait DeviceClass: Sized {
     }
 
     /// What `ticket` stood for has happened; the ring has heard of it.
-    fn ticket_done(&mut self, queue: &mut ServedQueue<Self::Queue>, ticket: Ticket) {
-        let _ = (queue, ticket);
-    }
+    fn ticket_done(&mut self, _queue: &mut ServedQueue<Self::Queue>, _ticket: Ticket) {}
 
     /// Asks what `reason` concerns of what is in flight to end; how many requests.
-    fn cancel(&mut self, reason: CancelReason) -> u32 {
-        let _ = reason;
+    fn cancel(&mut self, _reason: CancelReason) -> u32 {
         0
     }
 
     /// Guest memory is kept mapped by `keep` from now on.
-    fn set_memory(&mut self, keep: KeepAlive) {
-        let _ = keep;
-    }
+    fn set_memory(&mut self, _keep: KeepAlive) {}
 
     /// Another thread visits from now on.
     fn rebind(&mut self) {}

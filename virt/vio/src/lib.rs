@@ -1,7 +1,7 @@
 //! Virtio devices (virtio 1.2) as pollers: rings, block, network and memory balloon, transport-neutral.
 //!
 //! ```text
-//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ Device ── DeviceClass (blk, net, balloon) ── BlockIo, NetIo …
+//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ Device ── DeviceClass (blk, net, …) ── BlockIo, NetIo …
 //! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
@@ -42,7 +42,7 @@ pub mod throttle;
 pub mod visit;
 
 pub use body::Device;
-pub use class::{Context, DeviceClass, Environment, ServedQueue};
+pub use class::{Context, DeviceClass, Environment, ServedQueue, Step};
 pub use device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue, read_space,
 };

@@ -3,9 +3,8 @@
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::{BalloonClass, BalloonQueue, Progress, Queue, Role, SavedBalloon, roles};
-use crate::class::{Context, DeviceClass, Environment};
-use crate::device::{Activity, read_space};
-use crate::ring::RingStop;
+use crate::class::{Context, DeviceClass, Environment, Step};
+use crate::device::read_space;
 
 /// Offset of `actual` in `struct virtio_balloon_config` (§5.5.4), behind `num_pages`. `free_page_hint_cmd_id` and `poison_val`
 /// follow, which are zero without their features.
@@ -91,11 +90,7 @@ impl DeviceClass for BalloonClass {
         self.goes_on(&queue.own)
     }
 
-    fn serve<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn serve<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         match queue.own.role {
             Role::Statistics => self.take_statistics(queue, cx),
             Role::Inflate | Role::Deflate | Role::Report => self.take_pages(queue, cx),

@@ -5,10 +5,10 @@ use guest_mem::{Dma, Intent, PAGE_SIZE, Perm, Stop};
 use super::pages::{Batch, MAX_PAGES, MAX_RANGES, Numbers, Ram};
 use super::statistics::{ENTRY, MAX_ENTRIES, Statistics};
 use super::{BalloonClass, Progress, Queue, Role};
-use crate::class::{Context, DeviceClass, Environment};
+use crate::class::{Context, DeviceClass, Environment, Step};
 use crate::device::Activity;
+use crate::ring::Chain;
 use crate::ring::following::wait_for_all;
-use crate::ring::{Buffers, Chain, RingStop};
 use crate::visit::cost;
 
 /// Bytes of a page number.
@@ -32,7 +32,7 @@ impl BalloonClass {
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    ) -> Step {
         let Self {
             chain, batch, ram, ..
         } = self;
@@ -92,7 +92,7 @@ impl BalloonClass {
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    ) -> Step {
         if !self.may_take(queue, cx.dma) {
             return Ok(Activity::Idle);
         }
@@ -115,8 +115,8 @@ impl BalloonClass {
                 // It can be used to ask for others all the same.
                 Ok(()) | Err(Stop::Fault(_)) => cx.stats.errors += 1,
                 Err(pending) => {
-                    let pending = wait_for(cx.dma, pending, readable, 0, len);
-                    return Err(queue.ring.park(pending.into()));
+                    let all = readable.wanted(0, len as u32, Intent::Read);
+                    return Err(queue.wait_for(cx.dma, pending, all));
                 }
             }
             queue.own.is_read = true;
@@ -137,19 +137,6 @@ fn charge_chain<E: Environment>(cx: &mut Context<'_, E>, chain: &Chain) {
     let descriptors = chain.descriptors() as u64;
     cx.visit
         .take_request(cost::REQUEST + descriptors * cost::DESCRIPTOR);
-}
-
-/// Asks for `len` bytes of `buffers`, an access to which has answered `stop`; what to wait for.
-#[cold]
-fn wait_for<D: Dma>(
-    dma: &mut D,
-    stop: Stop,
-    buffers: Buffers<'_>,
-    offset: u32,
-    len: usize,
-) -> Stop {
-    let wanted = buffers.wanted(offset, len as u32, Intent::Read);
-    wait_for_all(dma, stop, wanted)
 }
 
 /// Reads page numbers from `progress` on, and puts those that are RAM into `batch`.
@@ -181,7 +168,10 @@ fn read_numbers<D: Dma>(
             looked.progress.is_odd = true;
             return Ok(looked);
         }
-        Err(pending) => return Err(wait_for(dma, pending, readable, progress.done, len)),
+        Err(pending) => {
+            let all = readable.wanted(progress.done, len as u32, Intent::Read);
+            return Err(wait_for_all(dma, pending, all));
+        }
     }
     let (numbers, _) = bytes[..len].as_chunks::<{ PFN as usize }>();
     for number in numbers {

@@ -8,7 +8,7 @@ use guest_mem::{Access, Dma, KeepAlive};
 use super::backend::Transfer;
 use super::slot::{Cancel, Request, WaitingFor};
 use super::{BlkClass, BlkQueue, MAX_AHEAD, Queue, SavedBlk, request};
-use crate::class::{Context, DeviceClass, Environment};
+use crate::class::{Context, DeviceClass, Environment, Step};
 use crate::device::{Activity, CancelReason, read_space};
 use crate::ring::{Chain, RingStop};
 
@@ -94,11 +94,7 @@ impl DeviceClass for BlkClass {
         SavedBlk {}
     }
 
-    fn go_on<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn go_on<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         if queue.own.continuing.is_empty() {
             return Ok(Activity::Idle);
         }
@@ -109,11 +105,7 @@ impl DeviceClass for BlkClass {
         !queue.own.lacks_leases(dma) && queue.own.continuing.is_empty()
     }
 
-    fn serve<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn serve<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         self.take(queue, cx)
     }
 
@@ -139,11 +131,7 @@ impl DeviceClass for BlkClass {
         activity
     }
 
-    fn finish<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn finish<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let Some(&slot) = queue.own.ended.front() else {
             return Ok(Activity::Idle);
         };

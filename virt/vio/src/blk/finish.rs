@@ -8,7 +8,6 @@ use super::slot::Cancel;
 use super::{BlkClass, BlkQueue, Queue};
 use crate::class::{Context, Environment};
 use crate::device::Activity;
-use crate::ring::following::wait_for_all;
 use crate::ring::{RingStop, Violation};
 
 impl BlkClass {
@@ -67,9 +66,9 @@ impl BlkClass {
         let written = match own.answer(slot, cx.dma, &mut *self.io, &self.config.serial) {
             Ok(written) => written,
             Err(stop @ Stop::Pending(_)) => {
-                let stop = wait_for_all(cx.dma, stop, own.unanswered());
+                let stop = queue.wait_for(cx.dma, stop, own.unanswered());
                 self.ask_for_ended(&mut queue.own, cx.dma);
-                return Err(queue.ring.park(stop.into()));
+                return Err(stop);
             }
             // The status byte itself: the driver would take whatever stands there for our answer.
             Err(Stop::Fault(_)) => return Err(queue.ring.park(Violation::Status.into())),

@@ -7,7 +7,7 @@ use super::finish::status_of;
 use super::request::{STATUS_IOERR, STATUS_OK};
 use super::slot::{Cancel, Ready, WaitingFor};
 use super::{BlkClass, BlkQueue, Queue};
-use crate::class::{Context, Environment};
+use crate::class::{Context, Environment, Step};
 use crate::device::Activity;
 use crate::ring::RingStop;
 use crate::visit::cost;
@@ -96,7 +96,7 @@ impl BlkClass {
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    ) -> Step {
         let mut activity = self.finish_parts(queue, cx)?;
         if queue.own.lacks_leases(cx.dma) {
             return Ok(activity);
@@ -117,11 +117,7 @@ impl BlkClass {
     }
 
     /// Of all of them, also of those behind one that waits for room: the buffers that they have are room for it.
-    fn finish_parts<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn finish_parts<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let Self { slab, io, .. } = self;
         let mut activity = Activity::Idle;
         for &slot in &queue.own.continuing {

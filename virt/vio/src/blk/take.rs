@@ -7,9 +7,8 @@ use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, WaitingFor};
 use super::{BlkClass, MAX_TRANSFER, Queue};
-use crate::class::{Context, Environment};
+use crate::class::{Context, Environment, Step};
 use crate::device::Activity;
-use crate::ring::following::wait_for_all;
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::cost;
 
@@ -32,7 +31,7 @@ impl BlkClass {
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    ) -> Step {
         queue.own.waiting_for = None;
         match self.take_one(queue, cx)? {
             Taken::One => return Ok(Activity::Busy),
@@ -49,8 +48,7 @@ impl BlkClass {
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
     ) -> Result<Taken, RingStop> {
-        let ring = &mut queue.ring;
-        if !ring.peek(cx.dma, &mut self.chain)? {
+        if !queue.ring.peek(cx.dma, &mut self.chain)? {
             return Ok(Taken::Nothing);
         }
         if !self.throttle.is_open(cx.visit.now_ns()) {
@@ -58,11 +56,8 @@ impl BlkClass {
         }
         let parsed = match request::parse(cx.dma, &self.chain, &self.limits) {
             Ok(Some(parsed)) => parsed,
-            Ok(None) => return Err(ring.park(Violation::Truncated.into())),
-            Err(stop) => {
-                let stop = wait_for_all(cx.dma, stop, request::wanted(&self.chain));
-                return Err(ring.park(stop.into()));
-            }
+            Ok(None) => return Err(queue.ring.park(Violation::Truncated.into())),
+            Err(stop) => return Err(queue.wait_for(cx.dma, stop, request::wanted(&self.chain))),
         };
         // Room for what cannot be shown at once.
         let Some(slot) = self.free_slot() else {
@@ -120,7 +115,7 @@ impl BlkClass {
                 };
                 let data = chain.writable().wanted(0, len, Intent::Write);
                 let all = data.chain(request::wanted(chain));
-                return Err(queue.ring.park(wait_for_all(cx.dma, stop, all).into()));
+                return Err(queue.wait_for(cx.dma, stop, all));
             }
         };
         match cx.dma.write(parsed.status_at, &[status]) {

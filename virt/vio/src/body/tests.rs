@@ -4,9 +4,9 @@ use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Gpa, PhysMem};
 use serde::{Deserialize, Serialize};
 
-use crate::class::{Context, DeviceClass, Environment, ServedQueue};
+use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::fake_driver::{AnyDriver, CountIrq};
-use crate::ring::{Chain, RingStop, Violation};
+use crate::ring::{Chain, Violation};
 use crate::saved::SavedState;
 use crate::{Activity, Device, QueueDevice, feature};
 
@@ -55,7 +55,7 @@ impl DeviceClass for Liar {
         &mut self,
         queue: &mut ServedQueue<()>,
         cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    ) -> Step {
         if !queue.ring.peek(cx.dma, &mut self.chain)? {
             return Ok(Activity::Idle);
         }

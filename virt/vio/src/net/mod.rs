@@ -28,10 +28,9 @@ pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
 use crate::body::Device;
-use crate::class::{Context, DeviceClass, Environment, ServedQueue};
+use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
 use crate::queue_config::feature;
-use crate::ring::following::wait_for_all;
 use crate::ring::{Ahead, Chain, RingStop, Segment, Violation};
 use crate::saved::SavedState;
 use crate::visit::cost;
@@ -174,11 +173,7 @@ impl Net {
 
 impl NetClass {
     /// Sends one frame.
-    fn transmit<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn transmit<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let chain = &mut self.chains[0];
         if !queue.ring.peek(cx.dma, chain)? {
             return Ok(Activity::Idle);
@@ -193,10 +188,7 @@ impl NetClass {
         let read = match readable.read(cx.dma, HEADER_LEN as u32, frame) {
             Ok(()) => fits,
             Err(Stop::Fault(_)) => false,
-            Err(pending) => {
-                let pending = wait_for_all(cx.dma, pending, wanted(chain));
-                return Err(queue.ring.park(pending.into()));
-            }
+            Err(pending) => return Err(queue.wait_for(cx.dma, pending, wanted(chain))),
         };
         queue.answer(chain, 0);
         cx.stats.requests += 1;
@@ -210,11 +202,7 @@ impl NetClass {
     }
 
     /// Receives one frame.
-    fn receive<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn receive<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         self.rx_empty = !queue.ring.has_available(cx.dma)?;
         if self.rx_empty {
             return Ok(Activity::Idle);
@@ -248,8 +236,7 @@ impl NetClass {
             Err(pending) => {
                 let all = self.segments.iter();
                 let all = all.map(|segment| (segment.iova, segment.len, Intent::Write));
-                let pending = wait_for_all(cx.dma, pending, all);
-                return Err(queue.ring.park(pending.into()));
+                return Err(queue.wait_for(cx.dma, pending, all));
             }
         };
         for (chain, &bytes) in self.chains.iter().zip(&self.takes) {
@@ -305,7 +292,7 @@ impl NetClass {
 }
 
 /// One frame of so many bytes was moved or dropped.
-fn moved<E: Environment>(cx: &mut Context<'_, E>, bytes: u32) -> Result<Activity, RingStop> {
+fn moved<E: Environment>(cx: &mut Context<'_, E>, bytes: u32) -> Step {
     cx.visit
         .take_request(cost::REQUEST + u64::from(bytes) / cost::BYTES_PER_NS);
     Ok(Activity::Busy)
@@ -379,11 +366,7 @@ impl DeviceClass for NetClass {
         }
     }
 
-    fn serve<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn serve<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         match queue.index() {
             RX => self.receive(queue, cx),
             _ => self.transmit(queue, cx),
