@@ -9,8 +9,8 @@
 //! section of the specification says. [`QueueDevice`] is what a transport in the same process needs of either a [`Device`] or
 //! one that another process serves ([`Remote`]).
 //!
-//! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed), `class`, `body`, [`net`],
-//! [`balloon`], [`blk`].
+//! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed), `class`, `body`, [`rng`] (the
+//! smallest one), [`net`], [`balloon`], [`blk`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -37,6 +37,7 @@ pub mod net;
 mod queue_config;
 mod remote;
 pub mod ring;
+pub mod rng;
 mod saved;
 pub mod throttle;
 pub mod visit;

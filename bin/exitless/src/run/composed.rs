@@ -9,6 +9,7 @@ use vio::Remote;
 use vio::balloon::Balloon;
 use vio::blk::Blk;
 use vio::net::Net;
+use vio::rng::Rng;
 use vio_faults::RogueDisk;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
@@ -32,6 +33,8 @@ functions! {
         Rogue(VirtioFunction<RogueDisk>),
         /// A network card.
         Net(VirtioFunction<Net>),
+        /// An entropy device.
+        Rng(VirtioFunction<Rng>),
         /// A disk that another process serves.
         Remote(VirtioFunction<Remote>),
         /// A balloon.
