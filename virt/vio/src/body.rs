@@ -1,11 +1,14 @@
-//! The body of every virtio device: queues that come and go, visits, waits, and what the driver is shown.
+//! The body of every virtio device: queues that come and go, visits, waits, and what the driver is
+//! shown.
 //!
-//! A [`Device`] is its class ([`DeviceClass`]) and this. Its life is drawn in `device.rs`, what a visit asks of the class in
-//! `class.rs`. Here is, once: which queues there are, and which comes first; the [service](Service) and what follows from
-//! it; what parks a queue, and what ends that; looking ahead of a chain that waits; the budget; publishing and its
-//! interrupt; arming; a violation, and notifying the driver of it; counters; the common part of the saved state.
+//! A [`Device`] is its class ([`DeviceClass`]) and this. Its life is drawn in `device.rs`, what a
+//! visit asks of the class in `class.rs`. Here is, once: which queues there are, and which comes
+//! first; the [service](Service) and what follows from it; what parks a queue, and what ends that;
+//! looking ahead of a chain that waits; the budget; publishing and its interrupt; arming; a
+//! violation, and notifying the driver of it; counters; the common part of the saved state.
 //!
-//! `visit` has the parts of a visit. Nothing here allocates or is called through a table, for a request or a visit.
+//! `visit` has the parts of a visit. Nothing here allocates or is called through a table, for a
+//! request or a visit.
 
 mod visit;
 
@@ -35,20 +38,22 @@ struct Core<C: DeviceClass> {
     /// Features the driver accepted; 0 before `begin`.
     accepted: u64,
     queues: Vec<ServedQueue<C::Queue>>,
-    /// The position of the queue that the next visit serves first: the others may find nothing left of the visit.
+    /// The position of the queue that the next visit serves first: the others may find nothing left
+    /// of the visit.
     first: usize,
     service: Service,
-    /// Everything in flight was cancelled, and their ends are not reported: nothing is published any more.
+    /// Everything in flight was cancelled, and their ends are not reported: nothing is published
+    /// any more.
     is_abandoned: bool,
-    /// What broke it, if it is broken.
+    /// Reason why it needs a reset, if it does.
     violation: Option<Violation>,
-    /// The driver is to hear of a change of configuration.
+    /// The driver is to be notified of a change of configuration.
     announce: bool,
     /// The clock at the last visit.
     now_ns: u64,
     /// Scratch of looking ahead.
     chain: Chain,
-    /// What the rings of former activations counted.
+    /// Counters of the rings of former activations.
     rings: RingStats,
 }
 
@@ -93,7 +98,7 @@ impl<C: DeviceClass> Core<C> {
     }
 }
 
-/// What a device is asked by those who serve its rings one by one, for another process.
+/// Methods for owners that serve its rings one by one, for another process.
 impl<C: DeviceClass> Device<C> {
     /// A device of this class.
     pub fn of(class: C) -> Self {
@@ -114,12 +119,12 @@ impl<C: DeviceClass> Device<C> {
         Self { core, stats }
     }
 
-    /// What is particular to its class.
+    /// Lends the class.
     pub fn class(&self) -> &C {
         &self.core.class
     }
 
-    /// What is particular to its class, for what its owner asks of it and no driver does.
+    /// Lends the class, for what its owner asks of it and no driver does.
     pub fn class_mut(&mut self) -> &mut C {
         &mut self.core.class
     }
@@ -134,13 +139,15 @@ impl<C: DeviceClass> Device<C> {
         self.core.accepted != 0
     }
 
-    /// The configuration space has changed: the driver, if there is one, is notified by the next visit.
+    /// The configuration space has changed: the driver, if there is one, is notified by the next
+    /// visit.
     pub fn announce_config(&mut self) {
         self.core.announce |= self.is_live();
     }
 
-    /// A life begins: the driver has accepted `features`; `keep` keeps guest memory mapped for as long as asynchronous I/O
-    /// may use it. There is no queue yet. Of a former life nothing is left.
+    /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped for as
+    /// long as asynchronous I/O may use it. There is no queue yet. Of a former one nothing is
+    /// left.
     ///
     /// # Errors
     /// Features that are not offered, or VERSION_1 missing; requests in flight. Nothing has begun.
@@ -180,12 +187,13 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
-    /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue is gone and
-    /// where it stood is answered. `None`: visit the device, and ask again, for as long as its requests take.
+    /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue
+    /// is gone and where it stood is answered. `None`: visit the device, and ask again, for as long
+    /// as its requests take.
     ///
-    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written any more (its addresses
-    /// fault, or it broke the protocol) is given up once its requests no longer touch memory, and the answer counts what
-    /// could not be shown.
+    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written
+    /// any more (its addresses fault, or it broke the protocol) is given up once its requests no
+    /// longer touch memory, and the answer counts what could not be shown.
     pub fn stop_queue<D: Dma>(
         &mut self,
         index: u16,
@@ -211,8 +219,8 @@ impl<C: DeviceClass> Device<C> {
         })
     }
 
-    /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far as it is still
-    /// the guest's.
+    /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far
+    /// as it is still the guest's.
     ///
     /// # Panics
     /// Perhaps, if a request is in flight.
@@ -228,8 +236,9 @@ impl<C: DeviceClass> Device<C> {
         self.core.class.rebind();
     }
 
-    /// Takes chains while `visit` lasts, shows what has ended, as far as the [service](QueueDevice::set_service) goes.
-    /// `Busy` also if the visit ended before the chains did.
+    /// Takes chains while `visit` lasts, shows what has ended, as far as the
+    /// [service](QueueDevice::set_service) goes. `Busy` also if the visit ended before the chains
+    /// did.
     pub fn visit<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -271,19 +280,21 @@ impl<C: DeviceClass> Device<C> {
         queues.for_each(|queue| each(&mut queue.ring));
     }
 
-    /// What made [`needs_reset`](QueueDevice::needs_reset) true.
+    /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.
     pub fn violation(&self) -> Option<Violation> {
         self.core.violation
     }
 
-    /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every request.
+    /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every
+    /// request.
     pub fn path(&self) -> Option<PathBuf> {
         self.core.class.path()
     }
 
-    /// What another instance needs to go on from here; `None` unless the [service](QueueDevice::set_service) is
-    /// [`Stopped`](Service::Stopped) (or there is no queue), nothing is in flight, and every ended request has been shown
-    /// (otherwise serve on, visit, and try again).
+    /// Saves what another instance needs to go on from here; `None` unless the
+    /// [service](QueueDevice::set_service) is [`Stopped`](Service::Stopped) (or there is no queue),
+    /// nothing is in flight, and every ended request has been shown (otherwise serve on, visit, and
+    /// try again).
     pub fn save(&self) -> Option<SavedDevice<C::Saved>> {
         let Core {
             class,

@@ -1,18 +1,22 @@
-//! What a class of virtio devices adds to the body they share: what its section of the specification says, and no more.
+//! The part of a virtio device that its section of the specification describes, and no more; all else
+//! is the body's, which devices share.
 //!
-//! [`Device`](crate::Device) owns what every device has, and calls a [`DeviceClass`] in this order, once a visit:
+//! [`Device`](crate::Device) owns what every device has, and calls a [`DeviceClass`] in this order,
+//! once a visit:
 //!
 //! ```text
-//! for each queue: go_on ─▶ for each queue: may_take, serve, serve, … ─▶ complete ─▶ for each queue: finish, finish, … ─▶ publish
+//! for each queue: go_on ─▶ for each queue: may_take, serve, serve, … ─▶ complete
+//!                          ─▶ for each queue: finish, finish, … ─▶ publish
 //! ```
 //!
-//! A queue whose ring is parked when its turn comes has neither `serve` nor `finish` called: whatever answers a
-//! [`RingStop`] has parked the ring, and is repeated from its beginning when the ring goes on. The queue that comes first
-//! is another one in each visit.
+//! A queue whose ring is parked when its turn comes has neither `serve` nor `finish` called:
+//! whatever answers a [`RingStop`] has parked the ring, and is repeated from its beginning when the
+//! ring goes on. The queue that comes first is another one in each visit.
 //!
-//! A class never raises an interrupt, publishes, arms a ring or looks at the service: it takes chains
-//! ([`ServedQueue::take`]), reads and writes buffers through the view of memory of its [`Context`], and gives tokens back
-//! ([`ServedQueue::stage`]). What a class answers is checked against what its chain has room for.
+//! A class never raises an interrupt, publishes, arms a ring or looks at the service: it takes
+//! chains ([`ServedQueue::take`]), reads and writes buffers through the view of memory of its
+//! [`Context`], and gives tokens back ([`ServedQueue::stage`]). What a class answers is checked
+//! against what its chain has room for.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -27,7 +31,8 @@ use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation};
 use crate::saved::SavedState;
 use crate::visit::Visit;
 
-/// Types of what a visit lends a device. Further resources of some owners join here, without touching a class.
+/// Types of what a visit lends a device. Further resources of some owners join here, without
+/// touching a class.
 pub trait Environment {
     /// The device's view of guest memory.
     type Dma: Dma;
@@ -48,7 +53,7 @@ pub struct Context<'a, E: Environment> {
     /// The device's view of guest memory.
     pub dma: &'a mut E::Dma,
     pub(crate) irq: &'a mut E::Interrupt,
-    /// What the visit may cost; each piece of work is charged to it.
+    /// Budget of the visit; each piece of work is charged to it.
     pub visit: &'a mut Visit,
     /// The device's counters; those of rings, doorbells and interrupts are counted by the body.
     pub stats: &'a mut DeviceStats,
@@ -103,9 +108,10 @@ pub struct ServedQueue<Q> {
     pub(crate) is_enabled: bool,
     /// Whether its ring was not parked when the last visit came to it.
     pub(crate) runs: bool,
-    /// Answered and not staged yet, with the bytes written: several, where one stands for all or none.
+    /// Answered and not staged yet, with the bytes written: several, where one stands for all or
+    /// none.
     ended: VecDeque<(Token, u32)>,
-    /// What comes behind a chain that waits.
+    /// Chains behind one that waits.
     pub(crate) following: Following,
 }
 
@@ -127,25 +133,27 @@ impl<Q> ServedQueue<Q> {
         self.ring.index()
     }
 
-    /// Consumes `chain`, the first not consumed: its request runs from now on, and gives the token back by
-    /// [`stage`](Self::stage).
+    /// Consumes `chain`, the first not consumed: its request runs from now on, and gives the token
+    /// back by [`stage`](Self::stage).
     #[inline]
     pub fn take(&mut self, chain: &Chain) -> Token {
         self.following.advance();
         self.ring.advance(chain)
     }
 
-    /// Consumes `chain`, into which `len` bytes were written: it is over, and staged by [`finish`](DeviceClass::finish) or
-    /// [`stage_answers`](Self::stage_answers), whichever comes first.
+    /// Consumes `chain`, into which `len` bytes were written: it is over, and staged by
+    /// [`finish`](DeviceClass::finish) or [`stage_answers`](Self::stage_answers), whichever comes
+    /// first.
     pub fn answer(&mut self, chain: &Chain, len: u32) {
         let token = self.take(chain);
         self.ended.push_back((token, len));
     }
 
-    /// The request of `token` is over, with `len` bytes written. After an error it was not staged: give the token again.
+    /// The request of `token` is over, with `len` bytes written. After an error it was not staged:
+    /// give the token again.
     ///
-    /// More bytes than its chain has room for are a mistake of the class: an assertion in debug builds, a device that needs
-    /// a reset in others.
+    /// More bytes than its chain has room for are a mistake of the class: an assertion in debug
+    /// builds, a device that needs a reset in others.
     #[inline]
     pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
         if len > token.writable() {
@@ -161,8 +169,8 @@ impl<Q> ServedQueue<Q> {
         self.ring.park(Violation::Answer { len, room }.into())
     }
 
-    /// Parks the queue for `stop`, met by an access to one of the buffers in `ranges`, which are all asked for if that one
-    /// is absent. Returns the stop.
+    /// Parks the queue for `stop`, met by an access to one of the buffers in `ranges`, which are
+    /// all asked for if that one is absent. Returns the stop.
     #[cold]
     pub fn wait_for<D: Dma>(
         &mut self,
@@ -182,8 +190,8 @@ impl<Q> ServedQueue<Q> {
         Ok(())
     }
 
-    /// Whether what is staged may be shown: not while a part of an answer is missing, nor while the ring itself faults, which
-    /// would only be recorded again.
+    /// Whether what is staged may be shown: not while a part of an answer is missing, nor while the
+    /// ring itself faults, which would only be recorded again.
     pub(crate) fn may_show(&self) -> bool {
         self.ring.staged() != 0 && self.ended.is_empty() && !self.ring.is_faulted()
     }
@@ -199,16 +207,17 @@ impl<Q> ServedQueue<Q> {
     }
 }
 
-/// What came of one step of a class. A stop has parked the queue.
+/// Outcome of one step of a class. A stop has parked the queue.
 pub type Step = Result<Activity, RingStop>;
 
-/// A class of virtio devices. All calls come from the device's thread, and none waits; the module's head says when.
+/// A class of virtio devices. All calls come from the device's thread, and none waits; the module's
+/// head says when.
 pub trait DeviceClass: Sized {
     /// Device type number (virtio 1.2 §5).
     const TYPE: u16;
-    /// What it keeps of each queue.
+    /// State of each queue.
     type Queue;
-    /// What another instance needs to go on, besides what all devices have.
+    /// Saved state, besides what all devices have.
     type Saved: SavedState;
 
     /// Offered features.
@@ -228,27 +237,29 @@ pub trait DeviceClass: Sized {
         0
     }
 
-    /// State of queue `index` that starts; `None`: a driver that accepted `features` has no such queue.
+    /// State of queue `index` that starts; `None`: a driver that accepted `features` has no such
+    /// queue.
     fn queue(&self, index: u16, features: u64) -> Option<Self::Queue>;
 
-    /// How many chains behind one that waits for absent memory are looked at meanwhile.
+    /// Number of chains behind one that waits for absent memory are looked at meanwhile.
     fn lookahead(&self, _index: u16) -> usize {
         0
     }
 
-    /// The driver has accepted `features`; `keep` keeps guest memory mapped for as long as asynchronous I/O may use it.
-    /// Whether the driver is to hear of the configuration at once.
+    /// The driver has accepted `features`; `keep` keeps guest memory mapped for as long as
+    /// asynchronous I/O may use it. Whether the driver is to be notified of the configuration at once.
     fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
         false
     }
 
-    /// Back to the state before [`begin`](Self::begin). Every queue was [forgotten](Self::forget) before.
+    /// Back to the state before [`begin`](Self::begin). Every queue was [forgotten](Self::forget)
+    /// before.
     fn reset(&mut self);
 
     /// A queue is gone, and with it what it had taken, of which nothing is in flight.
     fn forget(&mut self, _index: u16, _queue: Self::Queue) {}
 
-    /// What another instance needs; nothing is in flight, and everything was shown.
+    /// Saves its state; nothing is in flight, and everything was shown.
     fn save(&self) -> Self::Saved;
 
     /// Goes on with what was taken and stands still.
@@ -306,7 +317,8 @@ pub trait DeviceClass: Sized {
         false
     }
 
-    /// Whether [`serve`](Self::serve) would take something of `queue`, which [may be taken](Self::may_take), at `now_ns`.
+    /// Whether [`serve`](Self::serve) would take something of `queue`, which [may be
+    /// taken](Self::may_take), at `now_ns`.
     fn has_work<D: Dma>(
         &mut self,
         queue: &mut ServedQueue<Self::Queue>,
@@ -332,7 +344,8 @@ pub trait DeviceClass: Sized {
     /// Visits go on.
     fn disarm(&mut self) {}
 
-    /// Appends descriptors that are readable while there is work. `is_open` says of a queue whether chains may be taken from it.
+    /// Appends descriptors that are readable while there is work. `is_open` says of a queue whether
+    /// chains may be taken from it.
     fn wake_fds(&self, _is_open: impl Fn(u16) -> bool, _fds: &mut Vec<RawFd>) {}
 
     /// When a visit is due although nothing has arrived; `now_ns` is when the last one was.
@@ -356,7 +369,7 @@ pub trait DeviceClass: Sized {
         true
     }
 
-    /// What `ticket` stood for has happened; the ring has heard of it.
+    /// Completes `ticket`, after the ring has taken it up.
     fn ticket_done(&mut self, _queue: &mut ServedQueue<Self::Queue>, _ticket: Ticket) {}
 
     /// Asks what `reason` concerns of what is in flight to end; how many requests.

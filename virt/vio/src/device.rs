@@ -4,8 +4,8 @@
 //! the device's view of guest memory; what a transport decodes arrives as the other methods. All calls come from one
 //! thread, and none of them waits.
 //!
-//! There is one life, whatever the transport. The methods below are those of [`QueueDevice`], and the others of
-//! [`Device`](crate::Device):
+//! There is one order of calls, whatever the transport. Methods are those of [`QueueDevice`], and the
+//! others of [`Device`](crate::Device):
 //!
 //! ```text
 //! begin ─▶ add_queue … ─▶ visit, kick, ticket_done … ─▶ stop_queue … ─▶ reset
@@ -131,8 +131,8 @@ impl DeviceStats {
     }
 }
 
-/// A virtio device as a transport of its owner's sees it, owned and visited by one thread. The module's head says who calls
-/// what, and when.
+/// A virtio device as a transport in its owner's process sees it, owned and visited by one thread. The
+/// module's head says who calls what, and when.
 pub trait QueueDevice {
     /// Device type number (virtio 1.2 §5): 1 network, 2 block, 5 memory balloon.
     fn device_type(&self) -> u16;
@@ -155,12 +155,13 @@ pub trait QueueDevice {
         0
     }
 
-    /// DRIVER_OK: a life begins with these queues, each from its start. `keep` keeps guest memory mapped for as long as
-    /// asynchronous I/O may use it. Of a former life nothing is left; after an error nothing has begun.
+    /// Begins at DRIVER_OK with these queues, each from its start. `keep` keeps guest memory mapped for
+    /// as long as asynchronous I/O may use it. Of a former activation nothing is left; after an error
+    /// nothing has begun.
     ///
     /// # Errors
-    /// Features that are not offered, or VERSION_1 missing; requests in flight; queues that there are not, or that are laid
-    /// out wrongly.
+    /// Features that are not offered, or VERSION_1 missing; requests in flight; queues that there are
+    /// not, or that are laid out wrongly.
     fn activate(
         &mut self,
         features: u64,
@@ -176,7 +177,7 @@ pub trait QueueDevice {
     /// cancelled has not failed, and a successor may run it again. A pause cancels nothing.
     fn cancel(&mut self, reason: CancelReason) -> u32;
 
-    /// The life is over: back to the state before [`activate`](Self::activate).
+    /// Ends the activation: back to the state before [`activate`](Self::activate).
     ///
     /// # Panics
     /// If a request is in flight: it would write into freed guest memory.

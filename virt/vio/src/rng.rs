@@ -3,10 +3,12 @@
 //! *Advertised*: INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM, RING_PACKED.
 //! *Not implemented*: anything else, of which the specification has nothing for this type.
 //!
-//! A request is a chain of device-writable buffers, and gets between one byte and [`MAX_ANSWER`] (§5.4.6.1 allows less than
-//! the buffer has), whatever its length: nothing is in flight, and no request costs more than another. A source that has
-//! nothing at the moment, and the rate limit, leave the request in the ring until a deadline. A chain without a writable
-//! buffer, or one that faults, is given back with length 0. Random bytes that were written before a wait are drawn anew.
+//! A request is a chain of device-writable buffers, and gets between one byte and [`MAX_ANSWER`]
+//! (§5.4.6.1 allows less than the buffer has), whatever its length: nothing is in flight, and no
+//! request costs more than another. A source that has nothing at the moment, and the rate limit,
+//! leave the request in the ring until a deadline. A chain without a writable buffer, or one that
+//! faults, is given back with length 0. Random bytes that were written before a wait are drawn
+//! anew.
 
 use guest_mem::{Dma, Intent, Stop};
 use serde::{Deserialize, Serialize};
@@ -47,7 +49,7 @@ impl EntropySource for HostEntropy {
 /// A virtio entropy device.
 pub type Rng = Device<RngClass>;
 
-/// What is particular to entropy devices.
+/// Class of entropy devices: the part of the device that is particular to them.
 pub struct RngClass {
     source: Box<dyn EntropySource>,
     throttle: Throttle,
@@ -56,7 +58,7 @@ pub struct RngClass {
     chain: Chain,
 }
 
-/// What an entropy device adds to its saved state: nothing.
+/// Part of the saved state that only entropy devices have: nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedRng {}
 

@@ -1,13 +1,15 @@
 //! What a device's state comes down to, for snapshots: plain, versioned, without live handles.
 //!
-//! *Derived, therefore absent*: cached windows (made anew on first use), whether a queue is parked (its
-//! next access finds out), how far a chain in the available ring was worked off (it is begun again), a balloon's statistics
-//! (they are in the available ring), counters. *Absent by precondition*: requests in flight, and ended ones
-//! not yet in the used ring; a device is saved quiesced. *The owner's business*: the back end and its
-//! configuration, a balloon's target, feature bits and registers that only the transport holds.
+//! *Derived, therefore absent*: cached windows (made anew on first use), whether a queue is parked
+//! (its next access finds out), how far a chain in the available ring was worked off (it is begun
+//! again), a balloon's statistics (they are in the available ring), counters. *Absent by
+//! precondition*: requests in flight, and ended ones not yet in the used ring; a device is saved
+//! quiesced. *The owner's business*: the back end and its configuration, a balloon's target,
+//! feature bits and registers that only the transport holds.
 //!
-//! Decoding answers an error that names what was found and what is expected where the version, the type of device, or the
-//! version of its class is another one. Left out: making a device from it, which comes with restoring machines.
+//! Decoding answers an error that names what was found and what is expected where the version, the
+//! type of device, or the version of its class is another one. Left out: making a device from it,
+//! which comes with restoring machines.
 
 use std::fmt::Display;
 
@@ -25,7 +27,8 @@ pub trait SavedState: Serialize + DeserializeOwned {
     const VERSION: u32;
 }
 
-/// A quiesced device, of a class whose state is `S`. What decoding checks comes first, in this order.
+/// A quiesced device, of a class whose state is `S`. What decoding checks comes first, in this
+/// order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound = "S: SavedState")]
 pub struct SavedDevice<S> {
@@ -44,7 +47,7 @@ pub struct SavedDevice<S> {
     pub needs_reset: bool,
     /// The enabled queues; none before activation.
     pub queues: Vec<SavedQueue>,
-    /// What its class adds.
+    /// State of its class.
     pub class: S,
 }
 
@@ -93,9 +96,11 @@ pub struct SavedQueue {
     pub avail: u64,
     /// IOVA of the used ring or the device's event suppression structure.
     pub used: u64,
-    /// Split: the available entry to take next, modulo 2^16. Packed: the descriptor, with the wrap counter in bit 15.
+    /// Split: the available entry to take next, modulo 2^16. Packed: the descriptor, with the wrap
+    /// counter in bit 15.
     pub next_avail: u16,
-    /// Split: the used entry to write next, modulo 2^16. Packed: the descriptor, with the wrap counter in bit 15.
+    /// Split: the used entry to write next, modulo 2^16. Packed: the descriptor, with the wrap
+    /// counter in bit 15.
     pub next_used: u16,
 }
 

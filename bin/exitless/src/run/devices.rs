@@ -48,7 +48,8 @@ const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 const DISK_DEPTH: u32 = 256;
 /// Entries of a network queue.
 const NET_QUEUE: u16 = 256;
-/// What a guest may draw of the host's random bytes, for which the sidecore's time goes: far more than a pool is seeded with.
+/// Limit on the host's random bytes that a guest draws, which cost the sidecore's time: far more
+/// than a pool is seeded with.
 const RNG_LIMITS: RateLimits = RateLimits {
     operations: None,
     bytes: Some(Rate {

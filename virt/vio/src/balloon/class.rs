@@ -1,4 +1,4 @@
-//! What the body of a device asks of a balloon.
+//! The hooks of a balloon, which the body of devices calls.
 
 use guest_mem::{Dma, KeepAlive, Ticket};
 
@@ -6,13 +6,13 @@ use super::{BalloonClass, BalloonQueue, Progress, Queue, Role, SavedBalloon, rol
 use crate::class::{Context, DeviceClass, Environment, Step};
 use crate::device::read_space;
 
-/// Offset of `actual` in `struct virtio_balloon_config` (§5.5.4), behind `num_pages`. `free_page_hint_cmd_id` and `poison_val`
-/// follow, which are zero without their features.
+/// Offset of `actual` in `struct virtio_balloon_config` (§5.5.4), behind `num_pages`.
+/// `free_page_hint_cmd_id` and `poison_val` follow, which are zero without their features.
 const ACTUAL: usize = 4;
 
 impl BalloonClass {
-    /// Whether the next chain is to be looked at. Statistics stay in the ring until new ones are wanted, and a chain whose
-    /// pages are being dropped until that is done.
+    /// Whether the next chain is to be looked at. Statistics stay in the ring until new ones are
+    /// wanted, and a chain whose pages are being dropped until that is done.
     fn goes_on(&self, queue: &BalloonQueue) -> bool {
         let is_kept = queue.is_read && !self.wants_statistics;
         !is_kept && queue.dropping.is_none()
@@ -68,7 +68,8 @@ impl DeviceClass for BalloonClass {
         })
     }
 
-    /// The driver may have looked at the target long ago, when there was none to notify of a change.
+    /// The driver may have looked at the target long ago, when there was none to notify of a
+    /// change.
     fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
         self.target != 0
     }

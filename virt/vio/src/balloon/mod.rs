@@ -45,8 +45,8 @@
 //! guest-physical. The device uses whatever view it is lent: behind a unit that translates, its rings would fault. Its function
 //! must lie outside such a unit's scope, and then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name any page.
 //!
-//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `class` (what the body asks of it),
-//! `take` (steps of a chain), `pages`, `statistics`.
+//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `class`
+//! (what the body asks of it), `take` (steps of a chain), `pages`, `statistics`.
 
 mod class;
 mod pages;
@@ -185,7 +185,7 @@ struct Progress {
     is_odd: bool,
 }
 
-/// What a balloon keeps of a queue.
+/// State of one queue of a balloon.
 pub struct BalloonQueue {
     role: Role,
     progress: Progress,
@@ -200,7 +200,7 @@ type Queue = ServedQueue<BalloonQueue>;
 /// A virtio memory balloon.
 pub type Balloon = Device<BalloonClass>;
 
-/// What is particular to balloons.
+/// Class of balloons: the part of the device that is particular to them.
 pub struct BalloonClass {
     features: u64,
     queue_sizes: Vec<u16>,
@@ -221,7 +221,7 @@ pub struct BalloonClass {
     counts: BalloonCounts,
 }
 
-/// What a balloon adds to its saved state.
+/// Part of the saved state that only balloons have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBalloon {
     /// Pages in the balloon, as its driver has written into the configuration space.

@@ -1,4 +1,4 @@
-//! What the body of a device asks of a block device.
+//! The hooks of a block device, which the body of devices calls.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ impl BlkClass {
         cx.stats.cancelled += u64::from(count);
     }
 
-    /// Whether the queue waits for a slot, and some are taken: those come back when their requests end or their parked queue
-    /// goes on, and both wake the device.
+    /// Whether the queue waits for a slot, and some are taken: those come back when their requests
+    /// end or their parked queue goes on, and both wake the device.
     fn waits_for_slot(&self, queue: &BlkQueue) -> bool {
         queue.waiting_for == Some(WaitingFor::Slot) && self.free.len() < self.slab.len()
     }
@@ -159,7 +159,7 @@ impl DeviceClass for BlkClass {
         Ok(may && queue.ring.has_available(dma)? && self.throttle.is_open(now_ns))
     }
 
-    /// Also when no chain is taken: what is in flight must be harvested.
+    /// Also when no chain is taken: completions must be reaped.
     fn arm(&mut self) {
         self.io.arm();
     }
@@ -186,13 +186,14 @@ impl DeviceClass for BlkClass {
         self.in_flight
     }
 
-    /// Of a stopped device: what is bounced reaches guest memory in a visit, and visits show nothing until it is served again.
+    /// Of a stopped device: what is bounced reaches guest memory in a visit, and visits show
+    /// nothing until it is served again.
     fn touches_memory(&self) -> bool {
         self.io.transfer() == Transfer::Direct
     }
 
-    /// One that cannot be cancelled goes on, and but for [`CancelReason::Unmap`] nothing follows from that but the wait for its
-    /// end.
+    /// One that cannot be cancelled goes on, and but for [`CancelReason::Unmap`] nothing follows
+    /// from that but the wait for its end.
     fn cancel(&mut self, reason: CancelReason) -> u32 {
         match reason {
             CancelReason::Unmap => {

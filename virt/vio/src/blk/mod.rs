@@ -191,7 +191,7 @@ impl BlkQueue {
 /// A virtio block device.
 pub type Blk = Device<BlkClass>;
 
-/// What is particular to block devices.
+/// Class of block devices: the part of the device that is particular to them.
 pub struct BlkClass {
     config: BlkConfig,
     features: u64,
@@ -214,7 +214,7 @@ pub struct BlkClass {
     lines: LineBudget,
 }
 
-/// What a block device adds to its saved state: nothing, its contents are the back end's.
+/// Part of the saved state that only block devices have: nothing, their contents are the back end's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBlk {}
 

@@ -40,7 +40,7 @@ impl BlkClass {
         }
     }
 
-    /// What runs in `slot` has ended. `queue`: its own, if that was not given up in the meantime.
+    /// Ends what runs in `slot`. `queue`: its own, if that was not removed in the meantime.
     pub(super) fn end_part<E: Environment>(
         &mut self,
         queue: Option<&mut BlkQueue>,

@@ -65,7 +65,7 @@ impl DeviceClass for Liar {
     }
 }
 
-/// What comes of two chains, of which the second has room for nothing.
+/// Serves two chains, of which the second has room for nothing.
 fn serve(excess: u32, features: u64) -> (Device<Liar>, AnyDriver<ArrayMem>, CountIrq) {
     let mem = ArrayMem::new(1 << 20);
     let chain = Chain::new();

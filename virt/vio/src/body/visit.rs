@@ -42,15 +42,16 @@ impl<C: DeviceClass> Core<C> {
         }
     }
 
-    /// The queue whose turn is the `turn`-th, of at least one; `turn` is at most their number, and `first` below it.
+    /// The queue whose turn is the `turn`-th, of at least one; `turn` is at most their number, and
+    /// `first` below it.
     fn turn(&self, turn: usize) -> usize {
         let at = self.first + turn;
         let count = self.queues.len();
         if at >= count { at - count } else { at }
     }
 
-    /// The first part for queue `at`: what an earlier visit could not show, and what was taken then; whether anything was
-    /// done.
+    /// The first part for queue `at`: what an earlier visit could not show, and what was taken
+    /// then; whether anything was done.
     fn go_on<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         queue.ring.retry(cx.visit.now_ns());

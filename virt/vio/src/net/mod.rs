@@ -95,7 +95,7 @@ pub type Net = Device<NetClass>;
 /// One direction, of which nothing is kept but the ring.
 type Queue = ServedQueue<()>;
 
-/// What is particular to network devices.
+/// Class of network devices: the part of the device that is particular to them.
 pub struct NetClass {
     features: u64,
     queue_sizes: [u16; 2],
@@ -119,7 +119,7 @@ pub struct NetClass {
     takes: Vec<u32>,
 }
 
-/// What a network device adds to its saved state.
+/// Part of the saved state that only network devices have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedNet {
     /// A frame received and not yet delivered.

@@ -1,4 +1,4 @@
-//! What decoding refuses, and what it says of it.
+//! Saved state that decoding refuses, and the message.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn saved<S: SavedState>(class: S) -> SavedDevice<S> {
     }
 }
 
-/// What decoding `text` as a device whose class's state is `S` says, but for where in the text that is.
+/// Message of decoding `text` as a device whose class's state is `S`, without the place in the text.
 fn refusal<S: SavedState>(text: &str) -> String {
     let decoded = serde_json::from_str::<SavedDevice<S>>(text);
     let message = decoded.err().expect("an error").to_string();
