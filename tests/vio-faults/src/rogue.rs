@@ -4,9 +4,11 @@
 //! issue (`dd … skip=SECTOR`). The rogue access is made through the device's own view, while it
 //! holds the request: just before it writes a status byte. Then the request completes as it should.
 //!
-//! The device's class is wrapped, which knows nothing of it, and the body around it is that of every
-//! device. The class's accesses to memory pass through a [`Dma`] that recognizes them by their lengths: a read of 16 bytes is a request's header, what is read or leased behind it are its data, a write of one byte is a
-//! status. A request that is looked at twice before it is taken (no room, a wait) attacks all the same once.
+//! The device's class is wrapped, which knows nothing of it, and the body around it is that of
+//! every device. The class's accesses to memory pass through a [`Dma`] that recognizes them by
+//! their lengths: a read of 16 bytes is a request's header, what is read or leased behind it are
+//! its data, a write of one byte is a status. A request that is looked at twice before it is taken
+//! (no room, a wait) attacks all the same once.
 
 use std::marker::PhantomData;
 use std::os::fd::RawFd;

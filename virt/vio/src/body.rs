@@ -145,9 +145,9 @@ impl<C: DeviceClass> Device<C> {
         self.core.announce |= self.is_live();
     }
 
-    /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped for as
-    /// long as asynchronous I/O may use it. There is no queue yet. Of a former one nothing is
-    /// left.
+    /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
+    /// for as long as asynchronous I/O may use it. There is no queue yet. Of a former one nothing
+    /// is left.
     ///
     /// # Errors
     /// Features that are not offered, or VERSION_1 missing; requests in flight. Nothing has begun.

@@ -1,5 +1,5 @@
-//! The part of a virtio device that its section of the specification describes, and no more; all else
-//! is the body's, which devices share.
+//! The part of a virtio device that its section of the specification describes, and no more; all
+//! else is the body's, which devices share.
 //!
 //! [`Device`](crate::Device) owns what every device has, and calls a [`DeviceClass`] in this order,
 //! once a visit:
@@ -247,7 +247,8 @@ pub trait DeviceClass: Sized {
     }
 
     /// The driver has accepted `features`; `keep` keeps guest memory mapped for as long as
-    /// asynchronous I/O may use it. Whether the driver is to be notified of the configuration at once.
+    /// asynchronous I/O may use it. Whether the driver is to be notified of the configuration at
+    /// once.
     fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
         false
     }

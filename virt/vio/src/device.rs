@@ -1,11 +1,11 @@
 //! What every virtio device here is: queues that come and go, visits that serve them, and a way to stop.
 //!
-//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore) [visits](crate::Device::visit) it with
-//! the device's view of guest memory; what a transport decodes arrives as the other methods. All calls come from one
-//! thread, and none of them waits.
+//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore)
+//! [visits](crate::Device::visit) it with the device's view of guest memory; what a transport
+//! decodes arrives as the other methods. All calls come from one thread, and none of them waits.
 //!
-//! There is one order of calls, whatever the transport. Methods are those of [`QueueDevice`], and the
-//! others of [`Device`](crate::Device):
+//! There is one order of calls, whatever the transport. Methods are those of [`QueueDevice`], and
+//! the others of [`Device`](crate::Device):
 //!
 //! ```text
 //! begin ─▶ add_queue … ─▶ visit, kick, ticket_done … ─▶ stop_queue … ─▶ reset
@@ -131,8 +131,8 @@ impl DeviceStats {
     }
 }
 
-/// A virtio device as a transport in its owner's process sees it, owned and visited by one thread. The
-/// module's head says who calls what, and when.
+/// A virtio device as a transport in its owner's process sees it, owned and visited by one thread.
+/// The module's head says who calls what, and when.
 pub trait QueueDevice {
     /// Device type number (virtio 1.2 §5): 1 network, 2 block, 5 memory balloon.
     fn device_type(&self) -> u16;
@@ -155,13 +155,13 @@ pub trait QueueDevice {
         0
     }
 
-    /// Begins at DRIVER_OK with these queues, each from its start. `keep` keeps guest memory mapped for
-    /// as long as asynchronous I/O may use it. Of a former activation nothing is left; after an error
-    /// nothing has begun.
+    /// Begins at DRIVER_OK with these queues, each from its start. `keep` keeps guest memory mapped
+    /// for as long as asynchronous I/O may use it. Of a former activation nothing is left; after an
+    /// error nothing has begun.
     ///
     /// # Errors
-    /// Features that are not offered, or VERSION_1 missing; requests in flight; queues that there are
-    /// not, or that are laid out wrongly.
+    /// Features that are not offered, or VERSION_1 missing; requests in flight; queues that there
+    /// are not, or that are laid out wrongly.
     fn activate(
         &mut self,
         features: u64,
@@ -183,9 +183,9 @@ pub trait QueueDevice {
     /// If a request is in flight: it would write into freed guest memory.
     fn reset(&mut self);
 
-    /// Takes what the driver makes available and shows what has ended, as far as the [service](Self::set_service) goes and for
-    /// as long as a visit of an owner that counts no costs lasts. `Busy` also if it ended before the chains did. `now_ns` is
-    /// any monotonic clock.
+    /// Takes what the driver makes available and shows what has ended, as far as the
+    /// [service](Self::set_service) goes and for as long as a visit of an owner that counts no
+    /// costs lasts. `Busy` also if it ended before the chains did. `now_ns` is any monotonic clock.
     fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity;
 
     /// The driver rang the doorbell of `queue`; a queue whose ring faulted tries again at once.

@@ -5,12 +5,13 @@
 //! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
-//! [`Device`] is the body of every device here: queues, service, waits, publishing, counters. A [`DeviceClass`] adds what its
-//! section of the specification says. [`QueueDevice`] is what a transport in the same process needs of either a [`Device`] or
-//! one that another process serves ([`Remote`]).
+//! [`Device`] is the body of every device here: queues, service, waits, publishing, counters. A
+//! [`DeviceClass`] adds what its section of the specification says. [`QueueDevice`] is what a
+//! transport in the same process needs of either a [`Device`] or one that another process serves
+//! ([`Remote`]).
 //!
-//! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed), `class`, `body`, [`rng`] (the
-//! smallest one), [`net`], [`balloon`], [`blk`].
+//! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed),
+//! `class`, `body`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad

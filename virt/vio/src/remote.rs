@@ -65,7 +65,8 @@ pub trait RemoteDevice: Send {
     fn wake_fd(&self) -> RawFd;
 }
 
-/// A [`RemoteDevice`] as a device. Its rings are only described here, and the other side is given all of them together.
+/// A [`RemoteDevice`] as a device. Its rings are only described here, and the other side is given
+/// all of them together.
 pub struct Remote {
     device: Box<dyn RemoteDevice>,
     service: Service,

@@ -87,7 +87,8 @@ impl BalloonClass {
         Ok(Activity::Busy)
     }
 
-    /// Reads the statistics that the driver has left, and gives it its buffer back if new ones are wanted.
+    /// Reads the statistics that the driver has left, and gives it its buffer back if new ones are
+    /// wanted.
     pub(super) fn take_statistics<E: Environment>(
         &mut self,
         queue: &mut Queue,

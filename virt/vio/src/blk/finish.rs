@@ -82,8 +82,8 @@ impl BlkClass {
         Ok(())
     }
 
-    /// While the first request of a queue that has ended waits to be answered: asks for what answering the others will
-    /// want, each once. There are as many as the back end is deep.
+    /// While the first request of a queue that has ended waits to be answered: asks for what
+    /// answering the others will want, each once. There are as many as the back end is deep.
     #[cold]
     fn ask_for_ended<D: Dma>(&mut self, queue: &mut BlkQueue, dma: &mut D) {
         let BlkQueue { ended, asked, .. } = queue;

@@ -12,9 +12,9 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
-//! Reading order: this file (what a device is made of), `class` (what the body asks of it), `take`, `slot`,
-//! `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block device behind it;
-//! [`WorkQueue`], for back ends that have threads.
+//! Reading order: this file (what a device is made of), `class` (what the body asks of it), `take`,
+//! `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block
+//! device behind it; [`WorkQueue`], for back ends that have threads.
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
@@ -214,7 +214,8 @@ pub struct BlkClass {
     lines: LineBudget,
 }
 
-/// Part of the saved state that only block devices have: nothing, their contents are the back end's.
+/// Part of the saved state that only block devices have: nothing, their contents are the back
+/// end's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBlk {}
 

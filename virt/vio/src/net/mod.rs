@@ -377,8 +377,8 @@ impl DeviceClass for NetClass {
         dma.gather(wanted(chain))
     }
 
-    /// Where there was no buffer, the owner may have asked for our descriptors already, when they were left out: the poll
-    /// that follows puts them back.
+    /// Where there was no buffer, the owner may have asked for our descriptors already, when they
+    /// were left out: the poll that follows puts them back.
     fn has_work<D: Dma>(
         &mut self,
         queue: &mut Queue,
