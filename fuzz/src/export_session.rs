@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore::{Activity, Departure, Nanos, Poller, Probe, Turn, Wakes};
 use vhost_export::{Export, ExportConfig, RingProbe};
-use vio::blk::{Blk, BlkConfig, MemDisk, Transfer};
+use vio::blk::{Blk, BlkClass, BlkConfig, MemDisk, Transfer};
 
 use crate::held_disk::{Control, HeldDisk};
 use crate::{Input, fds};
@@ -64,7 +64,7 @@ pub fn run(data: &[u8]) {
 
 struct World {
     choice: u8,
-    export: Export<Blk>,
+    export: Export<BlkClass>,
     control: Option<Control>,
     address: SocketAddr,
     wakes: Wakes,
@@ -114,7 +114,7 @@ fn device(choice: u8) -> (Blk, Option<Control>) {
     (made.0.expect("the configuration is valid"), made.1)
 }
 
-fn export(choice: u8, wakes: &mut Wakes) -> (Export<Blk>, Option<Control>, SocketAddr) {
+fn export(choice: u8, wakes: &mut Wakes) -> (Export<BlkClass>, Option<Control>, SocketAddr) {
     let (blk, control) = device(choice);
     let (listener, address) = listener();
     let config = ExportConfig {
@@ -196,7 +196,7 @@ impl World {
         self.front_end.receive();
     }
 
-    fn turn(&mut self, budget: u64, body: impl FnOnce(&mut Export<Blk>, &mut Turn<'_>)) {
+    fn turn(&mut self, budget: u64, body: impl FnOnce(&mut Export<BlkClass>, &mut Turn<'_>)) {
         if self.is_armed {
             self.is_armed = false;
             self.export.disarm();

@@ -27,6 +27,7 @@ const MODULES: &[&str] = &[
     "virtio_blk",
     "virtio_net",
     "virtio_balloon",
+    "virtio_rng",
     "button",
     "evdev",
     "pvpanic_mmio",

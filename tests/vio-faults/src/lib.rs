@@ -14,6 +14,6 @@ mod store;
 
 pub use latency::LatencyDisk;
 pub use panic::PanicDisk;
-pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueStats};
+pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueDisk, RogueStats};
 pub use slow::{SlowControl, SlowDisk};
 pub use store::{FaultyStore, StoreFault};

@@ -4,23 +4,24 @@
 //! issue (`dd … skip=SECTOR`). The rogue access is made through the device's own view, while it
 //! holds the request: just before it writes a status byte. Then the request completes as it should.
 //!
-//! The wrapped device knows nothing of it. Its accesses to memory pass through a [`Dma`] that recognizes them by their lengths:
-//! a read of 16 bytes is a request's header, what is read or leased behind it are its data, a write of one byte is a
-//! status. A request that is looked at twice before it is taken (no room, a wait) attacks all the same once.
+//! The device's class is wrapped, which knows nothing of it, and the body around it is that of
+//! every device. The class's accesses to memory pass through a [`Dma`] that recognizes them by
+//! their lengths: a read of 16 bytes is a request's header, what is read or leased behind it are
+//! its data, a write of one byte is a status. A request that is looked at twice before it is taken
+//! (no room, a wait) attacks all the same once.
 
+use std::marker::PhantomData;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use guest_mem::{
-    Access, Dma, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Pages, Perm, Run, Stop,
-    Ticket, Wanted, Window,
+    Access, Dma, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Perm, Run, Stop, Wanted,
+    Window,
 };
 use vio::blk::request::{HEADER_LEN, kind};
-use vio::ring::{Ring, Violation};
-use vio::{
-    ActivateError, Activity, CancelReason, DeviceStats, Interrupt, QueueConfig, QueueDevice,
-    SavedDevice, Service, StoppedQueue, Visit,
-};
+use vio::blk::{Blk, BlkClass, BlkQueue};
+use vio::ring::{Chain, RingStop};
+use vio::{Activity, CancelReason, Context, Device, DeviceClass, Environment, ServedQueue};
 
 /// What the device does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +53,12 @@ pub struct RogueStats {
     pub allowed: u64,
 }
 
-/// A block device that does wrong, or not: `None` is a device like any other.
-pub struct Rogue<D> {
-    device: D,
+/// A block device that does wrong.
+pub type RogueDisk = Device<Rogue>;
+
+/// Block device whose class does wrong, or not: without a fault it is one like any other.
+pub struct Rogue {
+    class: BlkClass,
     attack: Attack,
 }
 
@@ -189,11 +193,24 @@ impl<D: Dma> Dma for Spy<'_, D> {
     }
 }
 
-impl<D> Rogue<D> {
-    /// `device`, with this fault.
-    pub fn new(device: D, fault: Option<Fault>) -> Self {
-        Self {
-            device,
+/// An environment whose memory is looked through.
+struct Spied<'a, E>(PhantomData<&'a E>);
+
+impl<'a, E: Environment> Environment for Spied<'a, E>
+where
+    E::Dma: 'a,
+{
+    type Dma = Spy<'a, E::Dma>;
+    type Interrupt = E::Interrupt;
+}
+
+type Queue = ServedQueue<BlkQueue>;
+
+impl Rogue {
+    /// `device`, which has not begun, with this fault.
+    pub fn new(device: Blk, fault: Option<Fault>) -> RogueDisk {
+        Device::of(Self {
+            class: device.into_class(),
             attack: Attack {
                 fault,
                 is_near: false,
@@ -201,7 +218,7 @@ impl<D> Rogue<D> {
                 is_made: false,
                 stats: RogueStats::default(),
             },
-        }
+        })
     }
 
     /// What came of the attacks.
@@ -210,164 +227,151 @@ impl<D> Rogue<D> {
     }
 }
 
-impl<D: QueueDevice> QueueDevice for Rogue<D> {
-    fn device_type(&self) -> u16 {
-        self.device.device_type()
-    }
+impl DeviceClass for Rogue {
+    const TYPE: u16 = BlkClass::TYPE;
+    type Queue = BlkQueue;
+    type Saved = <BlkClass as DeviceClass>::Saved;
 
     fn features(&self) -> u64 {
-        self.device.features()
+        self.class.features()
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        self.device.queue_sizes()
+        self.class.queue_sizes()
     }
 
     fn read_config(&self, offset: u64, out: &mut [u8]) {
-        self.device.read_config(offset, out);
+        self.class.read_config(offset, out);
     }
 
-    fn write_config(&mut self, offset: u64, data: &[u8]) {
-        self.device.write_config(offset, data);
+    fn queue(&self, index: u16, features: u64) -> Option<BlkQueue> {
+        self.class.queue(index, features)
     }
 
-    fn config_generation(&self) -> u8 {
-        self.device.config_generation()
+    fn lookahead(&self, index: u16) -> usize {
+        self.class.lookahead(index)
     }
 
-    fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError> {
-        self.device.begin(features, keep)
-    }
-
-    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
-        self.device.add_queue(ring)
-    }
-
-    fn activate(
-        &mut self,
-        features: u64,
-        queues: &[QueueConfig],
-        keep: KeepAlive,
-    ) -> Result<(), ActivateError> {
-        self.device.activate(features, queues, keep)
-    }
-
-    fn pause_queue(&mut self, index: u16, is_paused: bool) {
-        self.device.pause_queue(index, is_paused);
-    }
-
-    fn stop_queue<M: Dma>(
-        &mut self,
-        index: u16,
-        dma: &mut M,
-        irq: &mut impl Interrupt,
-    ) -> Option<StoppedQueue> {
-        let Self { device, attack } = self;
-        device.stop_queue(index, &mut Spy { dma, attack }, irq)
-    }
-
-    fn set_service(&mut self, service: Service) {
-        self.device.set_service(service);
-    }
-
-    fn set_memory(&mut self, keep: KeepAlive) {
-        self.device.set_memory(keep);
-    }
-
-    fn rebind(&mut self) {
-        self.device.rebind();
-    }
-
-    fn cancel(&mut self, reason: CancelReason) -> u32 {
-        self.device.cancel(reason)
+    fn begin(&mut self, features: u64, keep: KeepAlive) -> bool {
+        self.class.begin(features, keep)
     }
 
     fn reset(&mut self) {
         self.attack.is_near = false;
         self.attack.target = None;
         self.attack.is_made = false;
-        self.device.reset();
+        self.class.reset();
     }
 
-    fn visit<M: Dma>(
+    fn forget(&mut self, index: u16, queue: BlkQueue) {
+        self.class.forget(index, queue);
+    }
+
+    fn save(&self) -> Self::Saved {
+        self.class.save()
+    }
+
+    fn go_on<E: Environment>(
         &mut self,
-        dma: &mut M,
-        irq: &mut impl Interrupt,
-        visit: &mut Visit,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Result<Activity, RingStop> {
+        let Self { class, attack } = self;
+        cx.with_view::<Spied<'_, E>, _>(|dma| Spy { dma, attack }, |cx| class.go_on(queue, cx))
+    }
+
+    fn may_take<D: Dma>(&self, queue: &Queue, dma: &D) -> bool {
+        self.class.may_take(queue, dma)
+    }
+
+    fn serve<E: Environment>(
+        &mut self,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Result<Activity, RingStop> {
+        let Self { class, attack } = self;
+        cx.with_view::<Spied<'_, E>, _>(|dma| Spy { dma, attack }, |cx| class.serve(queue, cx))
+    }
+
+    fn ask_ahead<D: Dma>(&self, dma: &mut D, chain: &Chain) -> Access<()> {
+        self.class.ask_ahead(dma, chain)
+    }
+
+    fn complete<E: Environment>(
+        &mut self,
+        queues: &mut [Queue],
+        cx: &mut Context<'_, E>,
     ) -> Activity {
-        let Self { device, attack } = self;
-        device.visit(&mut Spy { dma, attack }, irq, visit)
+        self.class.complete(queues, cx)
     }
 
-    fn kick(&mut self, queue: u16) {
-        self.device.kick(queue);
+    fn finish<E: Environment>(
+        &mut self,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Result<Activity, RingStop> {
+        let Self { class, attack } = self;
+        cx.with_view::<Spied<'_, E>, _>(|dma| Spy { dma, attack }, |cx| class.finish(queue, cx))
     }
 
-    fn ticket_done(&mut self, ticket: Ticket) {
-        self.device.ticket_done(ticket);
+    fn has_completions(&mut self) -> bool {
+        self.class.has_completions()
     }
 
-    fn arm<M: Dma>(&mut self, dma: &mut M) {
-        self.device.arm(dma);
+    fn has_taken<D: Dma>(&self, queue: &Queue, dma: &D) -> bool {
+        self.class.has_taken(queue, dma)
     }
 
-    fn has_work<M: Dma>(&mut self, dma: &mut M) -> bool {
-        self.device.has_work(dma)
+    fn has_work<D: Dma>(
+        &mut self,
+        queue: &mut Queue,
+        dma: &mut D,
+        now_ns: u64,
+    ) -> Result<bool, RingStop> {
+        self.class.has_work(queue, dma, now_ns)
     }
 
-    fn disarm<M: Dma>(&mut self, dma: &mut M) {
-        self.device.disarm(dma);
+    fn arm(&mut self) {
+        self.class.arm();
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        self.device.wake_fds()
+    fn disarm(&mut self) {
+        self.class.disarm();
     }
 
-    fn has_more<M: Dma>(&mut self, index: u16, dma: &mut M) -> bool {
-        self.device.has_more(index, dma)
+    fn wake_fds(&self, is_open: impl Fn(u16) -> bool, fds: &mut Vec<RawFd>) {
+        self.class.wake_fds(is_open, fds);
     }
 
-    fn opens_at_ns(&self) -> Option<u64> {
-        self.device.opens_at_ns()
+    fn deadline(&self, now_ns: u64) -> Option<u64> {
+        self.class.deadline(now_ns)
     }
 
-    fn ring(&mut self, index: u16) -> Option<&mut Ring> {
-        self.device.ring(index)
+    fn is_in_flight(&self, queue: &Queue) -> bool {
+        self.class.is_in_flight(queue)
     }
 
-    fn for_each_ring(&mut self, each: impl FnMut(&mut Ring)) {
-        self.device.for_each_ring(each);
-    }
-
-    fn in_use<M: Dma>(&mut self, dma: &M, pages: &Pages) -> u32 {
-        self.device.in_use(dma, pages)
-    }
-
-    fn in_flight(&self) -> u32 {
-        self.device.in_flight()
+    fn in_flight(&self, queues: &[Queue]) -> u32 {
+        self.class.in_flight(queues)
     }
 
     fn touches_memory(&self) -> bool {
-        self.device.touches_memory()
+        self.class.touches_memory()
     }
 
-    fn needs_reset(&self) -> bool {
-        self.device.needs_reset()
+    fn cancel(&mut self, reason: CancelReason) -> u32 {
+        self.class.cancel(reason)
     }
 
-    fn violation(&self) -> Option<Violation> {
-        self.device.violation()
+    fn set_memory(&mut self, keep: KeepAlive) {
+        self.class.set_memory(keep);
+    }
+
+    fn rebind(&mut self) {
+        self.class.rebind();
     }
 
     fn path(&self) -> Option<PathBuf> {
-        self.device.path()
-    }
-
-    fn save(&self) -> Option<SavedDevice> {
-        self.device.save()
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.device.stats()
+        self.class.path()
     }
 }

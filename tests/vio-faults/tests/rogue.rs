@@ -6,7 +6,7 @@ use guest_mem::{Dma, Gpa, Iova, Perm, PhysMem};
 use vio::blk::request::{STATUS_OK, kind};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, RawDisk, RawDiskOptions, Transfer};
 use vio::{Interrupt, QueueConfig, QueueDevice};
-use vio_faults::{Fault, ROGUE_BYTES, Rogue, RogueStats};
+use vio_faults::{Fault, ROGUE_BYTES, Rogue, RogueDisk, RogueStats};
 
 const SECTOR: u64 = 5;
 const HEADER: u64 = 0x2_0000;
@@ -37,7 +37,7 @@ fn queue(driver: &FakeDriver<ArrayMem>) -> QueueConfig {
 struct Guest {
     mem: ArrayMem,
     driver: FakeDriver<ArrayMem>,
-    disk: Rogue<Blk>,
+    disk: RogueDisk,
 }
 
 impl Guest {
@@ -64,7 +64,7 @@ impl Guest {
         kind: u32,
         sector: u64,
         dma: &mut D,
-        mut each: impl FnMut(&mut Rogue<Blk>, &D),
+        mut each: impl FnMut(&mut RogueDisk, &D),
     ) {
         let mut header = [0; 16];
         header[..4].copy_from_slice(&kind.to_le_bytes());
@@ -131,10 +131,10 @@ fn dma_to_an_unmapped_address_is_blocked_and_the_request_completes() {
             blocked: 1,
             allowed: 0,
         };
-        assert_eq!(guest.disk.attacks(), want);
+        assert_eq!(guest.disk.class().attacks(), want);
         // A write there is none of the trigger's business.
         guest.run(kind::OUT, SECTOR, &mut dma, |_, _| {});
-        assert_eq!(guest.disk.attacks(), want);
+        assert_eq!(guest.disk.class().attacks(), want);
     }
 }
 
@@ -156,7 +156,7 @@ fn writes_into_a_write_buffer_are_blocked_or_do_harm() {
             blocked: 1,
             allowed: 1,
         };
-        assert_eq!(guest.disk.attacks(), want);
+        assert_eq!(guest.disk.class().attacks(), want);
         guest.run(kind::IN, SECTOR, &mut dma, |_, _| {});
         assert_eq!(guest.driver.get(DATA, 512), [0x11; 512]);
     }
@@ -175,7 +175,7 @@ fn a_wait_at_any_access_changes_nothing_of_the_attack() {
                 disk.ticket_done(ticket);
             }
         });
-        (guest.disk.attacks().blocked, dma.accesses())
+        (guest.disk.class().attacks().blocked, dma.accesses())
     };
     let (blocked, accesses) = run(&PendingDma::never);
     assert_eq!(blocked, 1);

@@ -12,7 +12,7 @@ use vhost_user::chain;
 use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
 use vhost_user::wire::Inflight;
 use vio::ring::{Parked, Ring, RingPosition, RingStart};
-use vio::{QueueConfig, QueueDevice, Service, StoppedQueue, feature};
+use vio::{Device, DeviceClass, QueueConfig, QueueDevice, Service, StoppedQueue, feature};
 
 use crate::journal::InflightRegion;
 use crate::log::say;
@@ -27,7 +27,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn begin_event(
         &mut self,
         event: Event,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) -> Option<Outcome> {
         let done = Ok(Answer::Done);
@@ -102,7 +102,7 @@ impl<M: RegionMemory> Peer<M> {
 
     /// The driver's features; no ring runs. The device begins with them when its first ring starts: clients send them
     /// twice, and a firmware's differ from the kernel's after it.
-    fn set_features(&mut self, features: u64, device: &impl QueueDevice) -> Outcome {
+    fn set_features(&mut self, features: u64, device: &Device<impl DeviceClass>) -> Outcome {
         // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and requests are the same.
         self.features = (features & device.features()) | feature::VERSION_1;
         Ok(Answer::Done)
@@ -111,7 +111,7 @@ impl<M: RegionMemory> Peer<M> {
     fn change_or_wait(
         &mut self,
         regions: Arc<[Region]>,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
     ) -> Option<Outcome> {
         let outcome = self.change_memory(&regions, device);
         if outcome.is_none() {
@@ -124,7 +124,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn change_memory(
         &mut self,
         regions: &Arc<[Region]>,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
     ) -> Option<Outcome> {
         if device.in_flight() != 0 {
             device.set_service(Service::Finishing);
@@ -150,7 +150,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn start_or_wait(
         &mut self,
         config: RingConfig,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) -> Option<Outcome> {
         let recovers = self.inflight.is_some();
@@ -176,7 +176,7 @@ impl<M: RegionMemory> Peer<M> {
     fn start_ring(
         &mut self,
         config: RingConfig,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &config.kick {
@@ -270,7 +270,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn stop_ring(
         &mut self,
         index: u16,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) -> Option<Outcome> {
         let mut calls = Calls {
@@ -319,7 +319,11 @@ impl<M: RegionMemory> Peer<M> {
 
     /// Forgets all rings and the device's state, once nothing is in flight; whether it is done. What ends until then is
     /// still shown.
-    pub(crate) fn reset(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) -> bool {
+    pub(crate) fn reset(
+        &mut self,
+        device: &mut Device<impl DeviceClass>,
+        turn: &mut Turn<'_>,
+    ) -> bool {
         device.set_service(Service::Finishing);
         if device.in_flight() != 0 {
             return false;
@@ -342,7 +346,7 @@ impl<M: RegionMemory> Peer<M> {
         &mut self,
         index: u8,
         kick: Kick,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &kick {

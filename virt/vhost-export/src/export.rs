@@ -9,7 +9,7 @@ use std::{fmt, io};
 use guest_mem::{ForeignRam, Ticket};
 use sidecore::{Activity, ArmError, Departure, Nanos, Poller, Reply, Turn, Wakes, WritePermit};
 use vhost_user::backend::Kick;
-use vio::{QueueDevice, Service, Visit};
+use vio::{Device, DeviceClass, QueueDevice, Service, Visit};
 
 use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::DeferredDrop;
@@ -37,7 +37,7 @@ pub enum ExportMessage {
 }
 
 /// One device, its listening socket, and the front end that is connected, if one is.
-pub struct Export<D, M = ForeignRam> {
+pub struct Export<C: DeviceClass, M = ForeignRam> {
     config: ExportConfig,
     log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
@@ -49,7 +49,7 @@ pub struct Export<D, M = ForeignRam> {
     /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
     parting: Option<Peer<M>>,
     has_let_go: Cell<bool>,
-    device: D,
+    device: Device<C>,
     /// Without a region: what a connection begins with.
     memory: M,
     listener: UnixListener,
@@ -62,7 +62,7 @@ pub struct Export<D, M = ForeignRam> {
     is_broken: bool,
 }
 
-impl<D, M> fmt::Debug for Export<D, M> {
+impl<C: DeviceClass, M> fmt::Debug for Export<C, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Export")
             .field("config", &self.config)
@@ -72,24 +72,28 @@ impl<D, M> fmt::Debug for Export<D, M> {
     }
 }
 
-impl<D: QueueDevice> Export<D> {
+impl<C: DeviceClass> Export<C> {
     /// Serves `device` to whoever connects to `listener`.
     ///
     /// # Errors
     /// The listener cannot be made non-blocking.
-    pub fn new(config: ExportConfig, device: D, listener: UnixListener) -> io::Result<Self> {
+    pub fn new(
+        config: ExportConfig,
+        device: Device<C>,
+        listener: UnixListener,
+    ) -> io::Result<Self> {
         Self::with_memory(config, device, listener, ForeignRam::empty())
     }
 }
 
-impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
+impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
     /// As [`new`](Export::new), with guest memory of another kind: `memory` has no region yet.
     ///
     /// # Errors
     /// The listener cannot be made non-blocking.
     pub fn with_memory(
         config: ExportConfig,
-        device: D,
+        device: Device<C>,
         listener: UnixListener,
         memory: M,
     ) -> io::Result<Self> {
@@ -133,7 +137,7 @@ impl<D: QueueDevice, M: RegionMemory> Export<D, M> {
 
     /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take long to close. The device
     /// comes back, whose files may too.
-    pub fn into_device(mut self) -> D {
+    pub fn into_device(mut self) -> Device<C> {
         self.part();
         if let Some(peer) = self.peer.take() {
             self.deferred.close(peer);
@@ -326,7 +330,10 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     )
 }
 
-impl<D: QueueDevice + Send, M: RegionMemory> Poller for Export<D, M> {
+impl<C: DeviceClass + Send, M: RegionMemory> Poller for Export<C, M>
+where
+    C::Queue: Send,
+{
     type Message = ExportMessage;
     type Probe = RingProbe;
 

@@ -4,7 +4,7 @@
 //! ```text
 //! listener ─ accept ─▶ Peer: socket ─▶ vhost_user::Session ─▶ Event ──▶ memory (ForeignRam), queues, inflight region
 //!                                                                           │
-//! guest's rings ── probe fires ──▶ Export::poll ─▶ QueueDevice::visit ◀────────┘ ─▶ calls (eventfds)
+//! guest's rings ── probe fires ──▶ Export::poll ─▶ Device::visit ◀────────┘ ─▶ calls (eventfds)
 //! ```
 //! Reading order: [`Export`] (what a sidecore polls), `peer` (one connection, from accept to its end), `events` (what
 //! the session asks for), `memory` (regions, ring addresses), `queue` (kick, call, coalescing), `journal` (the inflight region).

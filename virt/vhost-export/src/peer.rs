@@ -14,7 +14,7 @@ use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures};
 use vio::ring::Watch;
-use vio::{CancelReason, QueueDevice, Visit, feature};
+use vio::{CancelReason, Device, DeviceClass, QueueDevice, Visit, feature};
 
 use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::{DeferredDrop, is_harmless};
@@ -162,7 +162,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn new(
         socket: UnixStream,
         memory: M,
-        device: &impl QueueDevice,
+        device: &Device<impl DeviceClass>,
         log: Arc<Log>,
         deferred: Arc<DeferredDrop>,
         permit: WritePermit,
@@ -218,7 +218,11 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Takes what the front end has sent, a bounded amount.
-    pub(crate) fn read_socket(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) {
+    pub(crate) fn read_socket(
+        &mut self,
+        device: &mut Device<impl DeviceClass>,
+        turn: &mut Turn<'_>,
+    ) {
         // What it sends meanwhile waits in the socket, as much as that holds; whether it is still there matters now, for
         // a task may wait for as long as a disk does not answer.
         if self.task.is_some() {
@@ -256,7 +260,11 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Looks whether the front end has gone, and takes what it has sent otherwise.
-    pub(crate) fn look_for_end(&mut self, device: &mut impl QueueDevice, turn: &mut Turn<'_>) {
+    pub(crate) fn look_for_end(
+        &mut self,
+        device: &mut Device<impl DeviceClass>,
+        turn: &mut Turn<'_>,
+    ) {
         self.notice_end(turn);
         self.read_socket(device, turn);
     }
@@ -380,7 +388,7 @@ impl<M: RegionMemory> Peer<M> {
     /// A visit: rings, calls, and whatever the session waits for.
     pub(crate) fn serve(
         &mut self,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
@@ -442,7 +450,7 @@ impl<M: RegionMemory> Peer<M> {
     /// Calls the drivers that want it, unless more is about to come for the same call.
     fn make_calls(
         &mut self,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         has_more: bool,
@@ -485,7 +493,7 @@ impl<M: RegionMemory> Peer<M> {
     /// Looks whether the task can end.
     fn advance_task(
         &mut self,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         turn: &mut Turn<'_>,
@@ -532,7 +540,7 @@ impl<M: RegionMemory> Peer<M> {
     fn note_wait(
         &mut self,
         task: &Task,
-        device: &mut impl QueueDevice,
+        device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
         now: Nanos,
@@ -577,7 +585,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Notes what each ring's word says while nothing is new.
-    fn watch(&mut self, device: &mut impl QueueDevice) {
+    fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
         let mut view = self.memory.view();
         self.is_watched = true;
         let mut count = 0;

@@ -17,7 +17,7 @@ use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_export::{Export, ExportConfig};
 use vhost_import::{Import, ImportConfig};
 use vio::blk::request::kind;
-use vio::blk::{Blk, BlkConfig, RawDisk, RawDiskOptions};
+use vio::blk::{Blk, BlkClass, BlkConfig, RawDisk, RawDiskOptions};
 use vio::{QueueConfig, RemoteDevice};
 
 const RAM: u64 = 4 << 20;
@@ -28,7 +28,7 @@ const SIZE: u16 = 64;
 const SECTORS: u64 = 2048;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn daemon(socket: &Path, disk: &File) -> Sidecore<Export<Blk>> {
+fn daemon(socket: &Path, disk: &File) -> Sidecore<Export<BlkClass>> {
     let _ = std::fs::remove_file(socket);
     let io = RawDisk::from_file(disk.try_clone().unwrap(), RawDiskOptions::default()).unwrap();
     let blk = Blk::new(BlkConfig::default(), Box::new(io)).unwrap();

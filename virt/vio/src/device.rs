@@ -1,10 +1,11 @@
 //! What every virtio device here is: queues that come and go, visits that serve them, and a way to stop.
 //!
-//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore) [visits](QueueDevice::visit) it with
-//! the device's view of guest memory; what a transport decodes arrives as the other methods. All calls come from one
-//! thread, and none of them waits.
+//! A device has no transport, no thread and no memory of its own. Its owner (a sidecore)
+//! [visits](crate::Device::visit) it with the device's view of guest memory; what a transport
+//! decodes arrives as the other methods. All calls come from one thread, and none of them waits.
 //!
-//! There is one life, whatever the transport:
+//! There is one order of calls, whatever the transport. Methods are those of [`QueueDevice`], and
+//! the others of [`Device`](crate::Device):
 //!
 //! ```text
 //! begin ─▶ add_queue … ─▶ visit, kick, ticket_done … ─▶ stop_queue … ─▶ reset
@@ -24,14 +25,11 @@
 //! | sleep | `arm`, a SeqCst fence, `has_work`, sleep on `wake_fds`, `disarm` | the same |
 
 use std::os::fd::RawFd;
-use std::path::PathBuf;
 
 use guest_mem::{Dma, KeepAlive, Pages, Ticket};
 
-use crate::queue_config::{ActivateError, QueueConfig, feature};
-use crate::ring::{Ring, RingPosition, RingStats, Violation};
-use crate::saved::SavedDevice;
-use crate::visit::Visit;
+use crate::queue_config::{ActivateError, QueueConfig};
+use crate::ring::{RingPosition, RingStats};
 
 /// Whether a poll found something to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +131,8 @@ impl DeviceStats {
     }
 }
 
-/// A virtio device, owned and visited by one thread. The module's head says who calls what, and when.
+/// A virtio device as a transport in its owner's process sees it, owned and visited by one thread.
+/// The module's head says who calls what, and when.
 pub trait QueueDevice {
     /// Device type number (virtio 1.2 §5): 1 network, 2 block, 5 memory balloon.
     fn device_type(&self) -> u16;
@@ -148,9 +147,7 @@ pub trait QueueDevice {
     fn read_config(&self, offset: u64, out: &mut [u8]);
 
     /// Writes device configuration space; writes to read-only fields are ignored.
-    fn write_config(&mut self, offset: u64, data: &[u8]) {
-        let _ = (offset, data);
-    }
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     /// Changes whenever the device has changed its configuration space (§2.5.1), and then there is a configuration interrupt.
     /// What the driver has written is no such change.
@@ -158,98 +155,38 @@ pub trait QueueDevice {
         0
     }
 
-    /// A life begins: the driver has accepted `features`; `keep` keeps guest memory mapped for as long as asynchronous I/O
-    /// may use it. There is no queue yet. Of a former life nothing is left.
+    /// Begins at DRIVER_OK with these queues, each from its start. `keep` keeps guest memory mapped
+    /// for as long as asynchronous I/O may use it. Of a former activation nothing is left; after an
+    /// error nothing has begun.
     ///
     /// # Errors
-    /// Features that are not offered, or VERSION_1 missing; requests in flight. Nothing has begun.
-    fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError>;
-
-    /// Serves `ring`, made with the features of [`begin`](Self::begin), from the next visit on.
-    ///
-    /// # Errors
-    /// A ring of that number is being served, or the device has none.
-    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError>;
-
-    /// [`begin`](Self::begin) with all queues at once, each from its start: DRIVER_OK. After an error nothing has begun.
-    ///
-    /// # Errors
-    /// Those of [`begin`](Self::begin), [`Ring::new`] and [`add_queue`](Self::add_queue).
+    /// Features that are not offered, or VERSION_1 missing; requests in flight; queues that there
+    /// are not, or that are laid out wrongly.
     fn activate(
         &mut self,
         features: u64,
         queues: &[QueueConfig],
         keep: KeepAlive,
-    ) -> Result<(), ActivateError> {
-        self.begin(features, keep)?;
-        let added = queues.iter().try_for_each(|config| {
-            let index = config.index;
-            let max = self.queue_sizes().get(usize::from(index)).copied();
-            let max = max.ok_or(ActivateError::QueueIndex { index })?;
-            self.add_queue(Ring::new(config, max, features)?)
-        });
-        if added.is_err() {
-            self.reset();
-        }
-        added
-    }
+    ) -> Result<(), ActivateError>;
 
-    /// Whether chains are taken from queue `index`. What has been taken is finished in either case.
-    fn pause_queue(&mut self, index: u16, is_paused: bool);
-
-    /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue is gone and
-    /// where it stood is answered. `None`: visit the device, and ask again, for as long as its requests take.
-    ///
-    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written any more (its addresses
-    /// fault, or it broke the protocol) is given up once its requests no longer touch memory, and the answer counts what
-    /// could not be shown.
-    fn stop_queue<D: Dma>(
-        &mut self,
-        index: u16,
-        dma: &mut D,
-        irq: &mut impl Interrupt,
-    ) -> Option<StoppedQueue>;
-
-    /// What visits do from now on; [`Service::Full`] after [`begin`](Self::begin).
+    /// What visits do from now on; [`Service::Full`] after [`activate`](Self::activate).
     fn set_service(&mut self, service: Service);
-
-    /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far as it is still
-    /// the guest's.
-    ///
-    /// # Panics
-    /// Perhaps, if a request is in flight.
-    fn set_memory(&mut self, keep: KeepAlive);
-
-    /// Another thread will visit the device from now on.
-    ///
-    /// # Panics
-    /// Perhaps, if a request is in flight.
-    fn rebind(&mut self);
 
     /// Asks what `reason` concerns of what is in flight to end; how many requests ([`CancelReason::Unmap`] finds them later, and
     /// answers 0). What has succeeded when it is cancelled, or in spite of it, is a success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
     /// cancelled has not failed, and a successor may run it again. A pause cancels nothing.
     fn cancel(&mut self, reason: CancelReason) -> u32;
 
-    /// The life is over: back to the state before [`begin`](Self::begin).
+    /// Ends the activation: back to the state before [`activate`](Self::activate).
     ///
     /// # Panics
     /// If a request is in flight: it would write into freed guest memory.
     fn reset(&mut self);
 
-    /// Takes chains while `visit` lasts, shows what has ended, as far as the [service](Self::set_service) goes. `Busy` also if
-    /// the visit ended before the chains did.
-    fn visit<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        irq: &mut impl Interrupt,
-        visit: &mut Visit,
-    ) -> Activity;
-
-    /// A visit of an owner that counts no costs. `now_ns` is any monotonic clock.
-    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
-        self.visit(dma, irq, &mut Visit::alone(now_ns))
-    }
+    /// Takes what the driver makes available and shows what has ended, as far as the
+    /// [service](Self::set_service) goes and for as long as a visit of an owner that counts no
+    /// costs lasts. `Busy` also if it ended before the chains did. `now_ns` is any monotonic clock.
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity;
 
     /// The driver rang the doorbell of `queue`; a queue whose ring faulted tries again at once.
     fn kick(&mut self, queue: u16);
@@ -271,9 +208,6 @@ pub trait QueueDevice {
     /// [`arm`](Self::arm): a source that cannot be served at the moment is left out.
     fn wake_fds(&self) -> Vec<RawFd>;
 
-    /// Whether the next visit will find something to do in queue `index`.
-    fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool;
-
     /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock: queues that a rate limit holds back
     /// may go on then, and those whose ring faulted, or whose storage could not begin for want of the host, try again
     /// ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left nothing behind because of one of these.
@@ -281,20 +215,9 @@ pub trait QueueDevice {
         None
     }
 
-    /// The ring of queue `index`, if it is being served here.
-    fn ring(&mut self, index: u16) -> Option<&mut Ring>;
-
-    /// Calls `each` with every ring that is being served here.
-    fn for_each_ring(&mut self, each: impl FnMut(&mut Ring));
-
     /// Those of `pages` that it reaches without asking memory again, by a host address outside a lease: they cannot be evicted
     /// now. As it stands: of its rings' windows those that are current.
-    fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32 {
-        let generation = dma.generation();
-        let mut mask = 0;
-        self.for_each_ring(|ring| mask |= ring.in_use(generation, pages));
-        mask
-    }
+    fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32;
 
     /// Requests that the back end has not finished; at least 1 if it cannot be known that there is none.
     fn in_flight(&self) -> u32;
@@ -306,24 +229,7 @@ pub trait QueueDevice {
     }
 
     /// DEVICE_NEEDS_RESET (virtio 1.2 §2.1.1): the device takes no more buffers until it is reset.
-    fn needs_reset(&self) -> bool {
-        self.violation().is_some()
-    }
-
-    /// What made [`needs_reset`](Self::needs_reset) true, where that is a rule of the rings.
-    fn violation(&self) -> Option<Violation> {
-        None
-    }
-
-    /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every request.
-    fn path(&self) -> Option<PathBuf> {
-        None
-    }
-
-    /// What another instance needs to go on from here; `None` unless the [service](Self::set_service) is
-    /// [`Stopped`](Service::Stopped) (or there is no queue), nothing is in flight, and every ended request has been shown
-    /// (otherwise serve on, visit, and try again).
-    fn save(&self) -> Option<SavedDevice>;
+    fn needs_reset(&self) -> bool;
 
     /// Counters.
     fn stats(&self) -> DeviceStats;
@@ -340,12 +246,4 @@ pub fn read_space(space: &[u8], offset: u64, out: &mut [u8]) {
     };
     let len = rest.len().min(out.len());
     out[..len].copy_from_slice(&rest[..len]);
-}
-
-/// The checks of [`QueueDevice::begin`] that all devices share.
-pub(crate) fn check_features(offered: u64, features: u64) -> Result<(), ActivateError> {
-    if features & !offered != 0 || features & feature::VERSION_1 == 0 {
-        return Err(ActivateError::Features { features, offered });
-    }
-    Ok(())
 }

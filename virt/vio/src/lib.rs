@@ -1,12 +1,17 @@
 //! Virtio devices (virtio 1.2) as pollers: rings, block, network and memory balloon, transport-neutral.
 //!
 //! ```text
-//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ QueueDevice ── BlockIo ──▶ io_uring
+//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ Device ── DeviceClass (blk, net, …) ── BlockIo, NetIo …
 //! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │
 //!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
 //! ```
-//! Reading order: [`QueueDevice`] (what a device is, and its life), [`ring`] (virtqueues, split and packed), [`blk`], [`net`],
-//! [`balloon`].
+//! [`Device`] is the body of every device here: queues, service, waits, publishing, counters. A
+//! [`DeviceClass`] adds what its section of the specification says. [`QueueDevice`] is what a
+//! transport in the same process needs of either a [`Device`] or one that another process serves
+//! ([`Remote`]).
+//!
+//! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed),
+//! `class`, `body`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -18,6 +23,8 @@
 
 pub mod balloon;
 pub mod blk;
+mod body;
+mod class;
 mod device;
 #[cfg(test)]
 mod fake_driver;
@@ -26,16 +33,19 @@ pub mod net;
 mod queue_config;
 mod remote;
 pub mod ring;
+pub mod rng;
 mod saved;
 pub mod throttle;
 pub mod visit;
 
+pub use body::Device;
+pub use class::{Context, DeviceClass, Environment, ServedQueue, Step};
 pub use device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue, read_space,
 };
 pub use line_budget::LineBudget;
 pub use queue_config::{ActivateError, QueueConfig, feature};
 pub use remote::{Remote, RemoteDevice};
-pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue};
+pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue, SavedState};
 pub use throttle::{Rate, RateLimits, Throttle};
 pub use visit::Visit;

@@ -82,3 +82,11 @@ pub enum ActivateError {
         in_flight: u32,
     },
 }
+
+/// Checks the features that a driver has accepted.
+pub(crate) fn check_features(offered: u64, features: u64) -> Result<(), ActivateError> {
+    if features & !offered != 0 || features & feature::VERSION_1 == 0 {
+        return Err(ActivateError::Features { features, offered });
+    }
+    Ok(())
+}

@@ -12,14 +12,8 @@ use std::os::fd::RawFd;
 
 use guest_mem::{Dma, KeepAlive, Pages, Ticket};
 
-use crate::device::{
-    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
-    check_features,
-};
-use crate::queue_config::{ActivateError, QueueConfig};
-use crate::ring::Ring;
-use crate::saved::SavedDevice;
-use crate::visit::Visit;
+use crate::device::{Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service};
+use crate::queue_config::{ActivateError, QueueConfig, check_features};
 
 /// The control path of a device that is served elsewhere. No method blocks.
 pub trait RemoteDevice: Send {
@@ -71,20 +65,15 @@ pub trait RemoteDevice: Send {
     fn wake_fd(&self) -> RawFd;
 }
 
-/// A [`RemoteDevice`] as a device. Its rings are only described here, so none is ever answered, and the other side is given
-/// all of them together: by [`activate`](QueueDevice::activate), or at the first visit behind [`begin`](QueueDevice::begin).
+/// A [`RemoteDevice`] as a device. Its rings are only described here, and the other side is given
+/// all of them together.
 pub struct Remote {
     device: Box<dyn RemoteDevice>,
-    features: u64,
-    /// Queues of a life that has begun and that the other side does not know of yet.
-    starting: Option<Vec<QueueConfig>>,
     service: Service,
     /// The other side was given them.
     is_started: bool,
     /// The other side may use the driver's memory.
     is_serving: bool,
-    /// The other side refused them.
-    is_broken: bool,
 }
 
 impl Remote {
@@ -92,20 +81,10 @@ impl Remote {
     pub fn new(device: impl RemoteDevice + 'static) -> Self {
         Self {
             device: Box::new(device),
-            features: 0,
-            starting: None,
             service: Service::Full,
             is_started: false,
             is_serving: false,
-            is_broken: false,
         }
-    }
-
-    fn start(&mut self, queues: &[QueueConfig]) -> Result<(), ActivateError> {
-        self.device.start(self.features, queues)?;
-        self.is_started = true;
-        self.is_serving = true;
-        Ok(())
     }
 }
 
@@ -135,47 +114,18 @@ impl QueueDevice for Remote {
     }
 
     /// The other side has its own mapping of guest memory.
-    fn begin(&mut self, features: u64, _keep: KeepAlive) -> Result<(), ActivateError> {
-        check_features(self.features(), features)?;
-        self.features = features;
-        self.starting = Some(Vec::new());
-        self.service = Service::Full;
-        Ok(())
-    }
-
-    fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
-        let config = ring.config();
-        let index = config.index;
-        match &mut self.starting {
-            Some(queues) if queues.iter().all(|queue| queue.index != index) => queues.push(config),
-            _ => return Err(ActivateError::QueueIndex { index }),
-        }
-        Ok(())
-    }
-
-    /// The other side learns of all queues at once, and now.
     fn activate(
         &mut self,
         features: u64,
         queues: &[QueueConfig],
-        keep: KeepAlive,
+        _keep: KeepAlive,
     ) -> Result<(), ActivateError> {
-        self.begin(features, keep)?;
-        self.starting = None;
-        self.start(queues)
-    }
-
-    /// The other side sees only rings that are enabled.
-    fn pause_queue(&mut self, _index: u16, _is_paused: bool) {}
-
-    /// Where a ring stands is known to the other side only: all of them stop, by a reset.
-    fn stop_queue<D: Dma>(
-        &mut self,
-        _index: u16,
-        _dma: &mut D,
-        _irq: &mut impl Interrupt,
-    ) -> Option<StoppedQueue> {
-        None
+        check_features(self.features(), features)?;
+        self.service = Service::Full;
+        self.device.start(features, queues)?;
+        self.is_started = true;
+        self.is_serving = true;
+        Ok(())
     }
 
     /// The other side stops as a whole, also where it is only to finish.
@@ -186,10 +136,6 @@ impl QueueDevice for Remote {
         }
         self.service = service;
     }
-
-    fn set_memory(&mut self, _keep: KeepAlive) {}
-
-    fn rebind(&mut self) {}
 
     /// The other side has the memory mapped and may write it until it says that it has stopped: a reset waits for that, and
     /// only a machine that has ended does not.
@@ -205,36 +151,22 @@ impl QueueDevice for Remote {
         if self.is_started {
             self.device.reset();
         }
-        self.starting = None;
         self.service = Service::Full;
         self.is_started = false;
         self.is_serving = false;
-        self.is_broken = false;
     }
 
-    fn visit<D: Dma>(
-        &mut self,
-        _dma: &mut D,
-        irq: &mut impl Interrupt,
-        _visit: &mut Visit,
-    ) -> Activity {
-        let mut activity = Activity::Idle;
+    fn poll<D: Dma>(&mut self, _dma: &mut D, irq: &mut impl Interrupt, _now_ns: u64) -> Activity {
         if self.service != Service::Full {
             self.is_serving = self.is_serving && !self.device.stop();
-        } else if let Some(queues) = self.starting.take() {
-            activity = Activity::Busy;
-            if self.start(&queues).is_err() {
-                self.is_broken = true;
-                irq.config();
-            }
         }
-        if self.device.has_news() {
-            activity = Activity::Busy;
-            if self.device.take_news() {
-                irq.config();
-            }
+        if !self.device.has_news() {
+            return Activity::Idle;
         }
-        activity
+        if self.device.take_news() {
+            irq.config();
+        }
+        Activity::Busy
     }
 
     fn kick(&mut self, queue: u16) {
@@ -247,7 +179,7 @@ impl QueueDevice for Remote {
     fn arm<D: Dma>(&mut self, _dma: &mut D) {}
 
     fn has_work<D: Dma>(&mut self, _dma: &mut D) -> bool {
-        self.device.has_news() || (self.starting.is_some() && self.service == Service::Full)
+        self.device.has_news()
     }
 
     fn disarm<D: Dma>(&mut self, _dma: &mut D) {}
@@ -255,16 +187,6 @@ impl QueueDevice for Remote {
     fn wake_fds(&self) -> Vec<RawFd> {
         vec![self.device.wake_fd()]
     }
-
-    fn has_more<D: Dma>(&mut self, _index: u16, _dma: &mut D) -> bool {
-        false
-    }
-
-    fn ring(&mut self, _index: u16) -> Option<&mut Ring> {
-        None
-    }
-
-    fn for_each_ring(&mut self, _each: impl FnMut(&mut Ring)) {}
 
     /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start to its reset.
     fn in_use<D: Dma>(&mut self, _dma: &D, pages: &Pages) -> u32 {
@@ -277,12 +199,7 @@ impl QueueDevice for Remote {
     }
 
     fn needs_reset(&self) -> bool {
-        self.is_broken || self.device.needs_reset()
-    }
-
-    /// What it takes to go on elsewhere is known to the other side only.
-    fn save(&self) -> Option<SavedDevice> {
-        None
+        self.device.needs_reset()
     }
 
     /// Requests are counted by who serves them.

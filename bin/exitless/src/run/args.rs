@@ -241,6 +241,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
 
+    /// A virtio entropy device, which gives the guest random bytes of the host's: at most 1 MiB each
+    /// second.
+    #[arg(long)]
+    pub rng: bool,
+
     /// The IOMMU the guest sees.
     #[arg(long, value_enum, default_value_t = IommuArg::Vtd)]
     pub iommu: IommuArg,

@@ -70,6 +70,9 @@ fn found(config: &Config) -> String {
             NetBackend::Tap { name, .. } => format!("network: TAP {name}"),
         });
     }
+    if config.rng {
+        line("entropy: the host's".into());
+    }
     if let Some(swap) = &config.swap {
         line(swap.extent());
     }

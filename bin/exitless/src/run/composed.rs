@@ -9,7 +9,8 @@ use vio::Remote;
 use vio::balloon::Balloon;
 use vio::blk::Blk;
 use vio::net::Net;
-use vio_faults::Rogue;
+use vio::rng::Rng;
+use vio_faults::RogueDisk;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
 
@@ -29,9 +30,11 @@ functions! {
         /// A disk.
         Disk(VirtioFunction<Blk>),
         /// A disk that does wrong, for tests of the IOMMU.
-        Rogue(VirtioFunction<Rogue<Blk>>),
+        Rogue(VirtioFunction<RogueDisk>),
         /// A network card.
         Net(VirtioFunction<Net>),
+        /// An entropy device.
+        Rng(VirtioFunction<Rng>),
         /// A disk that another process serves.
         Remote(VirtioFunction<Remote>),
         /// A balloon.

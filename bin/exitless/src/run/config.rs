@@ -95,6 +95,8 @@ pub struct Config {
     pub disks: Vec<Disk>,
     /// Network interfaces.
     pub nets: Vec<NetConfig>,
+    /// There is an entropy device.
+    pub rng: bool,
     /// The VT-d unit's register mode; `None` without an IOMMU.
     pub iommu: Option<IommuMode>,
     /// Sidecores, 1 to 16.
@@ -174,7 +176,8 @@ impl Config {
             .collect::<Result<Vec<_>, _>>()?;
         let balloon = BalloonSpec::check(args, memory, MIN_MEMORY)?;
         // The host bridge has slot 0; slot 31 stays free for the I/O APIC's source-id.
-        let devices = disks.len() + nets.len() + usize::from(balloon.is_some());
+        let others = usize::from(balloon.is_some()) + usize::from(args.rng);
+        let devices = disks.len() + nets.len() + others;
         if devices > 30 {
             bail!("{devices} devices, but the PCI bus has 30 free slots");
         }
@@ -203,6 +206,7 @@ impl Config {
             cpus: args.cpus as u8,
             disks,
             nets,
+            rng: args.rng,
             iommu: match args.iommu {
                 IommuArg::Vtd => Some(args.iommu_mode),
                 IommuArg::None => None,

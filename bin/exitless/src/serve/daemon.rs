@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Reply, StuckCause};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
-use vio::blk::Blk;
+use vio::blk::{Blk, BlkClass};
 
 use super::config::{BlockConfig, Config, Cores};
 use super::counters;
@@ -111,7 +111,7 @@ fn check_calls() {
 
 /// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
 /// closes their images. Their last counters.
-fn wind_down(fleet: &mut Fleet<Export<Blk>>, config: &Config) -> Vec<(String, ExportStats)> {
+fn wind_down(fleet: &mut Fleet<Export<BlkClass>>, config: &Config) -> Vec<(String, ExportStats)> {
     let name = |block: &BlockConfig| format!("device {} ({})", block.id, block.source);
     let blocks = config.blocks.iter();
     let names: Names<String> = blocks
@@ -119,7 +119,7 @@ fn wind_down(fleet: &mut Fleet<Export<Blk>>, config: &Config) -> Vec<(String, Ex
         .collect();
     let mut stats = Vec::new();
     let mut closing = Dropping::default();
-    let take = |export: Export<Blk>| {
+    let take = |export: Export<BlkClass>| {
         let id = export.id().to_owned();
         stats.push((id.clone(), export.stats()));
         closing.begin(names[&id].clone(), export.into_device());
@@ -132,7 +132,7 @@ fn wind_down(fleet: &mut Fleet<Export<Blk>>, config: &Config) -> Vec<(String, Ex
 }
 
 /// The cores, without devices.
-fn start(cores: &Cores) -> Result<Fleet<Export<Blk>>> {
+fn start(cores: &Cores) -> Result<Fleet<Export<BlkClass>>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
         if stuck.cause == StuckCause::Panicked {
@@ -160,7 +160,7 @@ fn export(
     blk: Blk,
     listener: UnixListener,
     cores: &Cores,
-) -> Result<Export<Blk>> {
+) -> Result<Export<BlkClass>> {
     let config = ExportConfig {
         weight: block.weight,
         call_delay_ns: cores.call_delay_ns,

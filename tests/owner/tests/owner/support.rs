@@ -21,7 +21,7 @@ use vio::Remote;
 use vio::balloon::Balloon;
 use vio::blk::request::kind;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, RawDisk, RawDiskOptions, Transfer};
-use vio_faults::{Fault, Rogue, SlowControl, SlowDisk};
+use vio_faults::{Fault, Rogue, RogueDisk, SlowControl, SlowDisk};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::{COMMON, DEVICE, MSIX_TABLE, NOTIFY};
 use vtd::front::LogEntry;
@@ -47,7 +47,7 @@ functions! {
 }
 
 /// A disk, which may do wrong.
-pub type Disk = Rogue<Blk>;
+pub type Disk = RogueDisk;
 
 pub type Owner = machine::Owner<Units, Functions, GuestRam>;
 pub type Request = machine::Request<Owner>;

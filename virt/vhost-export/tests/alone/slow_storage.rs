@@ -22,7 +22,7 @@ use vhost_blk::queue::{Op, Status};
 use vhost_export::Export;
 use vhost_user::frontend::InflightRegion;
 use vhost_user::wire::Request;
-use vio::blk::{Blk, BlockIo, RawDisk, RawDiskOptions};
+use vio::blk::{BlkClass, BlockIo, RawDisk, RawDiskOptions};
 
 /// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
 const HELD: Duration = Duration::from_secs(5);
@@ -533,7 +533,7 @@ fn a_disk_that_does_not_answer_hears_of_its_end_at_once_beside_a_busy_one() {
 }
 
 /// A disk on a core that sleeps, a front end whose read is held, and another core.
-fn held_before_a_move(fs: &HeldFs) -> (Server, Front, Sidecore<Export<Blk>>) {
+fn held_before_a_move(fs: &HeldFs) -> (Server, Front, Sidecore<Export<BlkClass>>) {
     let disk = disk(fs, "moves", Format::Direct, Op::Read);
     let server = Server::start(IdlePolicy::Sleep, vec![disk]);
     let other = SidecoreBuilder::new("other").idle(IdlePolicy::Sleep);

@@ -17,7 +17,7 @@ use vhost_blk::memory::Memory;
 use vhost_blk::queue::{Done, Extent, Op, Queue, SECTOR, Status};
 use vhost_blk::{Client, Options};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk};
+use vio::blk::{Blk, BlkClass, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk};
 use vio_faults::{SlowControl, SlowDisk};
 
 /// What no step of a test takes, however slow the machine.
@@ -77,7 +77,7 @@ impl Disk {
 
 /// A sidecore that serves some disks.
 pub struct Server {
-    core: Option<Sidecore<Export<Blk>>>,
+    core: Option<Sidecore<Export<BlkClass>>>,
     pub dir: tempfile::TempDir,
 }
 
@@ -102,7 +102,7 @@ impl Server {
         }
     }
 
-    pub fn core(&self) -> &Sidecore<Export<Blk>> {
+    pub fn core(&self) -> &Sidecore<Export<BlkClass>> {
         self.core.as_ref().expect("it runs")
     }
 
@@ -135,7 +135,7 @@ impl Server {
     }
 
     /// Stops it, and makes sure that it still can.
-    pub fn stop(&mut self) -> Vec<Export<Blk>> {
+    pub fn stop(&mut self) -> Vec<Export<BlkClass>> {
         self.core.take().expect("it runs").stop()
     }
 }

@@ -14,7 +14,7 @@ use vhost_export::{Export, ExportConfig, ExportMessage};
 use vhost_user::frontend::{Connection, Ring};
 use vhost_user::wire::{MemRegion, ProtocolFeatures};
 use vio::feature;
-use vio::net::{HEADER_LEN, Net, NetIo, RX, TX};
+use vio::net::{HEADER_LEN, Net, NetClass, NetIo, RX, TX};
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
 const MEMORY: u64 = 1 << 20;
@@ -50,7 +50,7 @@ impl NetIo for Wire {
 
 /// A server, the other end of its wire, and a guest with two rings.
 struct Scene {
-    core: Sidecore<Export<Net>>,
+    core: Sidecore<Export<NetClass>>,
     wire: UnixDatagram,
     connection: Connection,
     ram: ForeignRam,

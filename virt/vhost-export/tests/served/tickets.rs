@@ -15,7 +15,7 @@ use sidecore::{Handle, IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_blk::queue::{Op, Status};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats, RegionMemory};
 use vhost_user::wire::Request;
-use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk};
+use vio::blk::{Blk, BlkClass, BlkConfig, BlockIo, MemDisk};
 use vio_faults::SlowDisk;
 
 /// What is absent, and what has been asked for.
@@ -154,7 +154,7 @@ impl RegionMemory for PagedRam {
 
 /// An export whose core sleeps whenever it can: only messages and descriptors wake it.
 struct Scene {
-    core: Sidecore<Export<Blk, PagedRam>>,
+    core: Sidecore<Export<BlkClass, PagedRam>>,
     pager: Pager,
     dir: tempfile::TempDir,
 }

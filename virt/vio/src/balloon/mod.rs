@@ -45,22 +45,25 @@
 //! guest-physical. The device uses whatever view it is lent: behind a unit that translates, its rings would fault. Its function
 //! must lie outside such a unit's scope, and then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name any page.
 //!
-//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `take` (visits), `pages`, `statistics`,
-//! `device` (its life).
+//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `class`
+//! (what the body asks of it), `take` (steps of a chain), `pages`, `statistics`.
 
-mod device;
+mod class;
 mod pages;
 mod statistics;
 mod take;
 
-use guest_mem::{Dma, Gpa, Ticket};
+use guest_mem::{Gpa, Ticket};
+use serde::{Deserialize, Serialize};
 
 pub use pages::{MAX_RANGES, PageRange};
 pub use statistics::Statistics;
 
-use crate::device::{DeviceStats, Service};
+use crate::body::Device;
+use crate::class::{DeviceClass, ServedQueue};
 use crate::queue_config::feature;
-use crate::ring::{Chain, Ring, RingStats, RingStop, Token, Violation};
+use crate::ring::Chain;
+use crate::saved::SavedState;
 use pages::{Batch, Ram};
 
 /// Feature bits (§5.5.3).
@@ -72,9 +75,6 @@ pub mod balloon_feature {
     /// VIRTIO_BALLOON_F_PAGE_REPORTING (5): there is a queue for reports of free pages.
     pub const PAGE_REPORTING: u64 = 1 << 5;
 }
-
-/// Queues there can be.
-const MAX_QUEUES: usize = 4;
 
 /// What becomes of pages that the guest does without. Never blocks. All calls come from the device's thread.
 ///
@@ -185,58 +185,23 @@ struct Progress {
     is_odd: bool,
 }
 
-struct Queue {
-    ring: Ring,
+/// State of one queue of a balloon.
+pub struct BalloonQueue {
     role: Role,
-    /// Chains are taken from it.
-    takes: bool,
     progress: Progress,
     /// The statistics in the next chain were read; it waits to be asked for.
     is_read: bool,
     /// Pages are being dropped until this is done.
     dropping: Option<Ticket>,
-    /// Consumed and not staged yet.
-    ended: Option<Token>,
 }
 
-impl Queue {
-    fn new(ring: Ring, role: Role) -> Self {
-        Self {
-            ring,
-            role,
-            takes: true,
-            progress: Progress::default(),
-            is_read: false,
-            dropping: None,
-            ended: None,
-        }
-    }
-
-    /// Whether its next chain is not to be looked at now, though there may be one.
-    fn rests(&self, wants_statistics: bool) -> bool {
-        let is_kept = self.is_read && !wants_statistics;
-        !self.takes || is_kept || self.dropping.is_some() || self.ring.parked().is_some()
-    }
-
-    /// Consumes `chain`, into which nothing was written.
-    fn consume(&mut self, chain: &Chain) {
-        self.progress = Progress::default();
-        self.is_read = false;
-        self.ended = Some(self.ring.advance(chain));
-    }
-
-    /// Stages what was consumed.
-    fn stage<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
-        if let Some(token) = self.ended {
-            self.ring.stage(dma, token, 0)?;
-            self.ended = None;
-        }
-        Ok(())
-    }
-}
+type Queue = ServedQueue<BalloonQueue>;
 
 /// A virtio memory balloon.
-pub struct Balloon {
+pub type Balloon = Device<BalloonClass>;
+
+/// Class of balloons: the part of the device that is particular to them.
+pub struct BalloonClass {
     features: u64,
     queue_sizes: Vec<u16>,
     io: Box<dyn BalloonIo>,
@@ -247,24 +212,25 @@ pub struct Balloon {
     actual: u32,
     /// How often the target has changed.
     generation: u8,
-    accepted: u64,
-    /// By number.
-    queues: [Option<Queue>; MAX_QUEUES],
-    /// The queue that the next visit serves first: the others may find nothing left of the visit.
-    first: usize,
     /// Reused.
     chain: Chain,
     batch: Batch,
     statistics: Option<Statistics>,
     /// New statistics were asked for.
     wants_statistics: bool,
-    service: Service,
-    violation: Option<Violation>,
-    /// The driver is to hear of a change of configuration.
-    announce: bool,
     counts: BalloonCounts,
-    stats: DeviceStats,
-    rings: RingStats,
+}
+
+/// Part of the saved state that only balloons have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedBalloon {
+    /// Pages in the balloon, as its driver has written into the configuration space.
+    pub actual: u32,
+}
+
+impl SavedState for SavedBalloon {
+    const TYPE: u16 = BalloonClass::TYPE;
+    const VERSION: u32 = 1;
 }
 
 impl Balloon {
@@ -289,7 +255,7 @@ impl Balloon {
         ] {
             features |= if is_offered { bit } else { 0 };
         }
-        Ok(Self {
+        Ok(Self::of(BalloonClass {
             features,
             queue_sizes: roles(features).map(|_| size).collect(),
             io,
@@ -297,94 +263,51 @@ impl Balloon {
             target: 0,
             actual: 0,
             generation: 0,
-            accepted: 0,
-            queues: Default::default(),
-            first: 0,
             chain: Chain::default(),
             batch: Batch::new(),
             statistics: None,
             wants_statistics: false,
-            service: Service::Full,
-            violation: None,
-            announce: false,
             counts: BalloonCounts::default(),
-            stats: DeviceStats::default(),
-            rings: RingStats::default(),
-        })
+        }))
     }
 
     /// The balloon is to have so many pages of 4 KiB, or all that the guest has if those are fewer. The driver is told by the
     /// next visit, and does what it can, when it can.
     pub fn set_target(&mut self, pages: u32) {
-        let most = u32::try_from(self.ram.pages()).unwrap_or(u32::MAX);
+        let class = self.class_mut();
+        let most = u32::try_from(class.ram.pages()).unwrap_or(u32::MAX);
         let target = pages.min(most);
-        if self.target != target {
-            self.target = target;
-            self.generation = self.generation.wrapping_add(1);
-            self.announce |= self.is_live();
+        if class.target != target {
+            class.target = target;
+            class.generation = class.generation.wrapping_add(1);
+            self.announce_config();
         }
     }
 
     /// Pages that the balloon is to have.
     pub fn target(&self) -> u32 {
-        self.target
+        self.class().target
     }
 
     /// Pages that it has, as the driver says. It may say anything.
     pub fn actual(&self) -> u32 {
-        self.actual
+        self.class().actual
     }
 
     /// Asks the driver for new statistics, by the next visit or as soon as it has a buffer there. Nothing comes from a driver
     /// that has not accepted STATS_VQ.
     pub fn request_statistics(&mut self) {
-        self.wants_statistics = true;
+        self.class_mut().wants_statistics = true;
     }
 
-    /// The last statistics of this driver.
+    /// The last statistics of this driver: what it says of itself goes with it.
     pub fn statistics(&self) -> Option<&Statistics> {
-        self.statistics.as_ref()
+        self.class().statistics.as_ref()
     }
 
     /// What the guest has said, in numbers.
     pub fn counts(&self) -> BalloonCounts {
-        self.counts
-    }
-
-    /// Whether there is a driver: what it says of itself goes with it.
-    pub fn is_live(&self) -> bool {
-        self.accepted != 0
-    }
-
-    fn may_run(&self) -> bool {
-        self.service != Service::Stopped && self.violation.is_none()
-    }
-
-    fn may_take(&self) -> bool {
-        self.may_run() && self.service == Service::Full
-    }
-
-    fn note(&mut self, stop: RingStop) {
-        if let RingStop::Violation(violation) = stop
-            && self.violation.is_none()
-        {
-            self.violation = Some(violation);
-            self.announce = true;
-        }
-    }
-
-    fn role(&self, index: u16) -> Option<Role> {
-        roles(self.accepted).nth(index.into())
-    }
-
-    /// Queue `index`, if it is being served.
-    fn queue(&mut self, index: u16) -> Option<&mut Queue> {
-        self.queues.get_mut(usize::from(index))?.as_mut()
-    }
-
-    /// Those that the driver has enabled.
-    fn queues(&mut self) -> impl Iterator<Item = &mut Queue> {
-        self.queues.iter_mut().flatten()
+        self.class().counts
     }
 }
 

@@ -1,14 +1,15 @@
-//! Visits: chains are worked off step by step, shown when they are over.
+//! Chains are worked off step by step, and answered when they are over.
 
 use guest_mem::{Dma, Intent, PAGE_SIZE, Perm, Stop};
 
 use super::pages::{Batch, MAX_PAGES, MAX_RANGES, Numbers, Ram};
 use super::statistics::{ENTRY, MAX_ENTRIES, Statistics};
-use super::{Balloon, Progress, Queue, Role};
-use crate::device::Interrupt;
+use super::{BalloonClass, Progress, Queue, Role};
+use crate::class::{Context, DeviceClass, Environment, Step};
+use crate::device::Activity;
+use crate::ring::Chain;
 use crate::ring::following::wait_for_all;
-use crate::ring::{Buffers, Chain, RingStop};
-use crate::visit::{Visit, cost};
+use crate::visit::cost;
 
 /// Bytes of a page number.
 const PFN: u32 = 4;
@@ -25,112 +26,31 @@ struct Looked {
     items: u64,
 }
 
-impl Balloon {
-    /// Serves one queue; whether anything was done, or is left.
-    pub(super) fn serve<D: Dma>(
+impl BalloonClass {
+    /// One step of a chain that names pages.
+    pub(super) fn take_pages<E: Environment>(
         &mut self,
-        at: usize,
-        dma: &mut D,
-        irq: &mut impl Interrupt,
-        visit: &mut Visit,
-    ) -> bool {
-        if !self.may_run() {
-            return false;
-        }
-        let Some(mut queue) = self.queues[at].take() else {
-            return false;
-        };
-        let served = self.work_off(dma, irq, &mut queue, visit);
-        self.queues[at] = Some(queue);
-        served.unwrap_or_else(|stop| {
-            self.note(stop);
-            false
-        })
-    }
-
-    /// Publishes what was left, takes steps while the visit lasts, publishes.
-    fn work_off<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        irq: &mut impl Interrupt,
         queue: &mut Queue,
-        visit: &mut Visit,
-    ) -> Result<bool, RingStop> {
-        if queue.ring.parked().is_some() {
-            return Ok(false);
-        }
-        let mut busy = self.publish(dma, irq, queue)?;
-        if queue.rests(self.wants_statistics) || !self.may_take() {
-            return Ok(busy);
-        }
-        queue.ring.disarm(dma)?;
-        let mut stopped = Ok(());
-        loop {
-            if visit.is_over() {
-                // There may be more.
-                busy = true;
-                break;
-            }
-            let step = match queue.role {
-                Role::Statistics => self.take_statistics(dma, queue, visit),
-                Role::Inflate | Role::Deflate | Role::Report => self.take_pages(dma, queue, visit),
-            };
-            match step {
-                Ok(true) => busy = true,
-                Ok(false) => break,
-                Err(stop) => {
-                    stopped = Err(stop);
-                    break;
-                }
-            }
-        }
-        // Not while parked by a fault of the ring itself, which would only be recorded again.
-        if !queue.ring.is_faulted() {
-            busy |= self.publish(dma, irq, queue)?;
-        }
-        stopped.map(|()| busy)
-    }
-
-    /// Shows the driver what has ended.
-    pub(super) fn publish<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        irq: &mut impl Interrupt,
-        queue: &mut Queue,
-    ) -> Result<bool, RingStop> {
-        queue.stage(dma)?;
-        let any = queue.ring.staged() != 0;
-        if queue.ring.publish(dma)? {
-            self.stats.interrupts += 1;
-            irq.queue(queue.ring.index());
-        }
-        Ok(any)
-    }
-
-    /// One step of a chain that names pages; whether there was one.
-    fn take_pages<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        queue: &mut Queue,
-        visit: &mut Visit,
-    ) -> Result<bool, RingStop> {
+        cx: &mut Context<'_, E>,
+    ) -> Step {
         let Self {
             chain, batch, ram, ..
         } = self;
-        if !queue.ring.peek(dma, chain)? {
-            queue.progress = Progress::default();
-            return Ok(false);
+        let own = &mut queue.own;
+        if !queue.ring.peek(cx.dma, chain)? {
+            own.progress = Progress::default();
+            return Ok(Activity::Idle);
         }
-        visit.take_request(cost::REQUEST + chain.descriptors() as u64 * cost::DESCRIPTOR);
-        let looked = match queue.role {
-            Role::Report => locate_buffers(dma, chain, queue.progress, ram, batch),
-            _ => read_numbers(dma, chain, queue.progress, ram, batch),
+        charge_chain(cx, chain);
+        let looked = match own.role {
+            Role::Report => locate_buffers(cx.dma, chain, own.progress, ram, batch),
+            _ => read_numbers(cx.dma, chain, own.progress, ram, batch),
         };
         let looked = looked.map_err(|pending| queue.ring.park(pending.into()))?;
-        visit.charge(looked.items * cost::DESCRIPTOR);
+        cx.visit.charge(looked.items * cost::DESCRIPTOR);
         if batch.pages() != 0 {
             let pages = batch.ranges();
-            let taken = match queue.role {
+            let taken = match own.role {
                 Role::Inflate => self.io.inflated(pages),
                 Role::Report => self.io.reported(pages),
                 _ => {
@@ -138,89 +58,86 @@ impl Balloon {
                     Ok(())
                 }
             };
-            if queue.role != Role::Deflate {
+            if own.role != Role::Deflate {
                 // Also where it waits: asking was work.
-                visit.charge(pages.len() as u64 * cost::REQUEST + batch.pages() * cost::PAGE);
+                let ranges = pages.len() as u64;
+                cx.visit
+                    .charge(ranges * cost::REQUEST + batch.pages() * cost::PAGE);
             }
             if let Err(ticket) = taken {
-                queue.dropping = Some(ticket);
+                own.dropping = Some(ticket);
                 return Err(queue.ring.park(Stop::Pending(ticket).into()));
             }
         }
-        let count = match queue.role {
+        let count = match own.role {
             Role::Inflate => &mut self.counts.inflated,
             Role::Report => &mut self.counts.reported,
             _ => &mut self.counts.deflated,
         };
         *count += batch.pages();
         self.counts.outside += looked.outside;
-        queue.progress = looked.progress;
+        own.progress = looked.progress;
         if looked.is_over {
-            self.stats.requests += 1;
-            self.stats.errors += u64::from(queue.progress.is_odd);
-            queue.consume(chain);
-            queue.stage(dma)?;
+            cx.stats.requests += 1;
+            cx.stats.errors += u64::from(looked.progress.is_odd);
+            own.progress = Progress::default();
+            queue.answer(chain, 0);
+            queue.stage_answers(cx.dma)?;
         }
-        Ok(true)
+        Ok(Activity::Busy)
     }
 
-    /// Reads the statistics that the driver has left, and gives it its buffer back if new ones are wanted; whether there was
-    /// anything to do.
-    fn take_statistics<D: Dma>(
+    /// Reads the statistics that the driver has left, and gives it its buffer back if new ones are
+    /// wanted.
+    pub(super) fn take_statistics<E: Environment>(
         &mut self,
-        dma: &mut D,
         queue: &mut Queue,
-        visit: &mut Visit,
-    ) -> Result<bool, RingStop> {
-        if queue.rests(self.wants_statistics) {
-            return Ok(false);
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        if !self.may_take(queue, cx.dma) {
+            return Ok(Activity::Idle);
         }
         let chain = &mut self.chain;
-        if !queue.ring.peek(dma, chain)? {
-            queue.is_read = false;
-            return Ok(false);
+        if !queue.ring.peek(cx.dma, chain)? {
+            queue.own.is_read = false;
+            return Ok(Activity::Idle);
         }
-        visit.take_request(cost::REQUEST + chain.descriptors() as u64 * cost::DESCRIPTOR);
-        if !queue.is_read {
+        charge_chain(cx, chain);
+        if !queue.own.is_read {
             let mut bytes = [0; ENTRY * MAX_ENTRIES];
             let readable = chain.readable();
             let len = bytes.len().min(readable.len() as usize);
-            match readable.read(dma, 0, &mut bytes[..len]) {
+            match readable.read(cx.dma, 0, &mut bytes[..len]) {
                 Ok(()) if len >= ENTRY => {
-                    let all = Statistics::parse(&bytes[..len], visit.now_ns());
+                    let all = Statistics::parse(&bytes[..len], cx.visit.now_ns());
                     self.statistics = Some(all);
                     self.counts.statistics += 1;
                 }
                 // It can be used to ask for others all the same.
-                Ok(()) | Err(Stop::Fault(_)) => self.stats.errors += 1,
+                Ok(()) | Err(Stop::Fault(_)) => cx.stats.errors += 1,
                 Err(pending) => {
-                    let pending = wait_for(dma, pending, readable, 0, len);
-                    return Err(queue.ring.park(pending.into()));
+                    let all = readable.wanted(0, len as u32, Intent::Read);
+                    return Err(queue.wait_for(cx.dma, pending, all));
                 }
             }
-            queue.is_read = true;
+            queue.own.is_read = true;
         }
         if self.wants_statistics {
             self.wants_statistics = false;
-            self.stats.requests += 1;
-            queue.consume(chain);
-            queue.stage(dma)?;
+            cx.stats.requests += 1;
+            queue.own.is_read = false;
+            queue.answer(chain, 0);
+            queue.stage_answers(cx.dma)?;
         }
-        Ok(true)
+        Ok(Activity::Busy)
     }
 }
 
-/// Asks for `len` bytes of `buffers`, an access to which has answered `stop`; what to wait for.
-#[cold]
-fn wait_for<D: Dma>(
-    dma: &mut D,
-    stop: Stop,
-    buffers: Buffers<'_>,
-    offset: u32,
-    len: usize,
-) -> Stop {
-    let wanted = buffers.wanted(offset, len as u32, Intent::Read);
-    wait_for_all(dma, stop, wanted)
+/// Charges the visit for a look at `chain`.
+fn charge_chain<E: Environment>(cx: &mut Context<'_, E>, chain: &Chain) {
+    let descriptors = chain.descriptors() as u64;
+    cx.visit
+        .take_request(cost::REQUEST + descriptors * cost::DESCRIPTOR);
 }
 
 /// Reads page numbers from `progress` on, and puts those that are RAM into `batch`.
@@ -252,7 +169,10 @@ fn read_numbers<D: Dma>(
             looked.progress.is_odd = true;
             return Ok(looked);
         }
-        Err(pending) => return Err(wait_for(dma, pending, readable, progress.done, len)),
+        Err(pending) => {
+            let all = readable.wanted(progress.done, len as u32, Intent::Read);
+            return Err(wait_for_all(dma, pending, all));
+        }
     }
     let (numbers, _) = bytes[..len].as_chunks::<{ PFN as usize }>();
     for number in numbers {

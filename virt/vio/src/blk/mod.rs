@@ -12,9 +12,9 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
-//! Reading order: this file (what a device is made of), `device` (its life, and what its owner
-//! calls), `take`, `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a
-//! file or block device behind it; [`WorkQueue`], for back ends that have threads.
+//! Reading order: this file (what a device is made of), `class` (what the body asks of it), `take`,
+//! `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block
+//! device behind it; [`WorkQueue`], for back ends that have threads.
 //!
 //! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
 //! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
@@ -37,7 +37,7 @@
 //! driver makes a device hold 13 MiB, and an ordinary one well below 1 MiB.
 
 mod backend;
-mod device;
+mod class;
 mod finish;
 mod mem;
 mod parts;
@@ -58,13 +58,16 @@ pub use raw::{RawDisk, RawDiskError, RawDiskOptions, UringRefusal, try_io_uring}
 pub use work_queue::WorkQueue;
 
 use guest_mem::Dma;
+use serde::{Deserialize, Serialize};
 
-use crate::device::{DeviceStats, Service};
+use crate::body::Device;
+use crate::class::{Context, DeviceClass, Environment, ServedQueue};
 use crate::line_budget::LineBudget;
 use crate::queue_config::feature;
-use crate::ring::following::Following;
-use crate::ring::{Chain, Ring, Violation};
+use crate::ring::Chain;
+use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
+use crate::visit::cost;
 use request::ID_LEN;
 use slot::{Request, WaitingFor};
 use stalled::Stalled;
@@ -154,58 +157,52 @@ fn remedy(needed: u32) -> &'static str {
     }
 }
 
-/// One queue and its requests that have ended and are not in the used ring.
-struct BlkQueue {
-    ring: Ring,
+/// The requests of one queue that are neither in the ring nor in flight.
+#[derive(Default)]
+pub struct BlkQueue {
+    /// Those that have ended and are not in the used ring.
     ended: VecDeque<u32>,
     /// Requests of which a part is done and the next one not begun.
     continuing: VecDeque<u32>,
     /// Resource for want of which the last take, or the last next part, stopped.
     waiting_for: Option<WaitingFor>,
-    /// What comes behind a request that waits.
-    following: Following,
     /// Of `ended`, how many from the front on have been asked for.
     asked: usize,
-    /// Chains are taken from it.
-    takes: bool,
 }
 
-impl BlkQueue {
-    fn new(ring: Ring) -> Self {
-        Self {
-            ring,
-            ended: VecDeque::new(),
-            continuing: VecDeque::new(),
-            waiting_for: None,
-            following: Following::new(MAX_AHEAD),
-            asked: 0,
-            takes: true,
-        }
-    }
+type Queue = ServedQueue<BlkQueue>;
 
+impl BlkQueue {
     /// Whether the queue waits for leases, and those who hold them have not ended as many.
     fn lacks_leases<D: Dma>(&self, dma: &D) -> bool {
         matches!(self.waiting_for, Some(WaitingFor::Leases(count)) if !dma.has_lease_room(count))
     }
+
+    /// The next request, or the next part, has no room.
+    fn wait_for<E: Environment>(&mut self, what: WaitingFor, cx: &mut Context<'_, E>) {
+        self.waiting_for = Some(what);
+        if let WaitingFor::Leases(count) = what {
+            cx.visit.charge(count as u64 * cost::LEASE);
+        }
+        cx.stats.backpressure += 1;
+    }
 }
 
 /// A virtio block device.
-pub struct Blk {
+pub type Blk = Device<BlkClass>;
+
+/// Class of block devices: the part of the device that is particular to them.
+pub struct BlkClass {
     config: BlkConfig,
     features: u64,
     queue_sizes: Vec<u16>,
     space: [u8; 60],
     limits: request::Limits,
     io: Box<dyn BlockIo>,
-    queues: Vec<BlkQueue>,
-    /// The queue that the next poll serves first.
-    first: usize,
     /// As many as were ever in use at the same time: at most the back end's depth.
     slab: Vec<Request>,
     free: Vec<u32>,
     throttle: Throttle,
-    /// The clock at the last visit.
-    now_ns: u64,
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
@@ -213,19 +210,18 @@ pub struct Blk {
     stalled: Stalled,
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,
-    service: Service,
-    /// Everything in flight was cancelled, and their ends are not reported: nothing is published
-    /// any more.
-    abandoned: bool,
-    /// What broke it, if it is broken.
-    violation: Option<Violation>,
-    /// NEEDS_RESET has not been announced yet.
-    announce: bool,
-    stats: DeviceStats,
     /// For errors of the storage.
     lines: LineBudget,
-    /// What the rings of former activations counted.
-    rings: crate::ring::RingStats,
+}
+
+/// Part of the saved state that only block devices have: nothing, their contents are the back
+/// end's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedBlk {}
+
+impl SavedState for SavedBlk {
+    const TYPE: u16 = BlkClass::TYPE;
+    const VERSION: u32 = 1;
 }
 
 impl Blk {
@@ -287,7 +283,7 @@ impl Blk {
             Transfer::Memory => MAX_INLINE_RANGE_SECTORS,
             Transfer::Direct | Transfer::Bounce | Transfer::Nothing => request::MAX_RANGE_SECTORS,
         };
-        Ok(Self {
+        Ok(Self::of(BlkClass {
             config,
             features,
             queue_sizes: vec![queue_size; usize::from(queues)],
@@ -305,50 +301,21 @@ impl Blk {
                 max_range,
             },
             io,
-            queues: Vec::new(),
-            first: 0,
             slab: Vec::new(),
             free: Vec::new(),
             throttle: Throttle::new(config.limits),
-            now_ns: 0,
             chain: Chain::new(),
             completions: Vec::new(),
             in_flight: 0,
             stalled: Stalled::default(),
             is_overdue: false,
-            service: Service::Full,
-            abandoned: false,
-            violation: None,
-            announce: false,
-            stats: DeviceStats::default(),
             lines: LineBudget::default(),
-            rings: Default::default(),
-        })
+        }))
     }
 
     /// The back end.
     pub fn backend(&self) -> &dyn BlockIo {
-        &*self.io
-    }
-
-    fn may_run(&self) -> bool {
-        self.may_touch() && self.violation.is_none()
-    }
-
-    fn may_take(&self) -> bool {
-        self.may_run() && self.service == Service::Full
-    }
-
-    /// Whether rings and buffers may be touched, were they whole.
-    fn may_touch(&self) -> bool {
-        self.service != Service::Stopped && !self.abandoned
-    }
-
-    fn fail(&mut self, violation: Violation) {
-        if self.violation.is_none() {
-            self.violation = Some(violation);
-            self.announce = true;
-        }
+        &*self.class().io
     }
 }
 

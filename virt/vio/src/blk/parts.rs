@@ -2,19 +2,24 @@
 
 use std::io;
 
-use guest_mem::Dma;
-
-use super::Blk;
 use super::backend::{Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{STATUS_IOERR, STATUS_OK};
 use super::slot::{Cancel, Ready, WaitingFor};
+use super::{BlkClass, BlkQueue, Queue};
+use crate::class::{Context, Environment, Step};
+use crate::device::Activity;
 use crate::ring::RingStop;
-use crate::visit::{Visit, cost};
+use crate::visit::cost;
 
-impl Blk {
-    /// Starts the part that is prepared in `slot`, of queue `at` (a position). It may be over at once.
-    pub(super) fn start_part<D: Dma>(&mut self, at: usize, slot: u32, dma: &mut D) {
+impl BlkClass {
+    /// Starts the part that is prepared in `slot`. It may be over at once.
+    pub(super) fn start_part<E: Environment>(
+        &mut self,
+        queue: &mut BlkQueue,
+        slot: u32,
+        cx: &mut Context<'_, E>,
+    ) {
         let Self { slab, io, .. } = self;
         let own = &mut slab[slot as usize];
         let op = own.part_op();
@@ -26,7 +31,7 @@ impl Blk {
             (Transfer::Direct | Transfer::Bounce | Transfer::Memory | Transfer::Nothing, _) => None,
         };
         match outcome {
-            Some(outcome) => self.end_part(Some(at), slot, outcome, dma),
+            Some(outcome) => self.end_part(Some(queue), slot, outcome, cx),
             None => {
                 own.in_flight = true;
                 self.in_flight += 1;
@@ -35,19 +40,19 @@ impl Blk {
         }
     }
 
-    /// What runs in `slot` has ended. `at`: the position of its queue, if that was not given up in the meantime.
-    pub(super) fn end_part<D: Dma>(
+    /// Ends what runs in `slot`. `queue`: its own, if that was not removed in the meantime.
+    pub(super) fn end_part<E: Environment>(
         &mut self,
-        at: Option<usize>,
+        queue: Option<&mut BlkQueue>,
         slot: u32,
         outcome: Outcome,
-        dma: &mut D,
+        cx: &mut Context<'_, E>,
     ) {
         if let Outcome::Failed(errno) = outcome {
-            self.say_that_it_failed(slot, errno);
+            self.say_that_it_failed(slot, errno, cx.visit.now_ns());
         }
         let own = &mut self.slab[slot as usize];
-        own.release(dma);
+        own.release(cx.dma);
         // Also of one that was cancelled: it has succeeded if that came too late.
         own.status = status_of(outcome);
         let mut goes_on = own.status == STATUS_OK && !own.is_last_part();
@@ -55,27 +60,27 @@ impl Blk {
             own.status = STATUS_IOERR;
             goes_on = false;
         }
-        match at.map(|at| &mut self.queues[at]) {
+        match queue {
             Some(queue) if goes_on => queue.continuing.push_back(slot),
             Some(queue) => queue.ended.push_back(slot),
             // No driver to notify.
-            None => self.forget(slot),
+            None => self.forget_slot(slot),
         }
     }
 
     /// An administrator has to know which file it is, and where. Not of what was cancelled.
-    fn say_that_it_failed(&self, slot: u32, errno: i32) {
+    fn say_that_it_failed(&self, slot: u32, errno: i32, now_ns: u64) {
         let own = &self.slab[slot as usize];
         if own.cancel != Cancel::No || errno == libc::ECANCELED {
             return;
         }
         let (op, error) = (own.part_op(), io::Error::from_raw_os_error(errno));
-        self.say(|| format!("{op:?} failed: {error}"));
+        self.say(now_ns, || format!("{op:?} failed: {error}"));
     }
 
     /// One line about its storage, as far as there is a budget.
-    pub(super) fn say(&self, what: impl FnOnce() -> String) {
-        let Some(unsaid) = self.lines.admits_at(self.now_ns) else {
+    pub(super) fn say(&self, now_ns: u64, what: impl FnOnce() -> String) {
+        let Some(unsaid) = self.lines.admits_at(now_ns) else {
             return;
         };
         let file = self.io.path().unwrap_or_default();
@@ -86,96 +91,68 @@ impl Blk {
         tracing::warn!(image = %file.display(), "{}{more}", what());
     }
 
-    /// Goes on with the requests of queue `at` (a position) that stand between two parts, while the visit lasts; whether that did
-    /// anything.
-    pub(super) fn go_on<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) -> bool {
-        let queue = &self.queues[at];
-        if queue.continuing.is_empty() || queue.ring.parked().is_some() {
-            return false;
+    /// Goes on with the requests of `queue` that stand between two parts, while the visit lasts.
+    pub(super) fn go_on_with_parts<E: Environment>(
+        &mut self,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        let mut activity = self.finish_parts(queue, cx)?;
+        if queue.own.lacks_leases(cx.dma) {
+            return Ok(activity);
         }
-        let mut busy = match self.finish_parts(at, dma, visit) {
-            Ok(any) => any,
-            Err(stop) => {
-                self.note(stop);
-                return true;
-            }
-        };
-        if self.queues[at].lacks_leases(dma) {
-            return busy;
-        }
-        self.queues[at].waiting_for = None;
-        while !visit.is_over()
-            && let Some(&slot) = self.queues[at].continuing.front()
+        queue.own.waiting_for = None;
+        while !cx.visit.is_over()
+            && let Some(&slot) = queue.own.continuing.front()
         {
-            match self.next_part(at, slot, dma, visit) {
-                Ok(None) => busy = true,
-                Ok(Some(waiting_for)) => {
-                    self.queues[at].waiting_for = Some(waiting_for);
-                    if let WaitingFor::Leases(count) = waiting_for {
-                        visit.charge(count as u64 * cost::LEASE);
-                    }
-                    self.stats.backpressure += 1;
-                    break;
-                }
-                Err(stop) => {
-                    self.note(stop);
+            match self.next_part(queue, slot, cx)? {
+                None => activity = Activity::Busy,
+                Some(waiting_for) => {
+                    queue.own.wait_for(waiting_for, cx);
                     break;
                 }
             }
         }
-        busy
+        Ok(activity)
     }
 
     /// Of all of them, also of those behind one that waits for room: the buffers that they have are room for it.
-    fn finish_parts<D: Dma>(
-        &mut self,
-        at: usize,
-        dma: &mut D,
-        visit: &mut Visit,
-    ) -> Result<bool, RingStop> {
-        let Self {
-            queues, slab, io, ..
-        } = self;
-        let queue = &mut queues[at];
-        let mut busy = false;
-        for &slot in &queue.continuing {
+    fn finish_parts<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
+        let Self { slab, io, .. } = self;
+        let mut activity = Activity::Idle;
+        for &slot in &queue.own.continuing {
             let own = &mut slab[slot as usize];
             if own.part() == 0 {
                 continue;
             }
-            if visit.is_over() {
+            if cx.visit.is_over() {
                 break;
             }
             let bytes = u64::from(own.part());
-            if let Err(stop) = own.finish_part(slot, dma, &mut **io) {
+            if let Err(stop) = own.finish_part(slot, cx.dma, &mut **io) {
                 return Err(queue.ring.park(stop.into()));
             }
-            visit.charge(cost::REQUEST / 4 + bytes / cost::BYTES_PER_NS);
-            busy = true;
+            cx.visit
+                .charge(cost::REQUEST / 4 + bytes / cost::BYTES_PER_NS);
+            activity = Activity::Busy;
         }
-        Ok(busy)
+        Ok(activity)
     }
 
     /// Starts the next part of the first of them, or ends it if it has failed; what it waits for, if it does.
-    fn next_part<D: Dma>(
+    fn next_part<E: Environment>(
         &mut self,
-        at: usize,
+        queue: &mut Queue,
         slot: u32,
-        dma: &mut D,
-        visit: &mut Visit,
+        cx: &mut Context<'_, E>,
     ) -> Result<Option<WaitingFor>, RingStop> {
         let Self {
-            queues,
-            slab,
-            io,
-            config,
-            ..
+            slab, io, config, ..
         } = self;
-        let queue = &mut queues[at];
         let own = &mut slab[slot as usize];
         let mut ready = own.status == STATUS_OK;
         if ready {
-            match own.prepare_part(slot, dma, &mut **io, config.logical_block) {
+            match own.prepare_part(slot, cx.dma, &mut **io, config.logical_block) {
                 Ok(Ready::Yes) => {}
                 Ok(Ready::NoRoom(waiting_for)) => return Ok(Some(waiting_for)),
                 Ok(Ready::Refused) => {
@@ -185,11 +162,12 @@ impl Blk {
                 Err(stop) => return Err(queue.ring.park(stop.into())),
             }
         }
-        queue.continuing.pop_front();
-        visit.charge(cost::REQUEST + u64::from(own.part()) / cost::BYTES_PER_NS);
+        queue.own.continuing.pop_front();
+        cx.visit
+            .charge(cost::REQUEST + u64::from(own.part()) / cost::BYTES_PER_NS);
         match ready {
-            true => self.start_part(at, slot, dma),
-            false => queue.ended.push_back(slot),
+            true => self.start_part(&mut queue.own, slot, cx),
+            false => queue.own.ended.push_back(slot),
         }
         Ok(None)
     }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::Blk;
+use super::BlkClass;
 use super::backend::{Completion, Outcome};
 use super::slot::{Cancel, Request};
 use crate::ring::RETRY_NS;
@@ -57,7 +57,7 @@ impl Stalled {
     }
 }
 
-impl Blk {
+impl BlkClass {
     /// Submits the part that is prepared in `slot`, or has it wait behind others.
     pub(super) fn submit(&mut self, slot: u32) {
         if self.stalled.slots.is_empty() {
@@ -74,8 +74,8 @@ impl Blk {
 
     /// The back end has not begun what it was given in `slot`.
     #[cold]
-    pub(super) fn stall(&mut self, slot: u32, errno: i32) {
-        let retry_at_ns = self.now_ns.saturating_add(RETRY_NS);
+    pub(super) fn stall(&mut self, slot: u32, errno: i32, now_ns: u64) {
+        let retry_at_ns = now_ns.saturating_add(RETRY_NS);
         self.stalled.has_cancelled |= self.slab[slot as usize].cancel != Cancel::No;
         if self.stalled.tried.take_if(|tried| *tried == slot).is_some() {
             self.stalled.slots.push_front(slot);
@@ -86,7 +86,9 @@ impl Blk {
                     io::Error::from_raw_os_error(errno),
                 );
                 let every = RETRY_NS / 1_000_000;
-                self.say(|| format!("{op:?} waits, and is tried again each {every} ms: {error}"));
+                self.say(now_ns, || {
+                    format!("{op:?} waits, and is tried again each {every} ms: {error}")
+                });
             }
             self.stalled.slots.push_back(slot);
         }
@@ -94,11 +96,8 @@ impl Blk {
     }
 
     /// Submits the first again if its time has come. The back end is polled next.
-    pub(super) fn retry_stalled(&mut self) {
-        if self
-            .stalled
-            .retry_at_ns()
-            .is_some_and(|at| at <= self.now_ns)
+    pub(super) fn retry_stalled(&mut self, now_ns: u64) {
+        if self.stalled.retry_at_ns().is_some_and(|at| at <= now_ns)
             && let Some(slot) = self.stalled.slots.pop_front()
         {
             self.stalled.tried = Some(slot);
@@ -107,13 +106,13 @@ impl Blk {
     }
 
     /// The back end has been polled: if it has begun the one that was tried, so it will the others.
-    pub(super) fn go_on_with_stalled(&mut self) {
+    pub(super) fn go_on_with_stalled(&mut self, now_ns: u64) {
         if self.stalled.tried.take().is_none() {
             return;
         }
         let slots = std::mem::take(&mut self.stalled.slots);
         let count = slots.len() + 1;
-        self.say(|| format!("{count} that waited go on"));
+        self.say(now_ns, || format!("{count} that waited go on"));
         for slot in slots {
             self.submit_now(slot);
         }

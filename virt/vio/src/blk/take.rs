@@ -6,10 +6,11 @@ use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, WaitingFor};
-use super::{Blk, BlkQueue, MAX_TRANSFER};
-use crate::ring::following::wait_for_all;
+use super::{BlkClass, MAX_TRANSFER, Queue};
+use crate::class::{Context, Environment, Step};
+use crate::device::Activity;
 use crate::ring::{Chain, RingStop, Violation};
-use crate::visit::{Visit, cost};
+use crate::visit::cost;
 
 /// What came of an attempt to take one chain.
 enum Taken {
@@ -23,91 +24,40 @@ enum Taken {
     One,
 }
 
-impl Blk {
-    /// Takes chains from queue `at` (a position) while the visit lasts; whether it took any.
-    pub(super) fn take<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) -> bool {
-        let queue = &mut self.queues[at];
-        if !queue.takes {
-            return false;
+impl BlkClass {
+    /// Takes one chain from `queue`.
+    #[inline]
+    pub(super) fn take<E: Environment>(
+        &mut self,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        queue.own.waiting_for = None;
+        match self.take_one(queue, cx)? {
+            Taken::One => return Ok(Activity::Busy),
+            Taken::Nothing => {}
+            Taken::Throttled => cx.stats.throttled += 1,
+            Taken::NoRoom(waiting_for) => queue.own.wait_for(waiting_for, cx),
         }
-        if queue.ring.parked().is_some() {
-            self.look_ahead(at, dma, visit);
-            return false;
-        }
-        if queue.lacks_leases(dma) || !queue.continuing.is_empty() {
-            return false;
-        }
-        queue.waiting_for = None;
-        // Without EVENT_IDX the driver is notified once that its doorbells are not needed.
-        if let Err(stop) = queue.ring.disarm(dma) {
-            self.note(stop);
-            return false;
-        }
-        let mut busy = false;
-        while !visit.is_over() {
-            match self.take_one(at, dma, visit) {
-                Ok(Taken::One) => busy = true,
-                Ok(Taken::Nothing) => return busy,
-                Ok(Taken::Throttled) => {
-                    self.stats.throttled += 1;
-                    return busy;
-                }
-                Ok(Taken::NoRoom(waiting_for)) => {
-                    self.queues[at].waiting_for = Some(waiting_for);
-                    if let WaitingFor::Leases(count) = waiting_for {
-                        visit.charge(count as u64 * cost::LEASE);
-                    }
-                    self.stats.backpressure += 1;
-                    return busy;
-                }
-                Err(stop) => {
-                    if let RingStop::Access(Stop::Pending(_)) = stop {
-                        self.queues[at].following.begin();
-                        self.look_ahead(at, dma, visit);
-                    }
-                    self.note(stop);
-                    return busy;
-                }
-            }
-        }
-        // Stopped by the budget: there may be more.
-        true
-    }
-
-    /// While queue `at` waits: asks for what the requests behind the one that waits will want.
-    fn look_ahead<D: Dma>(&mut self, at: usize, dma: &mut D, visit: &mut Visit) {
-        let BlkQueue {
-            following, ring, ..
-        } = &mut self.queues[at];
-        if following.has_work() {
-            let (limits, transfer) = (&self.limits, self.io.transfer());
-            following.look(ring, dma, &mut self.chain, visit, |dma, chain| {
-                request::ask_ahead(dma, chain, limits, transfer)
-            });
-        }
+        Ok(Activity::Idle)
     }
 
     /// Takes one chain. After an error the chain is still in the ring and the queue parked.
-    fn take_one<D: Dma>(
+    fn take_one<E: Environment>(
         &mut self,
-        at: usize,
-        dma: &mut D,
-        visit: &mut Visit,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
     ) -> Result<Taken, RingStop> {
-        let ring = &mut self.queues[at].ring;
-        if !ring.peek(dma, &mut self.chain)? {
+        if !queue.ring.peek(cx.dma, &mut self.chain)? {
             return Ok(Taken::Nothing);
         }
-        if !self.throttle.is_open(visit.now_ns()) {
+        if !self.throttle.is_open(cx.visit.now_ns()) {
             return Ok(Taken::Throttled);
         }
-        let parsed = match request::parse(dma, &self.chain, &self.limits) {
+        let parsed = match request::parse(cx.dma, &self.chain, &self.limits) {
             Ok(Some(parsed)) => parsed,
-            Ok(None) => return Err(ring.park(Violation::Truncated.into())),
-            Err(stop) => {
-                let stop = wait_for_all(dma, stop, request::wanted(&self.chain));
-                return Err(ring.park(stop.into()));
-            }
+            Ok(None) => return Err(queue.ring.park(Violation::Truncated.into())),
+            Err(stop) => return Err(queue.wait_for(cx.dma, stop, request::wanted(&self.chain))),
         };
         // Room for what cannot be shown at once.
         let Some(slot) = self.free_slot() else {
@@ -115,20 +65,19 @@ impl Blk {
         };
         let taken = match (parsed.action, self.io.transfer()) {
             (Action::Run(op), Transfer::Memory) if bytes_of(op) <= MAX_TRANSFER => {
-                self.take_done(at, slot, op, parsed, dma)
+                self.take_done(queue, slot, op, parsed, cx)
             }
-            (Action::Run(op), Transfer::Nothing) => self.take_done(at, slot, op, parsed, dma),
-            _ => self.take_into(at, slot, parsed, dma),
+            (Action::Run(op), Transfer::Nothing) => self.take_done(queue, slot, op, parsed, cx),
+            _ => self.take_into(queue, slot, parsed, cx),
         }?;
         if matches!(taken, Taken::One) {
-            self.queues[at].following.advance();
             let (bytes, control) = match parsed.action {
                 Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0),
                 Action::Run(_) => (0, cost::CONTROL),
                 Action::GetId(_) | Action::Status(_) => (0, 0),
             };
             let long = self.chain.descriptors().saturating_sub(4);
-            visit.take_request(
+            cx.visit.take_request(
                 cost::REQUEST
                     // Those behind the first part are charged when their turn comes.
                     + u64::from(bytes.min(MAX_TRANSFER)) / cost::BYTES_PER_NS
@@ -140,27 +89,24 @@ impl Blk {
                 _ => 0,
             };
             self.throttle
-                .charge(visit.now_ns(), ranged + u64::from(bytes));
-            self.stats.requests += 1;
+                .charge(cx.visit.now_ns(), ranged + u64::from(bytes));
+            cx.stats.requests += 1;
         }
         Ok(taken)
     }
 
     /// A request that is done before it is taken, without a lease or a slot. Doing it again, where a later
     /// step pends, does the same.
-    fn take_done<D: Dma>(
+    fn take_done<E: Environment>(
         &mut self,
-        at: usize,
+        queue: &mut Queue,
         slot: u32,
         op: Op,
         parsed: Parsed,
-        dma: &mut D,
+        cx: &mut Context<'_, E>,
     ) -> Result<Taken, RingStop> {
-        let Self {
-            queues, chain, io, ..
-        } = self;
-        let ring = &mut queues[at].ring;
-        let status = match run_now(&mut **io, op, chain, dma) {
+        let Self { chain, io, .. } = self;
+        let status = match run_now(&mut **io, op, chain, cx.dma) {
             Ok(status) => status,
             Err(stop) => {
                 let len = match op {
@@ -169,93 +115,89 @@ impl Blk {
                 };
                 let data = chain.writable().wanted(0, len, Intent::Write);
                 let all = data.chain(request::wanted(chain));
-                return Err(ring.park(wait_for_all(dma, stop, all).into()));
+                return Err(queue.wait_for(cx.dma, stop, all));
             }
         };
-        match dma.write(parsed.status_at, &[status]) {
+        match cx.dma.write(parsed.status_at, &[status]) {
             Ok(()) => {}
-            Err(stop @ Stop::Pending(_)) => return Err(ring.park(stop.into())),
+            Err(stop @ Stop::Pending(_)) => return Err(queue.ring.park(stop.into())),
             // The status byte itself: the driver would take whatever stands there for our answer.
-            Err(Stop::Fault(_)) => return Err(ring.park(Violation::Status.into())),
+            Err(Stop::Fault(_)) => return Err(queue.ring.park(Violation::Status.into())),
         }
         let len = match op {
             Op::Read { len, .. } if status == STATUS_OK => len,
             _ => 0,
         };
-        let token = ring.advance(chain);
-        if ring.is_faulted() {
+        let token = queue.take(chain);
+        if queue.ring.is_faulted() {
             // The journal refused it. It has run, and its end is not reported: the ring never goes
             // on.
             return Err(Violation::Journal.into());
         }
-        let staged = ring.stage(dma, token, len + 1);
+        let staged = queue.stage(cx.dma, token, len + 1);
         match op {
-            _ if status != STATUS_OK => self.stats.errors += 1,
-            Op::Read { len, .. } => self.stats.read_bytes += u64::from(len),
-            Op::Write { len, .. } => self.stats.written_bytes += u64::from(len),
+            _ if status != STATUS_OK => cx.stats.errors += 1,
+            Op::Read { len, .. } => cx.stats.read_bytes += u64::from(len),
+            Op::Write { len, .. } => cx.stats.written_bytes += u64::from(len),
             _ => {}
         }
         if let Err(stop) = staged {
             // Taken, done, and not to be shown now: it waits like one that ended later.
-            let queue = &mut self.queues[at];
             let own = &mut self.slab[slot as usize];
-            own.begin(queue.ring.index(), &parsed);
+            own.begin(queue.index(), &parsed);
             own.token = Some(token);
             own.reply = Reply::Done;
             own.status = status;
             own.len = len;
             self.free.pop();
-            queue.ended.push_back(slot);
-            queue.following.advance();
-            self.stats.requests += 1;
+            queue.own.ended.push_back(slot);
+            cx.stats.requests += 1;
             return Err(stop);
         }
         Ok(Taken::One)
     }
 
     /// A request that takes a slot. It may be over at once all the same.
-    fn take_into<D: Dma>(
+    fn take_into<E: Environment>(
         &mut self,
-        at: usize,
+        queue: &mut Queue,
         slot: u32,
         parsed: Parsed,
-        dma: &mut D,
+        cx: &mut Context<'_, E>,
     ) -> Result<Taken, RingStop> {
         let Self {
-            queues,
             chain,
             slab,
             io,
             config,
             ..
         } = self;
-        let ring = &mut queues[at].ring;
         let own = &mut slab[slot as usize];
-        own.begin(ring.index(), &parsed);
+        own.begin(queue.index(), &parsed);
         let mut runs = false;
         match parsed.action {
             Action::Status(status) => own.status = status,
             Action::GetId(len) => own.answer_id(chain, len),
             Action::Run(op) => {
-                match own.prepare(slot, op, dma, chain, &mut **io, config.logical_block) {
+                match own.prepare(slot, op, cx.dma, chain, &mut **io, config.logical_block) {
                     Ok(Ready::Yes) => runs = true,
                     Ok(Ready::NoRoom(waiting_for)) => return Ok(Taken::NoRoom(waiting_for)),
                     Ok(Ready::Refused) => own.refuse(),
-                    Err(stop) => return Err(ring.park(stop.into())),
+                    Err(stop) => return Err(queue.ring.park(stop.into())),
                 }
             }
         }
-        own.token = Some(ring.advance(chain));
-        if ring.is_faulted() {
+        own.token = Some(queue.take(chain));
+        if queue.ring.is_faulted() {
             // The journal refused it: what is not recorded must not run. The ring never goes on.
-            own.release(dma);
+            own.release(cx.dma);
             io.unreserve(slot);
             return Err(Violation::Journal.into());
         }
         self.free.pop();
         match runs {
-            true => self.start_part(at, slot, dma),
-            false => queues[at].ended.push_back(slot),
+            true => self.start_part(&mut queue.own, slot, cx),
+            false => queue.own.ended.push_back(slot),
         }
         Ok(Taken::One)
     }
@@ -273,13 +215,6 @@ impl Blk {
         self.slab.push(super::slot::Request::new());
         self.free.push(slot);
         Some(slot)
-    }
-
-    /// A stop has parked a queue; a violation also ends the device until its reset.
-    pub(super) fn note(&mut self, stop: RingStop) {
-        if let RingStop::Violation(violation) = stop {
-            self.fail(violation);
-        }
     }
 }
 

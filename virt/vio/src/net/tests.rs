@@ -14,6 +14,7 @@ mod absent;
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
 use crate::ring::RETRY_NS;
+use crate::{QueueDevice, Service};
 
 const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
 const PEER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];

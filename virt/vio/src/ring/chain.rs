@@ -129,6 +129,14 @@ pub enum Violation {
     /// Not the driver's doing: a request that the back end can neither end nor cancel holds the guest's memory.
     #[error("a request neither ends nor can be cancelled")]
     NotCancellable,
+    /// Not the driver's doing: the device has written more into a chain than it has room for.
+    #[error("{len} bytes written into a chain with room for {room}")]
+    Answer {
+        /// Bytes written.
+        len: u32,
+        /// Bytes of its device-writable buffers.
+        room: u32,
+    },
 }
 
 /// A checked buffer: not empty, does not wrap.

@@ -48,7 +48,7 @@ impl Token {
 
     /// Bytes of its device-writable buffers.
     #[inline(always)]
-    pub(super) fn writable(self) -> u32 {
+    pub(crate) fn writable(self) -> u32 {
         self.writable
     }
 }

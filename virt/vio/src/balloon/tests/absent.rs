@@ -241,8 +241,8 @@ fn pages_being_dropped_are_not_asked_for_again_before_that_is_over() {
     guest.recorder.record().waits = 1;
     guest.send(INFLATE, &[0x400]);
     guest.poll();
-    let queue = guest.balloon.queue(INFLATE as u16).unwrap();
-    queue.ring.park(Stop::Pending(Ticket(5)).into());
+    let ring = guest.balloon.ring(INFLATE as u16).unwrap();
+    ring.park(Stop::Pending(Ticket(5)).into());
     guest.balloon.ticket_done(Ticket(5));
     assert!(!guest.balloon.has_work(&mut dma));
     assert!(!guest.balloon.has_more(INFLATE as u16, &mut dma));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Service;
-use crate::ring::RETRY_NS;
+use crate::ring::{RETRY_NS, Ring};
 
 fn config(balloon: &Balloon) -> [u32; 5] {
     let mut bytes = [0xff; 20];
@@ -192,7 +192,7 @@ fn saved_state_holds_what_the_driver_wrote() {
         guest.balloon.set_service(Service::Stopped);
         let saved = guest.balloon.save().expect("quiet");
         assert_eq!(
-            (saved.device_type, saved.features, saved.balloon_actual),
+            (saved.device_type, saved.features, saved.class.actual),
             (5, features, 0x1234)
         );
         let taken: Vec<_> = saved
@@ -202,7 +202,7 @@ fn saved_state_holds_what_the_driver_wrote() {
             .collect();
         assert_eq!(taken, [1, 0, 0, 0]);
         let text = serde_json::to_string(&saved).unwrap();
-        let read: crate::SavedDevice = serde_json::from_str(&text).unwrap();
+        let read: crate::SavedDevice<SavedBalloon> = serde_json::from_str(&text).unwrap();
         assert_eq!(read, saved);
     });
 }

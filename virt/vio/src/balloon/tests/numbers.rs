@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::ring::Ring;
 
 #[test]
 fn queues_have_the_numbers_that_linux_gives_them() {
@@ -16,11 +17,12 @@ fn queues_have_the_numbers_that_linux_gives_them() {
     ] {
         let mut guest = Guest::new(!without);
         assert_eq!(guest.queues.len(), want.len());
+        let features = guest.balloon.features() & !without;
         for (index, role) in (0..).zip(want) {
-            assert_eq!(guest.balloon.queue(index).unwrap().role, *role);
+            let queue = guest.balloon.class().queue(index, features);
+            assert_eq!(queue.unwrap().role, *role);
         }
         // One that is served already, and one more than there are.
-        let features = guest.balloon.features() & !without;
         let ring = Ring::new(&guest.queues[0].config(), SIZE, features).unwrap();
         let refused = guest.balloon.add_queue(ring);
         assert_eq!(refused, Err(crate::ActivateError::QueueIndex { index: 0 }));

@@ -422,7 +422,7 @@ fn a_device_is_saved_between_requests_only() {
     );
     let text = serde_json::to_string(&saved).unwrap();
     assert_eq!(
-        serde_json::from_str::<crate::SavedDevice>(&text).unwrap(),
+        serde_json::from_str::<crate::SavedDevice<crate::blk::SavedBlk>>(&text).unwrap(),
         saved
     );
 }

@@ -1,0 +1,496 @@
+//! The body of every virtio device: queues that come and go, visits, waits, and what the driver is
+//! shown.
+//!
+//! A [`Device`] is its class ([`DeviceClass`]) and this. Its life is drawn in `device.rs`, what a
+//! visit asks of the class in `class.rs`. Here is, once: which queues there are, and which comes
+//! first; the [service](Service) and what follows from it; what parks a queue, and what ends that;
+//! looking ahead of a chain that waits; the budget; publishing and its interrupt; arming; a
+//! violation, and notifying the driver of it; counters; the common part of the saved state.
+//!
+//! `visit` has the parts of a visit. Nothing here allocates or is called through a table, for a
+//! request or a visit.
+
+mod visit;
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use guest_mem::{Dma, KeepAlive, Pages, Ticket};
+
+use crate::class::{Context, DeviceClass, Lent, ServedQueue};
+use crate::device::{
+    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
+};
+use crate::queue_config::{ActivateError, QueueConfig, check_features};
+use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
+use crate::saved::{SAVED_VERSION, SavedDevice, SavedState};
+use crate::visit::Visit;
+
+/// A virtio device of class `C`, owned and visited by one thread.
+pub struct Device<C: DeviceClass> {
+    core: Core<C>,
+    stats: DeviceStats,
+}
+
+/// All of a device but the counters, which a visit lends to the class.
+struct Core<C: DeviceClass> {
+    class: C,
+    /// Features the driver accepted; 0 before `begin`.
+    accepted: u64,
+    queues: Vec<ServedQueue<C::Queue>>,
+    /// The position of the queue that the next visit serves first: the others may find nothing left
+    /// of the visit.
+    first: usize,
+    service: Service,
+    /// Everything in flight was cancelled, and their ends are not reported: nothing is published
+    /// any more.
+    is_abandoned: bool,
+    /// Reason why it needs a reset, if it does.
+    violation: Option<Violation>,
+    /// The driver is to be notified of a change of configuration.
+    announce: bool,
+    /// The clock at the last visit.
+    now_ns: u64,
+    /// Scratch of looking ahead.
+    chain: Chain,
+    /// Counters of the rings of former activations.
+    rings: RingStats,
+}
+
+impl<C: DeviceClass> Core<C> {
+    /// Whether rings and buffers may be touched, were they whole.
+    fn may_touch(&self) -> bool {
+        self.service != Service::Stopped && !self.is_abandoned
+    }
+
+    fn may_run(&self) -> bool {
+        self.may_touch() && self.violation.is_none()
+    }
+
+    fn may_take(&self) -> bool {
+        self.may_run() && self.service == Service::Full
+    }
+
+    fn fail(&mut self, violation: Violation) {
+        if self.violation.is_none() {
+            self.violation = Some(violation);
+            self.announce = true;
+        }
+    }
+
+    /// A stop has parked a queue; a violation also ends the device until its reset.
+    fn note(&mut self, stop: RingStop) {
+        if let RingStop::Violation(violation) = stop {
+            self.fail(violation);
+        }
+    }
+
+    fn position(&self, index: u16) -> Option<usize> {
+        self.queues.iter().position(|queue| queue.index() == index)
+    }
+
+    /// Queue `at`, a position, is gone.
+    fn remove(&mut self, at: usize) {
+        let queue = self.queues.remove(at);
+        self.first = 0;
+        self.rings.add(&queue.ring.stats());
+        self.class.forget(queue.index(), queue.own);
+    }
+}
+
+/// Methods for owners that serve its rings one by one, for another process.
+impl<C: DeviceClass> Device<C> {
+    /// A device of this class.
+    pub fn of(class: C) -> Self {
+        let core = Core {
+            class,
+            accepted: 0,
+            queues: Vec::new(),
+            first: 0,
+            service: Service::Full,
+            is_abandoned: false,
+            violation: None,
+            announce: false,
+            now_ns: 0,
+            chain: Chain::new(),
+            rings: RingStats::default(),
+        };
+        let stats = DeviceStats::default();
+        Self { core, stats }
+    }
+
+    /// Lends the class.
+    pub fn class(&self) -> &C {
+        &self.core.class
+    }
+
+    /// Lends the class, for what its owner asks of it and no driver does.
+    pub fn class_mut(&mut self) -> &mut C {
+        &mut self.core.class
+    }
+
+    /// The class alone, of a device that has not begun.
+    pub fn into_class(self) -> C {
+        self.core.class
+    }
+
+    /// Whether there is a driver.
+    pub fn is_live(&self) -> bool {
+        self.core.accepted != 0
+    }
+
+    /// The configuration space has changed: the driver, if there is one, is notified by the next
+    /// visit.
+    pub fn announce_config(&mut self) {
+        self.core.announce |= self.is_live();
+    }
+
+    /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
+    /// for as long as asynchronous I/O may use it. There is no queue yet. Of a former one nothing
+    /// is left.
+    ///
+    /// # Errors
+    /// Features that are not offered, or VERSION_1 missing; requests in flight. Nothing has begun.
+    pub fn begin(&mut self, features: u64, keep: KeepAlive) -> Result<(), ActivateError> {
+        let in_flight = self.in_flight();
+        if in_flight != 0 {
+            return Err(ActivateError::NotQuiesced { in_flight });
+        }
+        check_features(self.features(), features)?;
+        self.reset();
+        self.core.accepted = features;
+        self.core.announce = self.core.class.begin(features, keep);
+        Ok(())
+    }
+
+    /// Serves `ring`, made with the features of [`begin`](Self::begin), from the next visit on.
+    ///
+    /// # Errors
+    /// A ring of that number is being served, or the device has none.
+    pub fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
+        let core = &mut self.core;
+        let index = ring.index();
+        let own = core.class.queue(index, core.accepted);
+        let own = own.filter(|_| core.position(index).is_none());
+        let own = own.ok_or(ActivateError::QueueIndex { index })?;
+        let queue = ServedQueue::new(ring, own, core.class.lookahead(index));
+        // Most devices have one or two: no room for more.
+        core.queues.reserve_exact(1);
+        core.queues.push(queue);
+        Ok(())
+    }
+
+    /// Whether chains are taken from queue `index`. What has been taken is finished in either case.
+    pub fn pause_queue(&mut self, index: u16, is_paused: bool) {
+        if let Some(at) = self.core.position(index) {
+            self.core.queues[at].is_enabled = !is_paused;
+        }
+    }
+
+    /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue
+    /// is gone and where it stood is answered. `None`: visit the device, and ask again, for as long
+    /// as its requests take.
+    ///
+    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written
+    /// any more (its addresses fault, or it broke the protocol) is given up once its requests no
+    /// longer touch memory, and the answer counts what could not be shown.
+    pub fn stop_queue<D: Dma>(
+        &mut self,
+        index: u16,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+    ) -> Option<StoppedQueue> {
+        let Self { core, stats } = self;
+        let at = core.position(index)?;
+        core.queues[at].is_enabled = false;
+        if core.may_touch() && core.queues[at].ring.parked().is_none() {
+            let mut visit = Visit::alone(core.now_ns);
+            core.publish(
+                at,
+                &mut Context::<Lent<_, _>>::new(dma, irq, &mut visit, stats),
+            );
+        }
+        let queue = &core.queues[at];
+        let (position, unshown) = (queue.ring.position(), queue.ring.in_flight());
+        let is_over = unshown == 0 || queue.ring.is_faulted();
+        (is_over && !core.class.is_in_flight(queue)).then(|| {
+            core.remove(at);
+            StoppedQueue { position, unshown }
+        })
+    }
+
+    /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far
+    /// as it is still the guest's.
+    ///
+    /// # Panics
+    /// Perhaps, if a request is in flight.
+    pub fn set_memory(&mut self, keep: KeepAlive) {
+        self.core.class.set_memory(keep);
+    }
+
+    /// Another thread will visit the device from now on.
+    ///
+    /// # Panics
+    /// Perhaps, if a request is in flight.
+    pub fn rebind(&mut self) {
+        self.core.class.rebind();
+    }
+
+    /// Takes chains while `visit` lasts, shows what has ended, as far as the
+    /// [service](QueueDevice::set_service) goes. `Busy` also if the visit ended before the chains
+    /// did.
+    pub fn visit<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        visit: &mut Visit,
+    ) -> Activity {
+        let Self { core, stats } = self;
+        core.visit(&mut Context::<Lent<_, _>>::new(dma, irq, visit, stats))
+    }
+
+    /// Whether the next visit will find something to do in queue `index`.
+    pub fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
+        let core = &mut self.core;
+        let Some(at) = core.position(index).filter(|_| core.may_take()) else {
+            return false;
+        };
+        let queue = &mut core.queues[at];
+        if queue.ring.parked().is_some() {
+            return queue.is_enabled && queue.following.has_work();
+        }
+        if !queue.is_enabled || !core.class.is_due(queue) {
+            return false;
+        }
+        queue.ring.has_available(dma).unwrap_or_else(|stop| {
+            core.note(stop);
+            false
+        })
+    }
+
+    /// The ring of queue `index`, if it is being served here.
+    pub fn ring(&mut self, index: u16) -> Option<&mut Ring> {
+        let at = self.core.position(index)?;
+        Some(&mut self.core.queues[at].ring)
+    }
+
+    /// Calls `each` with every ring that is being served here.
+    pub fn for_each_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
+        let queues = self.core.queues.iter_mut();
+        queues.for_each(|queue| each(&mut queue.ring));
+    }
+
+    /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.
+    pub fn violation(&self) -> Option<Violation> {
+        self.core.violation
+    }
+
+    /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every
+    /// request.
+    pub fn path(&self) -> Option<PathBuf> {
+        self.core.class.path()
+    }
+
+    /// Saves what another instance needs to go on from here; `None` unless the
+    /// [service](QueueDevice::set_service) is [`Stopped`](Service::Stopped) (or there is no queue),
+    /// nothing is in flight, and every ended request has been shown (otherwise serve on, visit, and
+    /// try again).
+    pub fn save(&self) -> Option<SavedDevice<C::Saved>> {
+        let Core {
+            class,
+            accepted,
+            queues,
+            first: _,
+            service,
+            is_abandoned: _,
+            violation,
+            announce: _,
+            now_ns: _,
+            chain: _,
+            rings: _,
+        } = &self.core;
+        let is_stopped = *service == Service::Stopped || queues.is_empty();
+        if !is_stopped || self.in_flight() != 0 {
+            return None;
+        }
+        let queues = queues.iter().map(|queue| queue.ring.save());
+        Some(SavedDevice {
+            version: SAVED_VERSION,
+            device_type: C::TYPE,
+            class_version: C::Saved::VERSION,
+            features: *accepted,
+            needs_reset: violation.is_some(),
+            queues: queues.collect::<Option<_>>()?,
+            class: class.save(),
+        })
+    }
+}
+
+impl<C: DeviceClass> QueueDevice for Device<C> {
+    fn device_type(&self) -> u16 {
+        C::TYPE
+    }
+
+    fn features(&self) -> u64 {
+        self.core.class.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        self.core.class.queue_sizes()
+    }
+
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        self.core.class.read_config(offset, out);
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        self.core.class.write_config(offset, data);
+    }
+
+    fn config_generation(&self) -> u8 {
+        self.core.class.config_generation()
+    }
+
+    fn activate(
+        &mut self,
+        features: u64,
+        queues: &[QueueConfig],
+        keep: KeepAlive,
+    ) -> Result<(), ActivateError> {
+        self.begin(features, keep)?;
+        let added = queues.iter().try_for_each(|config| {
+            let index = config.index;
+            let max = self.queue_sizes().get(usize::from(index)).copied();
+            let max = max.ok_or(ActivateError::QueueIndex { index })?;
+            self.add_queue(Ring::new(config, max, features)?)
+        });
+        if added.is_err() {
+            self.reset();
+        }
+        added
+    }
+
+    fn set_service(&mut self, service: Service) {
+        self.core.service = service;
+    }
+
+    fn cancel(&mut self, reason: CancelReason) -> u32 {
+        self.core.is_abandoned |= reason != CancelReason::Unmap;
+        let count = self.core.class.cancel(reason);
+        self.stats.cancelled += u64::from(count);
+        count
+    }
+
+    fn reset(&mut self) {
+        assert_eq!(
+            self.in_flight(),
+            0,
+            "reset of a device that has not been quiesced"
+        );
+        let core = &mut self.core;
+        while !core.queues.is_empty() {
+            core.remove(core.queues.len() - 1);
+        }
+        core.accepted = 0;
+        core.service = Service::Full;
+        core.is_abandoned = false;
+        core.violation = None;
+        core.announce = false;
+        core.class.reset();
+    }
+
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
+        self.visit(dma, irq, &mut Visit::alone(now_ns))
+    }
+
+    fn kick(&mut self, queue: u16) {
+        self.stats.kicks += 1;
+        if let Some(ring) = self.ring(queue) {
+            ring.kick();
+        }
+    }
+
+    fn ticket_done(&mut self, ticket: Ticket) {
+        for queue in &mut self.core.queues {
+            queue.ring.ticket_done(ticket);
+            queue.following.ticket_done(ticket);
+            self.core.class.ticket_done(queue, ticket);
+        }
+    }
+
+    fn arm<D: Dma>(&mut self, dma: &mut D) {
+        // Also when no chain is taken: what is in flight must be collected.
+        self.core.class.arm();
+        if self.core.may_take() {
+            for queue in self.core.queues.iter_mut().filter(|queue| queue.is_open()) {
+                let at = self.core.class.arm_at(queue);
+                // A stop has parked the queue; what ends that wakes us.
+                let _ = queue.ring.arm_ahead(dma, at);
+            }
+        }
+    }
+
+    fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
+        self.core.has_work(dma)
+    }
+
+    fn disarm<D: Dma>(&mut self, dma: &mut D) {
+        self.core.class.disarm();
+        if self.core.may_take() {
+            let queues = self.core.queues.iter_mut();
+            for queue in queues.filter(|queue| queue.ring.parked().is_none()) {
+                let _ = queue.ring.disarm(dma);
+            }
+        }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        let core = &self.core;
+        let is_open = |index| {
+            let at = core.position(index).filter(|_| core.may_take());
+            at.is_some_and(|at| core.queues[at].is_open())
+        };
+        let mut fds = Vec::new();
+        core.class.wake_fds(is_open, &mut fds);
+        fds
+    }
+
+    fn opens_at_ns(&self) -> Option<u64> {
+        let queues = self.core.queues.iter().filter(|_| self.core.may_run());
+        let retries = queues.filter_map(|queue| queue.ring.retry_at_ns());
+        let class = self.core.class.deadline(self.core.now_ns);
+        retries.chain(class).min()
+    }
+
+    fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32 {
+        let generation = dma.generation();
+        let queues = self.core.queues.iter();
+        queues.fold(0, |mask, queue| mask | queue.ring.in_use(generation, pages))
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.core.class.in_flight(&self.core.queues)
+    }
+
+    fn touches_memory(&self) -> bool {
+        self.in_flight() != 0 && self.core.class.touches_memory()
+    }
+
+    fn needs_reset(&self) -> bool {
+        self.core.violation.is_some()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let mut rings = self.core.rings;
+        for queue in &self.core.queues {
+            rings.add(&queue.ring.stats());
+        }
+        DeviceStats {
+            in_flight: u64::from(self.in_flight()),
+            ..self.stats.with_rings(&rings)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

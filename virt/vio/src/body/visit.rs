@@ -1,0 +1,195 @@
+//! The parts of a visit, and whether there is reason for one. Queues are named by their position.
+
+use guest_mem::{Dma, Stop};
+
+use super::Core;
+use crate::class::{Context, DeviceClass, Environment, ServedQueue};
+use crate::device::{Activity, Interrupt, Service};
+use crate::ring::RingStop;
+
+impl<C: DeviceClass> Core<C> {
+    pub(super) fn visit<E: Environment>(&mut self, cx: &mut Context<'_, E>) -> Activity {
+        self.now_ns = cx.visit.now_ns();
+        let count = self.queues.len();
+        let mut is_busy = false;
+        if self.may_run() {
+            for turn in 0..count {
+                is_busy |= self.go_on(self.turn(turn), cx);
+            }
+            for turn in 0..count {
+                is_busy |= self.take(self.turn(turn), cx);
+            }
+        }
+        is_busy |= self.class.complete(&mut self.queues, cx) == Activity::Busy;
+        if let Some(violation) = cx.violation {
+            self.fail(violation);
+        }
+        if self.may_run() {
+            for turn in 0..count {
+                let at = self.turn(turn);
+                is_busy |= self.queues[at].runs && self.publish(at, cx);
+            }
+            // A queue that starves because the others come first comes first next time.
+            self.first = if count == 0 { 0 } else { self.turn(1) };
+        }
+        if std::mem::take(&mut self.announce) {
+            cx.irq.config();
+            is_busy = true;
+        }
+        match is_busy {
+            true => Activity::Busy,
+            false => Activity::Idle,
+        }
+    }
+
+    /// The queue whose turn is the `turn`-th, of at least one; `turn` is at most their number, and
+    /// `first` below it.
+    fn turn(&self, turn: usize) -> usize {
+        let at = self.first + turn;
+        let count = self.queues.len();
+        if at >= count { at - count } else { at }
+    }
+
+    /// The first part for queue `at`: what an earlier visit could not show, and what was taken
+    /// then; whether anything was done.
+    fn go_on<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
+        let queue = &mut self.queues[at];
+        queue.ring.retry(cx.visit.now_ns());
+        let has_unshown = queue.has_unshown() && queue.ring.parked().is_none();
+        let mut is_busy = has_unshown && self.publish(at, cx);
+        let queue = &mut self.queues[at];
+        let went_on = match queue.ring.parked() {
+            None => self.class.go_on(queue, cx),
+            Some(_) => Ok(Activity::Idle),
+        };
+        queue.runs = queue.ring.parked().is_none();
+        match went_on {
+            Ok(activity) => is_busy |= activity == Activity::Busy,
+            Err(stop) => {
+                self.note(stop);
+                is_busy = true;
+            }
+        }
+        is_busy
+    }
+
+    /// Takes from queue `at` while the visit lasts; whether anything was taken, or is left.
+    fn take<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
+        let may_take = self.may_take();
+        let queue = &mut self.queues[at];
+        if !may_take || !queue.is_enabled {
+            return false;
+        }
+        if !queue.runs {
+            self.look_ahead(at, cx);
+            return false;
+        }
+        if !self.class.may_take(queue, cx.dma) {
+            return false;
+        }
+        // Without EVENT_IDX the driver is notified once that its doorbells are not needed.
+        if let Err(stop) = queue.ring.disarm(cx.dma) {
+            self.note(stop);
+            return false;
+        }
+        let mut is_busy = false;
+        while !cx.visit.is_over() {
+            match self.class.serve(queue, cx) {
+                Ok(Activity::Busy) => is_busy = true,
+                Ok(Activity::Idle) => return is_busy,
+                Err(stop) => {
+                    if let RingStop::Access(Stop::Pending(_)) = stop {
+                        queue.following.begin();
+                        self.look_ahead(at, cx);
+                    }
+                    self.note(stop);
+                    return is_busy;
+                }
+            }
+        }
+        // Stopped by the budget: there may be more.
+        true
+    }
+
+    /// While queue `at` waits: asks for what the chains behind the one that waits will want.
+    fn look_ahead<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) {
+        let (class, chain) = (&self.class, &mut self.chain);
+        let ServedQueue {
+            following, ring, ..
+        } = &mut self.queues[at];
+        if following.has_work() {
+            following.look(ring, cx.dma, chain, cx.visit, |dma, chain| {
+                class.ask_ahead(dma, chain)
+            });
+        }
+    }
+
+    /// Shows the driver what has ended of queue `at`, by one store; whether anything had.
+    pub(super) fn publish<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
+        let queue = &mut self.queues[at];
+        let mut is_busy = false;
+        let mut stopped = None;
+        let mut left = queue.ring.size();
+        while left != 0 && queue.ring.parked().is_none() {
+            match self.class.finish(queue, cx) {
+                Ok(Activity::Busy) => is_busy = true,
+                Ok(Activity::Idle) => break,
+                Err(stop) => stopped = Some(stop),
+            }
+            left -= 1;
+        }
+        if queue.may_show() {
+            match queue.ring.publish(cx.dma) {
+                Ok(is_wanted) => {
+                    is_busy = true;
+                    if is_wanted {
+                        cx.stats.interrupts += 1;
+                        cx.irq.queue(queue.index());
+                    }
+                }
+                Err(stop) => stopped = stopped.or(Some(stop)),
+            }
+        }
+        if let Some(stop) = stopped {
+            self.note(stop);
+        }
+        is_busy
+    }
+
+    /// Whether a visit would do something.
+    pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
+        if self.announce || self.class.has_completions() {
+            return true;
+        }
+        if !self.may_run() {
+            return false;
+        }
+        let Self { class, queues, .. } = self;
+        let mut violated = None;
+        let has_work = queues.iter_mut().any(|queue| {
+            let is_taking = self.service == Service::Full && queue.is_enabled;
+            if queue.ring.parked().is_some() {
+                return is_taking && queue.following.has_work();
+            }
+            if queue.has_unshown() || class.has_taken(queue, dma) {
+                return true;
+            }
+            if !is_taking || !class.may_take(queue, dma) {
+                return false;
+            }
+            match class.has_work(queue, dma, self.now_ns) {
+                Ok(has_work) => has_work,
+                Err(RingStop::Violation(violation)) => {
+                    violated = Some(violation);
+                    true
+                }
+                // A visit says when it is tried again.
+                Err(RingStop::Access(_)) => queue.ring.is_faulted(),
+            }
+        });
+        if let Some(violation) = violated {
+            self.fail(violation);
+        }
+        has_work
+    }
+}

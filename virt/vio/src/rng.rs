@@ -1,0 +1,175 @@
+//! virtio-rng (virtio 1.2 §5.4): random bytes for the guest's own entropy pool.
+//!
+//! *Advertised*: INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM, RING_PACKED.
+//! *Not implemented*: anything else, of which the specification has nothing for this type.
+//!
+//! A request is a chain of device-writable buffers, and gets between one byte and [`MAX_ANSWER`]
+//! (§5.4.6.1 allows less than the buffer has), whatever its length: nothing is in flight, and no
+//! request costs more than another. A source that has nothing at the moment, and the rate limit,
+//! leave the request in the ring until a deadline. A chain without a writable buffer, or one that
+//! faults, is given back with length 0. Random bytes that were written before a wait are drawn
+//! anew.
+
+use guest_mem::{Dma, Intent, Stop};
+use serde::{Deserialize, Serialize};
+
+use crate::body::Device;
+use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
+use crate::device::{Activity, read_space};
+use crate::queue_config::feature;
+use crate::ring::{Chain, RETRY_NS, RingStop};
+use crate::saved::SavedState;
+use crate::throttle::{RateLimits, Throttle};
+use crate::visit::cost;
+
+/// Most bytes of one answer. Linux asks for 32 to 64 at a time.
+pub const MAX_ANSWER: usize = 1024;
+/// Entries of the one queue at most.
+const QUEUE_SIZE: u16 = 64;
+/// Nanoseconds to draw a byte, about.
+const BYTE_COST: u64 = 3;
+
+/// Source of random bytes. Never blocks.
+pub trait EntropySource: Send {
+    /// Fills `bytes` from the front on; how many, 0 if there are none at the moment.
+    fn fill(&mut self, bytes: &mut [u8]) -> usize;
+}
+
+/// The host's `getrandom`: nothing until its pool is initialized.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostEntropy;
+
+impl EntropySource for HostEntropy {
+    fn fill(&mut self, bytes: &mut [u8]) -> usize {
+        let flags = rustix::rand::GetRandomFlags::NONBLOCK;
+        rustix::rand::getrandom(bytes, flags).unwrap_or(0)
+    }
+}
+
+/// A virtio entropy device.
+pub type Rng = Device<RngClass>;
+
+/// Class of entropy devices: the part of the device that is particular to them.
+pub struct RngClass {
+    source: Box<dyn EntropySource>,
+    throttle: Throttle,
+    /// When a source that had nothing is asked again.
+    retry_at_ns: Option<u64>,
+    chain: Chain,
+}
+
+/// Part of the saved state that only entropy devices have: nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedRng {}
+
+impl SavedState for SavedRng {
+    const TYPE: u16 = RngClass::TYPE;
+    const VERSION: u32 = 1;
+}
+
+impl Rng {
+    /// A device over `source`, at most as fast as `limits`.
+    pub fn new(source: Box<dyn EntropySource>, limits: RateLimits) -> Self {
+        Self::of(RngClass {
+            source,
+            throttle: Throttle::new(limits),
+            retry_at_ns: None,
+            chain: Chain::new(),
+        })
+    }
+}
+
+impl DeviceClass for RngClass {
+    const TYPE: u16 = 4;
+    type Queue = ();
+    type Saved = SavedRng;
+
+    fn features(&self) -> u64 {
+        feature::COMMON | feature::RING_PACKED
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    /// There is none (§5.4.4).
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        read_space(&[], offset, out);
+    }
+
+    fn queue(&self, index: u16, _features: u64) -> Option<()> {
+        (index == 0).then_some(())
+    }
+
+    fn reset(&mut self) {
+        self.retry_at_ns = None;
+    }
+
+    fn save(&self) -> SavedRng {
+        SavedRng {}
+    }
+
+    fn serve<E: Environment>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        let now_ns = cx.visit.now_ns();
+        if !queue.ring.peek(cx.dma, &mut self.chain)? {
+            return Ok(Activity::Idle);
+        }
+        if !self.is_open(now_ns) {
+            cx.stats.throttled += 1;
+            return Ok(Activity::Idle);
+        }
+        self.retry_at_ns = None;
+        let writable = self.chain.writable();
+        let mut bytes = [0; MAX_ANSWER];
+        let most = bytes.len().min(writable.len() as usize);
+        let drawn = self.source.fill(&mut bytes[..most]);
+        if drawn == 0 && most != 0 {
+            self.retry_at_ns = Some(now_ns.saturating_add(RETRY_NS));
+            return Ok(Activity::Idle);
+        }
+        let len = match writable.write(cx.dma, 0, &bytes[..drawn]) {
+            Ok(()) => drawn as u32,
+            Err(Stop::Fault(_)) => 0,
+            Err(pending) => {
+                let wanted = writable.wanted(0, drawn as u32, Intent::Write);
+                return Err(queue.wait_for(cx.dma, pending, wanted));
+            }
+        };
+        cx.visit
+            .take_request(cost::REQUEST + drawn as u64 * BYTE_COST);
+        self.throttle.charge(now_ns, drawn as u64);
+        cx.stats.requests += 1;
+        cx.stats.errors += u64::from(len == 0);
+        cx.stats.read_bytes += u64::from(len);
+        queue.answer(&self.chain, len);
+        Ok(Activity::Busy)
+    }
+
+    fn has_work<D: Dma>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        dma: &mut D,
+        now_ns: u64,
+    ) -> Result<bool, RingStop> {
+        Ok(self.is_open(now_ns) && queue.ring.has_available(dma)?)
+    }
+
+    fn deadline(&self, now_ns: u64) -> Option<u64> {
+        let times = [Some(self.throttle.opens_at_ns()), self.retry_at_ns];
+        times.into_iter().flatten().filter(|at| *at > now_ns).max()
+    }
+}
+
+impl RngClass {
+    /// Whether a request may be answered now.
+    fn is_open(&self, now_ns: u64) -> bool {
+        self.throttle.is_open(now_ns) && self.retry_at_ns.is_none_or(|at| at <= now_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests;
