@@ -5,9 +5,9 @@
 //! *Not implemented*: MUST_TELL_HOST, FREE_PAGE_HINT (for migration), PAGE_POISON; the legacy interface.
 //!
 //! **Pages.** Inflate and deflate queues carry arrays of page numbers. Those are guest-physical, whatever IOMMU stands before
-//! the device, while its rings and buffers are reached through [`Dma`] like any other's. A report is a chain of
+//! the device, while its rings and buffers are reached through [`Dma`](guest_mem::Dma) like any other's. A report is a chain of
 //! device-writable buffers that *are* the free pages: their addresses are IOVAs, which the IOMMU must allow the device to
-//! write. [`Dma::locate`] says where they lie without touching them, so nothing is brought in only to be dropped. What is
+//! write. [`Dma::locate`](guest_mem::Dma::locate) says where they lie without touching them, so nothing is brought in only to be dropped. What is
 //! not RAM, or not a whole page, is left out and counted; the rest goes to a [`BalloonIo`] in batches.
 //!
 //! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device has heard of it, and reported
