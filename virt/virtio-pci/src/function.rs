@@ -494,3 +494,6 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
