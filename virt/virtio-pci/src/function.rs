@@ -221,7 +221,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
         self.msix.set_bus_master(on, out);
         self.quiet = !self.active;
         self.silent = false;
-        if on && self.active && !self.common.is_resetting() {
+        if on && self.active && !self.common.is_resetting() && !self.over {
             self.device.set_service(Service::Full);
         }
     }
@@ -246,6 +246,9 @@ impl<D: QueueDevice> VirtioFunction<D> {
     }
 
     fn start<C>(&mut self, keep: &KeepAlive, out: &mut Effects<C>) {
+        if self.over {
+            return;
+        }
         let queues = self.common.queue_configs();
         match self
             .device

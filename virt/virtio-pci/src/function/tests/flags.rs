@@ -76,6 +76,9 @@ impl Flags {
             return Vec::new();
         }
         self.has_status = true;
+        if self.over {
+            return Vec::new();
+        }
         let mut calls = vec![Call::Activate];
         if !refused {
             (self.active, self.quiet, self.silent) = (true, false, false);
@@ -92,7 +95,7 @@ impl Flags {
         self.bus_master = on;
         self.quiet = !self.active;
         self.silent = false;
-        if on && self.active && !self.resetting {
+        if on && self.active && !self.resetting && !self.over {
             self.service = Service::Full;
             return vec![Call::Serve(Service::Full)];
         }

@@ -211,7 +211,6 @@ const TABLE: &[(State, &[Row])] = &[
     (
         State::EndingMasterless,
         &[
-            (Event::MasterOn, State::Ending, &[Serve(Full)]),
             (Event::Reset, State::EndingDue, &[]),
             (NONE, State::EndDrained, DRAIN),
             (BOUNCED, State::EndingSilent, DRAIN),
@@ -258,13 +257,8 @@ const TABLE: &[(State, &[Row])] = &[
             (DIRECT, State::EndDrained, DRAINED),
         ],
     ),
-    (
-        State::Ended,
-        &[
-            (Event::Start, State::Ending, &[Activate]),
-            (Event::Refused, State::Ended, &[Activate]),
-        ],
-    ),
+    // For good: DRIVER_OK activates nothing.
+    (State::Ended, &[]),
     (
         State::EndedDue,
         &[
@@ -305,6 +299,23 @@ fn each_event_has_in_each_state_the_outcome_of_the_table() {
                 assert_eq!(polled, expected, "{state:?} and {event:?}");
             }
         }
+    }
+}
+
+/// Another process that serves the queues would go on, in the memory of a machine that has ended.
+#[test]
+fn after_the_end_neither_bus_master_nor_driver_ok_sets_the_device_going() {
+    use Event::{End, MasterOff, MasterOn, Start};
+    let ended: [&[Event]; 4] = [
+        &[MasterOn, Start, MasterOff, End, MasterOn],
+        &[MasterOn, Start, MasterOff, End, NONE, MasterOn],
+        &[MasterOn, End, Start],
+        &[MasterOn, Start, End, Event::Reset, NONE, Start],
+    ];
+    for path in ended {
+        let (last, before) = path.split_last().expect("events");
+        let (calls, _) = World::after(before).event(*last);
+        assert_eq!(calls, [], "{path:?}");
     }
 }
 
