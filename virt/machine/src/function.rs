@@ -136,7 +136,8 @@ pub struct Cx<'a, I, M, C> {
 }
 
 impl<'a, I, M, C> Cx<'a, I, M, C> {
-    /// Lends `unit`, `bypass` and `mem` at `now`, in ns of a monotonic clock, to the function whose effects these are.
+    /// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose
+    /// effects these are.
     #[inline]
     pub fn new(
         unit: &'a mut I,

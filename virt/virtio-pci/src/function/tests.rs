@@ -190,7 +190,7 @@ const EVENTS: [Event; 12] = [
 
 /// State of a function as its owner and its driver can see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct Observed {
     is_active: bool,
     is_live: bool,
     is_drained: bool,
@@ -299,14 +299,14 @@ impl World {
         (self.function.device.calls.clone(), progress)
     }
 
-    fn seen(&mut self) -> Seen {
+    fn observe(&mut self) -> Observed {
         let pages = Pages::new(&[Gpa::new(0)]).expect("a page");
         let in_use = self.with(|function, cx| function.in_use(cx, &pages));
         assert!(in_use == 0 || in_use == pages.all());
         let has_work = self.with(|function, cx| function.has_work(cx));
         let mut fds = Vec::new();
         self.owned().wake_fds(&mut |fd| fds.push(fd));
-        Seen {
+        Observed {
             is_active: in_use != 0,
             is_live: fds == [WAKE_FD],
             is_drained: self.owned().is_drained(),

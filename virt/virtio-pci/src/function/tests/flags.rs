@@ -1,5 +1,5 @@
-//! A model that keeps a flag for each cause, and what follows from them, beside a function: after any
-//! events both say the same.
+//! A model that keeps a flag for each cause, and what follows from them, beside a function: after
+//! any events both say the same.
 
 use seeded::Random;
 
@@ -124,8 +124,8 @@ impl Flags {
         calls
     }
 
-    fn seen(&self) -> Seen {
-        Seen {
+    fn observe(&self) -> Observed {
+        Observed {
             is_active: self.active,
             is_live: self.is_live(),
             is_drained: self.is_stopped(),
@@ -154,7 +154,7 @@ fn any_sequence_of_events_does_what_the_flags_say() {
             past.push(event);
             let expected = flags.event(event);
             assert_eq!(world.event(event).0, expected, "seed {seed}: {past:?}");
-            assert_eq!(world.seen(), flags.seen(), "seed {seed}: {past:?}");
+            assert_eq!(world.observe(), flags.observe(), "seed {seed}: {past:?}");
         }
     }
 }

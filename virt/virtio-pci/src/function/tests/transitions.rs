@@ -56,20 +56,20 @@ impl State {
         }
     }
 
-    /// The state as it is seen, and what the device is asked to cancel when a stop takes too long.
-    fn fingerprint(self) -> (Seen, Vec<Call>) {
+    /// The state as it is observed, and what the device is asked to cancel when a stop takes too long.
+    fn fingerprint(self) -> (Observed, Vec<Call>) {
         fingerprint(self.path())
     }
 }
 
-fn fingerprint(path: &[Event]) -> (Seen, Vec<Call>) {
+fn fingerprint(path: &[Event]) -> (Observed, Vec<Call>) {
     let mut world = World::after(path);
-    let seen = Seen {
+    let observed = Observed {
         // Depends on the flight alone, of which one state has several.
         has_deadline: false,
-        ..world.seen()
+        ..world.observe()
     };
-    (seen, world.event(Event::Overdue).0)
+    (observed, world.event(Event::Overdue).0)
 }
 
 type Row = (Event, State, &'static [Call]);
@@ -269,8 +269,8 @@ const TABLE: &[(State, &[Row])] = &[
     ),
 ];
 
-/// How a poll ends that leaves the function as it is seen. The device itself is idle.
-fn progress(before: &Seen, after: &Seen) -> Progress {
+/// How a poll ends that leaves the function as it is observed. The device itself is idle.
+fn progress(before: &Observed, after: &Observed) -> Progress {
     match (before.is_drained, after.is_drained) {
         (_, false) => Progress::Stopping,
         (false, true) => Progress::Busy,
@@ -285,7 +285,7 @@ fn each_event_has_in_each_state_the_outcome_of_the_table() {
             let row = rows.iter().find(|row| row.0 == event);
             let (next, calls) = row.map_or((state, &[][..]), |&(_, next, calls)| (next, calls));
             let mut world = World::after(state.path());
-            let before = world.seen();
+            let before = world.observe();
             let (called, polled) = world.event(event);
             let path = [state.path(), &[event]].concat();
             assert_eq!(called, calls, "{state:?} and {event:?}");
@@ -295,7 +295,7 @@ fn each_event_has_in_each_state_the_outcome_of_the_table() {
                 "{state:?} and {event:?}: not {next:?}"
             );
             if let Some(polled) = polled {
-                let expected = progress(&before, &world.seen());
+                let expected = progress(&before, &world.observe());
                 assert_eq!(polled, expected, "{state:?} and {event:?}");
             }
         }
@@ -321,7 +321,7 @@ fn after_the_end_neither_bus_master_nor_driver_ok_sets_the_device_going() {
 
 /// Two states that looked alike would hide a wrong transition from the table.
 #[test]
-fn states_of_the_table_differ_as_they_are_seen() {
+fn states_of_the_table_can_be_told_apart() {
     // Alike but for what a start or Bus Master makes of them, which the table has.
     let alike = [
         [State::Masterless, State::Inactive],
