@@ -221,6 +221,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
 
     fn start<C>(&mut self, keep: &KeepAlive, out: &mut Effects<C>) {
         if !self.lifecycle.may_activate() {
+            // After the end: the driver's status stands, and its doorbells do nothing.
             return;
         }
         let queues = self.common.queue_configs();

@@ -40,6 +40,7 @@ enum Memory {
     Untouched,
 }
 
+/// States of the drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// The device is not activated.
@@ -61,7 +62,7 @@ pub(crate) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Not activated.
+    /// State of a function whose device is not activated.
     pub(crate) fn new() -> Self {
         Self {
             state: State::Inactive,
