@@ -16,8 +16,8 @@
 //! | End | the machine's end, or removal; for good | nothing is in flight |
 //!
 //! A stop that is asked for while another one lasts, or has drained, makes the two one, for the
-//! reason further down in this table, and is over when a poll has looked again. Bus Master on ends a
-//! pause only. A reset is completed after the end too: the driver waits for its status (§4.1.4.3.2).
+//! reason further down in this table; the next poll re-checks what is in flight. Bus Master on ends
+//! a pause only. A reset is completed after the end too: the driver waits for it (§4.1.4.3.2).
 //!
 //! Left out: the registers. `CommonConfig` knows that a reset was asked for, also of a device that
 //! was never activated: the next poll resets its registers, and changes no state here.

@@ -1,4 +1,4 @@
-//! What several cases boot, and what their guests must have said.
+//! The machine and the disk of several cases, and checks of what their guests have said.
 
 use anyhow::{Context, Result, ensure};
 

@@ -28,7 +28,8 @@
 //! What it has mapped and others have unmapped is its own as well until it runs once more, or parks: they unmap under pins
 //! (`iova::chunk` says why that matters). An owner of mappings that goes idle parks.
 //!
-//! **Table pages** come back by chunks (`core_reclaim.rs`), with the invalidation that the queue waits for anyway.
+//! **Table pages** come back by chunks (`core_reclaim.rs`), with the invalidation that the queue
+//! waits for anyway.
 //!
 //! **Failures**: every error says what and where and leaves things as they were, but for a failed invalidation: entries are
 //! cleared then, and the IOVA waits, counted as stale, in the same queue until a later invalidation succeeds. When the

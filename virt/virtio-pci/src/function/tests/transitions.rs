@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    /// The state as it is observed, and what the device is asked to cancel when a stop takes too long.
+    /// The state as it is observed, and the cancellation that a stop which takes too long asks for.
     fn fingerprint(self) -> (Observed, Vec<Call>) {
         fingerprint(self.path())
     }
