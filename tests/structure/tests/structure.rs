@@ -76,13 +76,7 @@ fn no_kvm_below_bin() {
 
 /// Modules of one parent that may still name each other: crate, parent, the modules, why. Each as
 /// it is: one that is gone, or has become smaller, has to be changed here too.
-const KNOWN_CYCLES: [Listed; 10] = [
-    (
-        "dma-map",
-        "mapper",
-        &["core_map", "lines", "reclaim", "shared"],
-        MAPPER,
-    ),
+const KNOWN_CYCLES: [Listed; 8] = [
     ("exitless", "run", &["config", "swapped"], PROGRAM),
     ("exitless", "run", &["devices", "remote"], PROGRAM),
     (
@@ -90,20 +84,6 @@ const KNOWN_CYCLES: [Listed; 10] = [
         "serve",
         &["disk", "prepare", "sockets"],
         PROGRAM,
-    ),
-    (
-        "harness",
-        "selftest",
-        &[
-            "ballooned",
-            "cases",
-            "elf",
-            "held",
-            "power",
-            "punched",
-            "swapped",
-        ],
-        SELFTEST,
     ),
     (
         "iova",
@@ -121,9 +101,7 @@ const KNOWN_CYCLES: [Listed; 10] = [
         DEVICES,
     ),
 ];
-const MAPPER: &str = "one core's state, and the lists shared by all, hold each other's types";
 const PROGRAM: &str = "of the program, whose parts are still one";
-const SELFTEST: &str = "`cases` lists what the others define by its types";
 const LOCAL: &str = "the state of one core is implemented in these files";
 const DEVICES: &str = "of the devices, whose parts are still one";
 

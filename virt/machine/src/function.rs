@@ -71,8 +71,8 @@ pub struct Effects<C> {
 }
 
 impl<C> Effects<C> {
-    /// Of function number `number`, whose requester is `source`.
-    pub(crate) fn new(number: usize, source: SourceId) -> Self {
+    /// Makes the empty list of function number `number`, whose requester is `source`.
+    pub fn new(number: usize, source: SourceId) -> Self {
         Self {
             commands: Vec::new(),
             messages: Vec::new(),
@@ -126,16 +126,38 @@ impl<C> Effects<C> {
 
 /// What a function is lent for one call: its unit, the memory, and a list for what it wants done.
 pub struct Cx<'a, I, M, C> {
-    pub(crate) unit: &'a mut I,
-    pub(crate) bypass: &'a mut NoIommu,
-    pub(crate) mem: &'a M,
-    pub(crate) source: SourceId,
-    pub(crate) now: u64,
+    unit: &'a mut I,
+    bypass: &'a mut NoIommu,
+    mem: &'a M,
+    source: SourceId,
+    now: u64,
     /// What it wants done.
     pub effects: &'a mut Effects<C>,
 }
 
-impl<'a, I: Iommu, M: PhysMem, C> Cx<'a, I, M, C> {
+impl<'a, I, M, C> Cx<'a, I, M, C> {
+    /// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose
+    /// effects these are.
+    #[inline]
+    pub fn new(
+        unit: &'a mut I,
+        bypass: &'a mut NoIommu,
+        mem: &'a M,
+        now: u64,
+        effects: &'a mut Effects<C>,
+    ) -> Self {
+        Self {
+            unit,
+            bypass,
+            mem,
+            source: effects.source(),
+            now,
+            effects,
+        }
+    }
+}
+
+impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
     /// Guest memory as the function's DMA sees it. The view has no state of its own.
     #[inline]
     pub fn view(&mut self) -> View<'_, I, M> {

@@ -103,11 +103,6 @@ impl CommonConfig {
         self.status
     }
 
-    /// Whether the driver has set DRIVER_OK and no reset is under way.
-    pub fn is_running(&self) -> bool {
-        self.status & status::DRIVER_OK != 0 && !self.resetting
-    }
-
     /// Sets NEEDS_RESET; true when it was not set before, so that a configuration interrupt is due.
     pub fn set_needs_reset(&mut self) -> bool {
         let fresh = self.status & status::NEEDS_RESET == 0;

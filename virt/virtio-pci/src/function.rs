@@ -12,10 +12,11 @@
 //! | 0x4000 | MSI-X table |
 //! | 0x5000 | MSI-X pending bits |
 //!
-//! Stopping: Status = 0 and clearing Bus Master are not over before the device is quiet: no request in flight
-//! and no lease held. Until then the driver reads a non-zero status; the answer to the configuration write
-//! that cleared Bus Master waits ([`Function::is_silent`]), unless what is in flight goes through buffers of ours and so
-//! reaches no guest memory. The end of the machine is a stop for good ([`Function::end`]), and nobody waits for an answer.
+//! Stopping (`lifecycle.rs`): a reset and the end of the machine are not over before no request is
+//! in flight and no lease is held. Until then the driver reads a non-zero status. The answer to the
+//! configuration write that cleared Bus Master waits ([`Function::is_silent`]), unless what is in
+//! flight goes through buffers of ours and so reaches no guest memory. The end is a stop for good
+//! ([`Function::end`]), for which no driver waits.
 //!
 //! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here it is only kept true which
 //! message each queue's signal stands for, after every write that may have changed it.
@@ -37,6 +38,7 @@ use crate::config;
 pub use crate::config::{
     BAR_SIZE, COMMON, DEVICE, ISR, MSIX_PENDING, MSIX_TABLE, NOTIFY, NOTIFY_STRIDE,
 };
+use crate::lifecycle::{Lifecycle, StopReason};
 
 /// ISR bits (§4.1.4.5), kept for drivers that look although MSI-X is on.
 const ISR_QUEUE: u8 = 1;
@@ -52,15 +54,7 @@ pub struct VirtioFunction<D> {
     common: CommonConfig,
     msix: MsixTable,
     isr: u8,
-    bus_master: bool,
-    /// `activate` has succeeded and no reset has followed.
-    active: bool,
-    /// The device was stopped, and nothing has been in flight since.
-    quiet: bool,
-    /// The device was stopped, and what is in flight does not touch guest memory.
-    silent: bool,
-    /// The machine has ended.
-    over: bool,
+    lifecycle: Lifecycle,
     lines: Option<Lines>,
 }
 
@@ -105,11 +99,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
             common,
             msix: MsixTable::new(vectors),
             isr: 0,
-            bus_master: false,
-            active: false,
-            quiet: false,
-            silent: false,
-            over: false,
+            lifecycle: Lifecycle::new(),
             lines: None,
         }
     }
@@ -194,7 +184,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
         match offset & !0xfff {
             COMMON => match self.common.write(offset - COMMON, data) {
                 Effect::None => {}
-                Effect::Reset => self.quiet = !self.active,
+                Effect::Reset => self.lifecycle.stop(StopReason::Reset),
                 Effect::Start => self.start(keep, out),
             },
             DEVICE => self.device.write_config(offset - DEVICE, data),
@@ -213,48 +203,34 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
-    fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
-        if on == self.bus_master {
-            return;
-        }
-        self.bus_master = on;
-        self.msix.set_bus_master(on, out);
-        self.quiet = !self.active;
-        self.silent = false;
-        if on && self.active && !self.common.is_resetting() {
-            self.device.set_service(Service::Full);
-        }
+    /// Bus Master of the command register.
+    fn is_master(&self) -> bool {
+        self.config.bars().command() & COMMAND_BUS_MASTER != 0
     }
 
+    /// Whether a stop is over; true also when none was asked for.
     fn is_stopped(&self) -> bool {
-        let waits_for_all = self.common.is_resetting() || self.over;
-        !self.is_stopping() || !self.active || self.quiet || (self.silent && !waits_for_all)
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.common.is_resetting() || !self.bus_master || self.over
-    }
-
-    fn is_live(&self) -> bool {
-        self.active && !self.is_stopping() && self.common.is_running()
+        self.lifecycle.draining().is_none()
     }
 
     fn kick(&mut self, queue: u16) {
-        if self.is_live() && queue < self.queues() {
+        if self.lifecycle.is_live() && queue < self.queues() {
             self.device.kick(queue);
         }
     }
 
     fn start<C>(&mut self, keep: &KeepAlive, out: &mut Effects<C>) {
+        if !self.lifecycle.may_activate() {
+            // After the end: the driver's status stands, and its doorbells do nothing.
+            return;
+        }
         let queues = self.common.queue_configs();
         match self
             .device
             .activate(self.common.driver_features(), &queues, keep.clone())
         {
             Ok(()) => {
-                self.active = true;
-                self.quiet = false;
-                self.silent = false;
+                self.lifecycle.activate(self.is_master());
                 // What was made available before DRIVER_OK rang no doorbell that counts.
                 for queue in &queues {
                     self.kick(queue.index);
@@ -279,13 +255,13 @@ impl<D: QueueDevice> VirtioFunction<D> {
     }
 
     fn finish_reset<C>(&mut self, out: &mut Effects<C>) {
-        if !self.common.is_resetting() || (self.active && !self.quiet) {
+        if !self.common.is_resetting() || !self.is_stopped() {
             return;
         }
-        if self.active {
+        if self.lifecycle.is_active() {
             self.device.reset();
         }
-        self.active = false;
+        self.lifecycle.reset();
         self.isr = 0;
         self.common.reset();
         // The MSI-X table is PCI state: a virtio reset leaves it (§4.1.4.3.1 resets the vector registers only).
@@ -336,12 +312,18 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
             }
             return;
         }
+        let was_master = self.is_master();
         if self.config.write(reg, len, value) {
             let (enabled, masked) = self.config.msix_control();
             self.msix.set_control(enabled, masked, &mut out.messages);
         }
-        let is_master = self.config.bars().command() & COMMAND_BUS_MASTER != 0;
-        self.set_bus_master(is_master, &mut out.messages);
+        let is_master = self.is_master();
+        if is_master != was_master {
+            self.msix.set_bus_master(is_master, &mut out.messages);
+            if self.lifecycle.set_bus_master(is_master) {
+                self.device.set_service(Service::Full);
+            }
+        }
         self.route_lines(out);
     }
 
@@ -366,14 +348,14 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
 
     /// None while it may not run: nobody would read what has arrived.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
-        if self.is_live() {
+        if self.lifecycle.is_live() {
             self.device.wake_fds().into_iter().for_each(add);
         }
     }
 
     fn deadline(&self) -> Option<u64> {
         // A stop waits for what is in flight, and that may have to be tried again.
-        let is_served = self.is_live() || self.device.in_flight() != 0;
+        let is_served = self.lifecycle.is_live() || self.device.in_flight() != 0;
         is_served.then(|| self.device.opens_at_ns()).flatten()
     }
 
@@ -382,16 +364,17 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 
     fn is_silent(&self) -> bool {
-        self.is_stopped() || self.silent
+        self.lifecycle.is_silent()
     }
 
     fn stop_overdue(&mut self) {
-        if self.over {
-            self.device.cancel(CancelReason::End);
-        } else if self.common.is_resetting() {
-            self.device.cancel(CancelReason::Reset);
-        }
-        // What a pause cancelled would fail in the guest.
+        let reason = match self.lifecycle.draining() {
+            Some(StopReason::End) => CancelReason::End,
+            Some(StopReason::Reset) => CancelReason::Reset,
+            // What a pause cancelled would fail in the guest.
+            Some(StopReason::Pause) | None => return,
+        };
+        self.device.cancel(reason);
     }
 
     fn cancel_overdue(&mut self) {
@@ -399,12 +382,11 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 
     fn end(&mut self) {
-        self.over = true;
-        self.quiet = !self.active;
+        self.lifecycle.stop(StopReason::End);
     }
 
     fn has_ended(&self) -> bool {
-        self.over && self.is_stopped()
+        self.lifecycle.has_ended()
     }
 
     fn ticket_done(&mut self, ticket: Ticket, _result: TicketResult) {
@@ -427,7 +409,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
 
 impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress {
-        if !self.active {
+        if !self.lifecycle.is_active() {
             self.finish_reset(cx.effects);
             return Progress::Idle;
         }
@@ -454,8 +436,9 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
         };
         let activity = device.poll(&mut dma, &mut vectors, now);
         if is_stopping {
-            self.quiet = self.device.in_flight() == 0;
-            self.silent = !self.device.touches_memory();
+            let touches_memory = self.device.touches_memory();
+            self.lifecycle
+                .drain(self.device.in_flight(), touches_memory);
         }
         if self.device.needs_reset() {
             // The device has sent the configuration interrupt; who looks because of it is answered after this poll.
@@ -470,27 +453,30 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
     }
 
     fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
-        if self.is_live() {
+        if self.lifecycle.is_live() {
             self.device.arm(&mut cx.view());
         }
     }
 
     fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool {
-        self.active && (!self.is_stopped() || self.device.has_work(&mut cx.view()))
+        self.lifecycle.is_active() && (!self.is_stopped() || self.device.has_work(&mut cx.view()))
     }
 
     fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
-        if self.is_live() {
+        if self.lifecycle.is_live() {
             self.device.disarm(&mut cx.view());
         }
     }
 
     /// Nothing before the device is activated and after its reset. While it may do no DMA its windows are kept, and count.
     fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
-        if self.active {
+        if self.lifecycle.is_active() {
             self.device.in_use(&cx.view(), pages)
         } else {
             0
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,8 @@
 //! Virtio over PCI, modern interface (Virtio 1.2, §4.1): registers, MSI-X, and the function that joins them to a device.
 //!
 //! * [`common`]: the common configuration structure. [`config`]: configuration space with its capabilities.
-//! * [`function`]: [`VirtioFunction`], a [`Function`](machine::Function) of a machine's owner.
+//! * [`function`]: [`VirtioFunction`], a [`Function`](machine::Function) of a machine's owner. `lifecycle`: its states, and how
+//!   it stops.
 //!
 //! **Left out.** The legacy interface, the legacy interrupt pin (every driver here uses MSI-X), reset of single queues,
 //! shared memory regions.
@@ -10,5 +11,6 @@
 pub mod common;
 pub mod config;
 pub mod function;
+mod lifecycle;
 
 pub use function::VirtioFunction;

@@ -2,64 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use lab::packages::Version;
+use anyhow::{Context, bail, ensure};
 
+use super::case::Case;
+use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
 use super::{ballooned, elf, held, power, punched, swapped};
 use crate::system::daemon::DaemonPlan;
-use crate::system::guest::{Guest, Mode, Outcome};
+use crate::system::guest::{Guest, Mode};
 use crate::system::host::Host;
 use crate::system::workloads::{self, Rogue};
-
-const MIB: usize = 1 << 20;
-const SEED: u64 = 21;
-
-type Run = Box<dyn Fn(&Host) -> Result<String> + Send>;
-
-/// One case: its name says what it shows.
-pub struct Case {
-    /// Unique; what a soak remembers it by.
-    pub name: String,
-    /// It measures time: nothing else is to run meanwhile.
-    pub is_alone: bool,
-    /// The oldest series of the host's kernel that has what it needs, if the distribution's has not.
-    pub needs: Option<Version>,
-    run: Run,
-}
-
-impl Case {
-    /// A case of this name.
-    pub(super) fn new(
-        name: impl Into<String>,
-        run: impl Fn(&Host) -> Result<String> + Send + 'static,
-    ) -> Self {
-        Self {
-            name: name.into(),
-            is_alone: false,
-            needs: None,
-            run: Box::new(run),
-        }
-    }
-
-    /// The same where the host's kernel is of this series at least.
-    pub(super) fn needing(mut self, kernel: Version) -> Self {
-        self.needs = Some(kernel);
-        self
-    }
-
-    /// The same on a kernel of this series, by name as well.
-    pub(super) fn on(mut self, kernel: Option<Version>) -> Self {
-        if let Some(series) = kernel {
-            self.name = format!("{} (Linux {series})", self.name);
-        }
-        self
-    }
-
-    /// Runs it; answers a few words on what was seen.
-    pub fn run(&self, host: &Host) -> Result<String> {
-        (self.run)(host)
-    }
-}
 
 /// What `make test` runs: everything once, the longest first.
 pub fn quick() -> Vec<Case> {
@@ -115,97 +66,6 @@ pub fn soak() -> Vec<Case> {
         false => println!("skipped {}: built without the feature punch", punched::WHAT),
     }
     cases
-}
-
-/// What a guest with an IOMMU boots on.
-#[derive(Clone, Copy)]
-pub(super) struct Machine {
-    mode: Mode,
-    cpus: u32,
-    is_strict: bool,
-}
-
-impl Machine {
-    /// The last word of what a guest says of its machine.
-    const SEEN: &str = "machine seen";
-
-    pub(super) fn new(mode: Mode, cpus: u32, is_strict: bool) -> Self {
-        Self {
-            mode,
-            cpus,
-            is_strict,
-        }
-    }
-
-    /// 1 and 4 vCPUs, strict and lazy, each register mode.
-    fn all() -> impl Iterator<Item = Self> {
-        Mode::VTD.into_iter().flat_map(|mode| {
-            [(1, true), (1, false), (4, true), (4, false)]
-                .map(|(cpus, is_strict)| Self::new(mode, cpus, is_strict))
-        })
-    }
-
-    pub(super) fn name(self) -> String {
-        let policy = if self.is_strict { "strict" } else { "lazy" };
-        format!("{}, {} vCPU, {policy}", self.mode.name(), self.cpus)
-    }
-
-    /// A guest that first says what it sees of its machine, then runs `script`.
-    pub(super) fn guest(self, script: &str) -> Guest {
-        // The kernel's log has its command line, and so this script: the pattern does not match itself.
-        let script = format!(
-            "nproc && dmesg | grep -E 'DMA[R]:|iomm[u]:' && echo {} && {script}",
-            Self::SEEN
-        );
-        let mut guest = Guest::new(self.mode, script);
-        guest.cpus = self.cpus;
-        guest.is_strict = self.is_strict;
-        guest
-    }
-
-    /// Linux saw this machine, and no fault while it booted.
-    pub(super) fn check(self, outcome: &Outcome) -> Result<()> {
-        let (seen, _) = outcome
-            .console
-            .split_once(Self::SEEN)
-            .with_context(|| format!("it did not boot\n{}", outcome.tail()))?;
-        let has = |text: &str| seen.lines().any(|line| line.contains(text));
-        ensure!(
-            seen.lines()
-                .any(|line| line.trim() == self.cpus.to_string()),
-            "the guest does not see {} CPUs\n{seen}",
-            self.cpus
-        );
-        ensure!(
-            has("DMAR: Intel(R) Virtualization Technology for Directed I/O"),
-            "Linux did not turn the IOMMU on\n{seen}"
-        );
-        let policy = Guest::policy(self.is_strict);
-        ensure!(has(policy), "Linux does not say {policy:?}\n{seen}");
-        ensure!(
-            !has("DMAR: [DMA") && !has("malfunction"),
-            "Linux complains of DMA faults\n{seen}"
-        );
-        Ok(())
-    }
-}
-
-pub(super) fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
-    workloads::add_disk(&mut guest, host, SEED, options)?;
-    Ok(guest)
-}
-
-/// The summary of the guest's mixed I/O, which must be free of errors.
-pub(super) fn mixed_summary(outcome: &Outcome) -> Result<String> {
-    let line = outcome
-        .line("mixed ok")
-        .with_context(|| format!("no summary of the mixed I/O\n{}", outcome.tail()))?;
-    ensure!(line.contains("errors=0"), "{line}");
-    Ok(line.trim().to_owned())
-}
-
-pub(super) fn check_pattern(disk: &str) -> String {
-    format!("workload check-pattern {disk} --bytes {MIB} --seed {SEED}")
 }
 
 fn boot(machine: Machine) -> Case {
@@ -446,7 +306,7 @@ fn remote_disk(kills: u32) -> Case {
 }
 
 fn idle() -> Case {
-    let case = Case::new(
+    Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
             // Long beside what follows the last work: the policy polls for ten times what arming costs before it sleeps,
@@ -471,9 +331,6 @@ fn idle() -> Case {
             ensure!(share < limit, "{seen}");
             Ok(seen)
         },
-    );
-    Case {
-        is_alone: true,
-        ..case
-    }
+    )
+    .alone()
 }

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result};
 
-use super::cases::{self, Case, Machine};
+use super::case::Case;
+use super::machine::{Machine, check_pattern, with_disk};
 use crate::system::guest::Mode;
 use crate::system::host::Host;
 
@@ -25,9 +26,9 @@ fn case(machine: Machine) -> Case {
         let bytes = put_kernel(host)?;
         let script = format!(
             "test $(cat /proc/sys/kernel/bootloader_type) = {PVH} && {}",
-            cases::check_pattern("/dev/vda")
+            check_pattern("/dev/vda")
         );
-        let mut guest = cases::with_disk(machine.guest(&script), host, ",queues=2")?;
+        let mut guest = with_disk(machine.guest(&script), host, ",queues=2")?;
         guest.kernel = Some(host.path(KERNEL));
         guest.idle = "adaptive";
         let outcome = guest.run(host)?;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use workload::BLOCK;
 use workload::held::{self, Act, Blocks, Kind};
 
-use super::cases::Case;
+use super::case::Case;
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;

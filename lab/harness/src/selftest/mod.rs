@@ -1,6 +1,7 @@
 //! `exitless selftest`: whole guests and long checks of this build on this host.
 //!
 //! * `ballooned`: guests that give memory back.
+//! * `case`, `machine`: one case, and what several boot.
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
 //! * `debian`: a stock Debian on a disk behind VT-d.
@@ -15,6 +16,7 @@
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
 mod ballooned;
+mod case;
 mod cases;
 mod clients;
 mod debian;
@@ -22,6 +24,7 @@ mod elf;
 mod episodes;
 mod held;
 mod journal;
+mod machine;
 pub mod payload;
 mod power;
 mod punched;

@@ -2,7 +2,8 @@
 
 use anyhow::{Result, ensure};
 
-use super::cases::{Case, Machine};
+use super::case::Case;
+use super::machine::Machine;
 use crate::system::guest::Mode;
 use crate::system::host::Host;
 use crate::system::workloads;

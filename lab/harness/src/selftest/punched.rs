@@ -3,7 +3,8 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::cases::{self, Case};
+use super::case::Case;
+use super::machine::mixed_summary;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 use crate::system::workloads::{self, DISK_BYTES};
@@ -39,7 +40,7 @@ fn run(host: &Host, mode: Mode, seconds: u32, pages: u64) -> Result<String> {
     guest.limit = std::time::Duration::from_secs(180 + 4 * u64::from(seconds));
     let outcome = guest.run(host)?;
     workloads::check_network(&outcome)?;
-    let mixed = cases::mixed_summary(&outcome)?;
+    let mixed = mixed_summary(&outcome)?;
     Ok(format!("{}; {mixed}", counts(&outcome, pages)?))
 }
 

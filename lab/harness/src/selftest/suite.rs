@@ -20,7 +20,8 @@ use clap::ValueEnum;
 use lab::LabError;
 use lab::packages::{Debian, Version};
 
-use super::cases::{self, Case};
+use super::case::Case;
+use super::cases;
 use super::clients::{self, Client, Ran};
 use super::debian::{self, DebianCase};
 use super::episodes;

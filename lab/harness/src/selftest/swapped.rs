@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use lab::packages::Version;
 use serde_json::Value;
 
-use super::cases::Case;
+use super::case::Case;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 use crate::system::squeezed::{self, Verified, VerifiedDisk, Verify};

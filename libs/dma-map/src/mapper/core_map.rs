@@ -9,6 +9,7 @@ use iova::{
 };
 use lines::Ordering;
 
+use super::cache::Cache;
 use super::error::DmaMapError;
 use super::limits::{DeviceLimits, too_long};
 use super::lines::CoreLines;
@@ -18,7 +19,7 @@ use super::request::{DeviceSegment, Direction, Mapping, Segment};
 use super::shared::Shared;
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
-use crate::reuse::{Key, OptimisticCache, SharingTable};
+use crate::reuse::{Key, OptimisticCache};
 use crate::table::{IoMap, MapError, RetiredTable};
 
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.
@@ -26,21 +27,6 @@ type Parts = (Iova, NonZeroU64, u64, Option<Key>);
 
 /// Places of the queue under policies that queue only what an invalidation failed for.
 const STRICT_ROOM: usize = 64;
-
-/// What finds mappings again. An enumeration, so that the calls for each mapping are inlined.
-#[derive(Default)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one per core, and the large one is the one that matters"
-)]
-pub(super) enum Cache {
-    /// Nothing.
-    #[default]
-    Never,
-    Shared(Arc<SharingTable>),
-    /// This core's idle mappings. Each stays pinned, so that the allocator refuses to have it unmapped again, by any core.
-    Idle(OptimisticCache),
-}
 
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
 ///

@@ -4,8 +4,9 @@ use iova::{CoreAllocator, IovaAllocator};
 use lines::Ordering;
 
 use super::MapperCore;
-use super::core_map::Cache;
-use super::reclaim::{CHUNKS, Reclaim};
+use super::cache::Cache;
+use super::core_reclaim::CHUNKS;
+use super::reclaim::Reclaim;
 use super::shared::{Orphan, Shared};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};

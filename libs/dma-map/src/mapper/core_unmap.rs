@@ -5,7 +5,7 @@ use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
 
 use super::MapperCore;
-use super::core_map::Cache;
+use super::cache::Cache;
 use super::core_return::Idle;
 use super::error::DmaUnmapError;
 use super::policy::Teardown;

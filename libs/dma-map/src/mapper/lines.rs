@@ -14,11 +14,13 @@ use alloc::sync::Arc;
 
 use lines::{AtomicBool, AtomicU64, CachePadded, Lock, Ordering};
 
-use super::core_map::Cache;
-use super::reclaim::Walks;
-use super::shared::BATCH;
+use super::cache::Cache;
+use super::walks::Walks;
 use crate::reuse::{Batch, Slab};
 use crate::risk::{Counters, Counts};
+
+/// Mappings that a core tears down together.
+pub(super) const BATCH: usize = 64;
 
 /// Written by the core alone.
 #[derive(Default)]

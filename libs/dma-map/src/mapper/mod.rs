@@ -28,7 +28,8 @@
 //! What it has mapped and others have unmapped is its own as well until it runs once more, or parks: they unmap under pins
 //! (`iova::chunk` says why that matters). An owner of mappings that goes idle parks.
 //!
-//! **Table pages** come back by chunks (`reclaim.rs`), with the invalidation that the queue waits for anyway.
+//! **Table pages** come back by chunks (`core_reclaim.rs`), with the invalidation that the queue
+//! waits for anyway.
 //!
 //! **Failures**: every error says what and where and leaves things as they were, but for a failed invalidation: entries are
 //! cleared then, and the IOVA waits, counted as stale, in the same queue until a later invalidation succeeds. When the
@@ -63,7 +64,9 @@
 //! Left out: invalidation on map (hardware in caching mode: emulated units that are shadowed), memory that stands in for what a
 //! device cannot address (a bounce pool), and PASIDs.
 
+mod cache;
 mod core_map;
+mod core_reclaim;
 mod core_return;
 mod core_unmap;
 mod error;
@@ -80,6 +83,7 @@ mod shared;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+mod walks;
 #[cfg(all(test, loom))]
 #[path = "tests/whole.rs"]
 mod whole;

@@ -6,17 +6,15 @@ use iova::{IovaAllocator, IovaRange, Pinned, RetiredChunk};
 use lines::{AtomicBool, AtomicUsize, CachePadded, Lock, Ordering};
 
 use super::limits::DeviceLimits;
-use super::lines::{CoreLines, Leaving};
+use super::lines::{BATCH, CoreLines, Leaving};
 use super::policy::{Policy, Teardown};
 use super::reclaim::Reclaim;
+use super::walks::Walks;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
 use crate::reuse::{Batch, Progress, SharingTable, Slab};
 use crate::risk::Windows;
 use crate::table::{IoMap, RetiredTable};
-
-/// Mappings that a core tears down together.
-pub(super) const BATCH: usize = 64;
 
 /// What a dropped core could not give back because an invalidation failed, and since when.
 pub(super) enum Orphan {
@@ -88,6 +86,14 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) orphans: Lock<Orphans>,
     /// Some of them are safe. Written with the lock held.
     pub(super) has_orphans: AtomicBool,
+}
+
+impl<A, T, I, C> Shared<A, T, I, C> {
+    /// Whether all walks are over that can have found what this thread took out of the tree before.
+    pub(super) fn are_walks_over(&self) -> bool {
+        // All lines, whether they seem used or not: a core may have begun to use its own just now.
+        Walks::are_over(self.lines.iter().map(|line| &*line.walks))
+    }
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {

@@ -129,14 +129,7 @@ impl<'a, F, C, M> Lent<'a, F, C, M> {
         let Slot {
             function, effects, ..
         } = self.slot;
-        let cx = Cx {
-            unit,
-            bypass: self.bypass,
-            mem: self.mem,
-            source: effects.source(),
-            now: self.now,
-            effects,
-        };
+        let cx = Cx::new(unit, self.bypass, self.mem, self.now, effects);
         (function, cx)
     }
 }

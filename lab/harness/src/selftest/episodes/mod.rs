@@ -19,7 +19,7 @@ mod plan;
 
 pub use plan::{Plan, plans, tally};
 
-use super::cases::Case;
+use super::case::Case;
 
 /// A case for each boot.
 pub fn cases(plans: &[Plan]) -> Vec<Case> {
