@@ -69,9 +69,7 @@ impl Book {
             self.evict(page);
         } else {
             let is_surplus = seen.is_clean && self.pages.is_surplus(page);
-            self.pages.leave_place(page);
             let Some(slot) = self.pages.save(page) else {
-                self.pages.not_saved(page);
                 self.failures.save_failed();
                 self.commands.push(Command::Stop(Trouble::StoreFull));
                 return;

@@ -13,7 +13,7 @@
 //!  Resident: queued ── next_resident, discard_when_released ──▶ taken ── unmap, evict
 //!              ▲────────────────────── keep ──────────────────────┘
 //!  Soft:     queued ── next_soft ──▶ being examined ── save, evict, settle
-//!              ▲────── not_saved ───────┘
+//!              ▲── save, without a slot ─┘
 //! ```
 //! A resident page that was taken from its queue may have been released by the owner: such a page
 //! alone is unmapped or evicted.
@@ -240,20 +240,18 @@ impl Pages {
         is_soft
     }
 
-    /// A page that has been examined, and has left its place, is to be written to a slot, if there
-    /// is a free one.
+    /// A page that has been examined leaves its place, and is to be written to a slot, which is
+    /// returned. Without a free one it is the first to be examined again.
     pub fn save(&mut self, page: Page) -> Option<Slot> {
         debug_assert_eq!(self.state(page), State::Soft);
-        let slot = self.slots.take(page)?;
+        self.leave_place(page);
+        let Some(slot) = self.slots.take(page) else {
+            self.soft.push_front(&mut self.entries, page);
+            return None;
+        };
         self.entry_mut(page).set_place(Place::Slot(slot));
         self.change(page, State::Saving);
         Some(slot)
-    }
-
-    /// A page that has been examined, and has no slot, is the first to be examined again.
-    pub fn not_saved(&mut self, page: Page) {
-        debug_assert_eq!(self.state(page), State::Soft);
-        self.soft.push_front(&mut self.entries, page);
     }
 
     /// A page that could not be written is soft again, and the first to be examined.
@@ -261,7 +259,7 @@ impl Pages {
         debug_assert_eq!(self.state(page), State::Saving);
         self.leave_place(page);
         self.change(page, State::Soft);
-        self.not_saved(page);
+        self.soft.push_front(&mut self.entries, page);
     }
 
     /// Whether the page is being written to this slot, and has not come back since.
