@@ -26,8 +26,8 @@ pub struct Counts {
     /// Were read although a device was about to overwrite them as a whole: only by a policy that
     /// [reads them](super::IoPolicy::reads_overwritten).
     pub stale: u64,
-    /// Were to be written to the store although a disk's block held the same: no store had been made
-    /// to them since a request of whole blocks filled or wrote them. Those of a block that
+    /// Were to be written to the store although a disk's block held the same: they were not stored
+    /// to since a request of whole blocks filled or wrote them. Those of a block that
     /// [`SHARERS`](super::SHARERS) other pages stood for, which may have changed since, so there
     /// were no more of these; all others only by a policy that
     /// [saves them](super::IoPolicy::saves_block_backed). Not counted: what has been in the store
