@@ -11,6 +11,7 @@
 //! Counts only: in the lab time means nothing.
 
 mod beside;
+pub mod controls;
 pub(crate) mod experiment;
 pub(crate) mod figures;
 pub(crate) mod files;

@@ -1,6 +1,6 @@
 //! What the book is told, and what it wants done.
 
-use super::entry::{Page, Place, Slot};
+use super::pages::{Page, Place, Slot};
 
 /// A request of a disk, by a number that is its own while it is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,42 +93,4 @@ pub struct Seen {
     pub is_zero: bool,
     /// Of its content.
     pub crc: u32,
-}
-
-/// What has been done, in pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Left memory unwritten, since a block holds the same.
-    pub dropped_to_disk: u64,
-    /// Left memory unwritten, since they were zeroes.
-    pub dropped_as_zeroes: u64,
-    /// Left memory by way of the store.
-    pub saved: u64,
-    /// Read from a disk, those read ahead among them.
-    pub fetched_from_disk: u64,
-    /// Read from the store, those read ahead among them.
-    pub fetched_from_store: u64,
-    /// Came as zeroes.
-    pub zeroed: u64,
-    /// Came back from a second chance.
-    pub rescued: u64,
-    /// Were about to be overwritten as a whole, and not read although they held something.
-    pub not_fetched: u64,
-    /// Stood for a block that was about to change, and were read before.
-    pub fetched_before_a_write: u64,
-    /// Were read although a device was about to overwrite them as a whole: only after
-    /// [`Book::reads_before_overwrites`](super::Book::reads_before_overwrites).
-    pub stale: u64,
-    /// Were to be written to the store although a disk's block held the same: nobody had stored to them since a request of whole
-    /// blocks filled or wrote them. Those of a block that [`SHARERS`](super::SHARERS) other pages stood for, which may have changed
-    /// since, so there were no more of these; all others only after [`Book::saves_what_blocks_hold`](super::Book::saves_what_blocks_hold).
-    /// Not counted: what has been in the store since, and what moved parts of blocks or beside another request for the same.
-    pub silent_writes: u64,
-    /// Of silent writes whose block is known, those to a slot that is not right behind the slot of the block before: runs into which
-    /// the store breaks the disk's order. Only after [`Book::saves_what_blocks_hold`](super::Book::saves_what_blocks_hold).
-    pub order_breaks: u64,
-    /// Were given up by the guest, and are gone unwritten.
-    pub discarded: u64,
-    /// Were not let go, since a device uses them.
-    pub refused: u64,
 }

@@ -1,5 +1,8 @@
 //! Runs of the small world ([`world`](super::world)), and what single steps of the book come to.
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use seeded::Random;
 
 use super::world::{LIMIT, PAGES, SLOTS, World};
@@ -38,7 +41,7 @@ fn a_million_events_lose_no_byte() {
 #[test]
 fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
     let mut book = Book::new(PAGES, LIMIT, SLOTS);
-    book.slots.set_chunk(4);
+    book.pages.slots_mut().set_chunk(4);
     book.trims_slots();
     let leave_and_come_overwritten = |book: &mut Book| {
         all_leave(book, |_| false);
@@ -63,10 +66,77 @@ fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
     assert!(!book.wants_to_trim());
 }
 
+/// Policy that answers as it likes, and never twice the same for long.
+#[derive(Debug, Default)]
+struct Fickle(AtomicU64);
+
+impl Fickle {
+    fn answer(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(3)
+    }
+}
+
+impl IoPolicy for Fickle {
+    fn reads_overwritten(&self, _origin: FaultOrigin) -> bool {
+        self.answer()
+    }
+
+    fn saves_block_backed(&self) -> bool {
+        self.answer()
+    }
+}
+
+#[test]
+fn a_policy_that_answers_anything_loses_no_byte() {
+    for seed in 0..10 {
+        let mut world = World::new(seed);
+        world.book.set_policy(Box::new(Fickle::default()));
+        if let Err(wrong) = world.run(50_000) {
+            panic!("seed {seed}, after {} events: {wrong}", world.events);
+        }
+        let counts = world.book.counts();
+        assert!(counts.stale > 0 && counts.not_fetched > 0, "{counts:?}");
+        let saved_and_dropped = counts.silent_writes > 0 && counts.dropped_to_disk > 0;
+        assert!(saved_and_dropped, "{counts:?}");
+    }
+}
+
+/// Policy of a control of measurements.
+#[derive(Debug)]
+struct Control {
+    reads: bool,
+    saves: bool,
+}
+
+impl Control {
+    const READS: Self = Self {
+        reads: true,
+        saves: false,
+    };
+    const SAVES: Self = Self {
+        reads: false,
+        saves: true,
+    };
+    const READS_AND_SAVES: Self = Self {
+        reads: true,
+        saves: true,
+    };
+}
+
+impl IoPolicy for Control {
+    fn reads_overwritten(&self, origin: FaultOrigin) -> bool {
+        self.reads && origin == FaultOrigin::Device
+    }
+
+    fn saves_block_backed(&self) -> bool {
+        self.saves
+    }
+}
+
 #[test]
 fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
-    world.book.reads_before_overwrites();
+    world.book.set_policy(Box::new(Control::READS));
     if let Err(wrong) = world.run(200_000) {
         panic!("after {} events: {wrong}", world.events);
     }
@@ -76,9 +146,7 @@ fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
 #[test]
 fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
-    world.book.saves_what_blocks_hold();
-    // As `--mapper stale` has it.
-    world.book.reads_before_overwrites();
+    world.book.set_policy(Box::new(Control::READS_AND_SAVES));
     if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);
     }
@@ -139,7 +207,7 @@ fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_ther
         assert_eq!((counts.silent_writes, counts.order_breaks), (0, 0));
 
         let mut control = with_blocks(&numbers);
-        control.saves_what_blocks_hold();
+        control.set_policy(Box::new(Control::SAVES));
         all_leave(&mut control, all_are_clean);
         let counts = control.counts();
         assert_eq!((counts.dropped_to_disk, counts.saved), (0, 4));
@@ -147,7 +215,7 @@ fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_ther
     }
     // What was stored to had to be written.
     let mut control = with_blocks(&[5, 6, 7, 8]);
-    control.saves_what_blocks_hold();
+    control.set_policy(Box::new(Control::SAVES));
     all_leave(&mut control, |page| page.0 < 2);
     assert_eq!(
         (control.counts().saved, control.counts().silent_writes),

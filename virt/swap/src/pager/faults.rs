@@ -70,17 +70,11 @@ impl Pager {
             ram: &self.ram,
         };
         match preventer.stopped(&registers, &mut view) {
-            Found::Overwritten(page, ..) if self.reads_overwritten => {
-                self.report.false_reads += 1;
-                vcpu.answer(None);
-                self.book.fault(page, Ahead::Never);
-                self.carry_out()
-            }
             Found::Overwritten(page, content, after) => {
                 self.content = Some((page, content));
                 self.book.fault_overwriting(page);
                 self.carry_out()?;
-                // Without room it comes later, as it was.
+                // Without room it comes later, as it was; or the policy has it read.
                 let has_come = self.content.take().is_none();
                 self.report.prevented += u64::from(has_come);
                 self.report.false_reads += u64::from(!has_come);

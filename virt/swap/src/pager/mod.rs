@@ -27,7 +27,9 @@ use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, Poller, Turn, Wake
 use uffd::{GuestMapping, Stores};
 
 use crate::batch::Batch;
-use crate::book::{BATCH, Book, Command, Ended, Errno, Page, Protection, Ticket, Trouble};
+use crate::book::{
+    BATCH, Book, Command, Ended, Errno, IoPolicy, Page, Protection, Ticket, Trouble,
+};
 use crate::carrier::{Carrier, PageOp};
 use crate::frames::{Buffer, Content, Frames, crc};
 pub use crate::link::Message;
@@ -64,8 +66,6 @@ pub struct Pager {
     batch: Batch,
     buffer: Buffer,
     preventer: Option<Preventer>,
-    /// See [`reads_what_vcpus_overwrite`](Self::reads_what_vcpus_overwrite).
-    reads_overwritten: bool,
     /// What the next page that comes as zeroes is to hold instead.
     content: Option<(Page, Box<Content>)>,
     ask_at: Nanos,
@@ -112,7 +112,6 @@ impl Pager {
             batch: Batch::default(),
             buffer: Buffer::default(),
             preventer: preventer.map(|(vcpus, limit)| Preventer::new(vcpus, limit)),
-            reads_overwritten: false,
             content: None,
             ask_at: Nanos(0),
             retry_at: None,
@@ -129,21 +128,9 @@ impl Pager {
         Ok(pager)
     }
 
-    /// Has what a device is about to overwrite read first, as a host's kernel does that cannot know: to count such reads.
-    pub fn reads_before_overwrites(&mut self) {
-        self.book.reads_before_overwrites();
-    }
-
-    /// Has what a block holds as well be written to the store all the same, as a host's kernel does that cannot know: to count such
-    /// writes.
-    pub fn saves_what_blocks_hold(&mut self) {
-        self.book.saves_what_blocks_hold();
-    }
-
-    /// Has what a vCPU is about to overwrite be read all the same, as a host's kernel does that does not look: to count such reads.
-    /// Without a Preventer nobody looks.
-    pub fn reads_what_vcpus_overwrite(&mut self) {
-        self.reads_overwritten = true;
+    /// Has another policy decide which reads and writes are avoided: for measurements.
+    pub fn set_policy(&mut self, policy: Box<dyn IoPolicy>) {
+        self.book.set_policy(policy);
     }
 
     /// Has what is behind slots of the store that nobody has any more be given back to its file system or device, while the store is

@@ -22,7 +22,7 @@ use sidecore::{
     Wakes,
 };
 use swap::balloon::SwappedBalloon;
-use swap::book::{Page, Trouble};
+use swap::book::{FaultOrigin, IoPolicy, Page, Trouble};
 use swap::disk::MappedDisk;
 use swap::overwrite::Registers;
 use swap::pager::{self, Message, Pager, Report};
@@ -34,6 +34,16 @@ use vio::balloon::{BalloonIo, PageRange};
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, RawDisk, RawDiskOptions};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Policy of a control: what a vCPU is about to overwrite is read all the same.
+#[derive(Debug)]
+struct ReadsWhatVcpusOverwrite;
+
+impl IoPolicy for ReadsWhatVcpusOverwrite {
+    fn reads_overwritten(&self, origin: FaultOrigin) -> bool {
+        origin == FaultOrigin::Vcpu
+    }
+}
 
 /// How large it is, in pages.
 pub struct Shape {
@@ -404,7 +414,7 @@ impl Machine {
             pager.trims_slots();
         }
         if is_only_counted {
-            pager.reads_what_vcpus_overwrite();
+            pager.set_policy(Box::new(ReadsWhatVcpusOverwrite));
         }
         let pager = spawn("pager").spawn(vec![pager])?;
         // Once, as this is.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use guest_mem::PAGE_SIZE;
+use harness::swap_lab::controls::Controls;
 use swap::pager;
 use swap::store::Store;
 use vio_faults::StoreFault;
@@ -41,8 +42,8 @@ pub struct SwapConfig {
     pub(super) mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
     pub(super) preventer: Option<(usize, Duration)>,
-    /// What they overwrite is read all the same, and counted.
-    pub(super) reads_overwritten: bool,
+    /// Reads and writes that are done to be counted.
+    pub(super) controls: Controls,
     /// Where a new limit is read from.
     pub(super) file: Option<PathBuf>,
     pub(super) idle: IdleArg,
@@ -122,7 +123,11 @@ impl SwapConfig {
             mapper: args.mapper,
             preventer: (args.preventer != PreventerArg::Off)
                 .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
-            reads_overwritten: args.preventer == PreventerArg::Count,
+            controls: Controls {
+                stale_reads: args.mapper == MapperArg::Stale,
+                false_reads: args.preventer == PreventerArg::Count,
+                silent_writes: args.mapper == MapperArg::Stale,
+            },
             file: args.resident_file.clone(),
             idle: args.idle,
             warning: host.warning(),

@@ -173,15 +173,9 @@ impl Paging for Swapper {
             status: status.clone(),
         };
         let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
-        if config.mapper == MapperArg::Stale {
-            pager.reads_before_overwrites();
-            pager.saves_what_blocks_hold();
-        }
+        pager.set_policy(Box::new(config.controls));
         if config.discards {
             pager.trims_slots();
-        }
-        if config.reads_overwritten {
-            pager.reads_what_vcpus_overwrite();
         }
         let core = SidecoreBuilder::new("pager")
             .idle(config.idle.policy())

@@ -2,15 +2,17 @@
 //! and markers, an owner with devices, disks whose requests take their time, a store. Between any
 //! two commands the guest does something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use seeded::Random;
 
+use super::requests::Direction;
 use super::*;
 
 mod commands;
 mod disk;
 mod guest;
+mod inspect;
 mod pager;
 
 use disk::{DiskOp, Kind};
@@ -150,7 +152,7 @@ impl World {
             truth: Truth::Known(0),
         };
         let mut book = Book::new(PAGES, LIMIT, SLOTS);
-        book.slots.set_chunk(4);
+        book.pages.slots_mut().set_chunk(4);
         book.trims_slots();
         Self {
             random: Random::new(seed),
@@ -255,6 +257,7 @@ impl World {
                 self.book.present()
             ));
         }
+        self.book.check_states()?;
         self.book
             .check_slots(self.writing.iter().map(|(_, slot)| *slot))
     }

@@ -1,9 +1,18 @@
-//! Which slots of the store are taken, and by whom; which of the free ones can be given back to what is below the store.
+//! Slots of the store: which are taken, and by which page; which of the free ones can be given
+//! back to what is below the store.
 //!
-//! A slot that was written and given back keeps its blocks, which nobody needs: trimmed, they are the file system's or the device's
-//! again. That goes by chunks of 1 MiB, aligned to their size, all of whose slots are free. Until it has ended they are not: who
-//! trims a slot that has been handed out again destroys a page. A pass over all chunks begins when a chunk's worth of slots has
-//! been given back since the last one began.
+//! A slot that was written and given back keeps its blocks, which no page needs: trimmed, they
+//! are the file system's or the device's again. That goes by chunks of 1 MiB, aligned to their
+//! size, all of whose slots are free. Until a trim has ended its slots are not: one that was
+//! handed out meanwhile would lose its page. A pass over all chunks begins when a chunk's worth
+//! of slots has been given back since the last one began.
+//!
+//! ```text
+//!            take                give_back             trim                trimmed
+//! UNUSED ───────────▶ a page's ────────────▶ FREE ───────────▶ TRIMMING ───────────▶ UNUSED
+//!   └─────────────────────── trim, in a chunk with a FREE one ────▲
+//! ```
+//! A FREE one can be taken as well.
 
 use super::entry::{Page, Slot};
 
@@ -11,40 +20,72 @@ use super::entry::{Page, Slot};
 const FREE: u32 = u32::MAX;
 /// Free, and nothing is behind it that could be given back.
 const UNUSED: u32 = u32::MAX - 1;
-/// Being trimmed: nobody's.
+/// Being trimmed: no page's.
 const TRIMMING: u32 = u32::MAX - 2;
 
 /// Slots of a chunk: 1 MiB.
 const CHUNK: usize = 256;
-/// Chunks that one look goes over, and that are trimmed together at most: 8 MiB.
-const LOOK: usize = 8;
+/// Chunks that one search goes over, and that are trimmed together at most: 8 MiB.
+const SEARCH: usize = 8;
 
-/// Slots, 4 bytes each. They are given out in order and round: pages that leave one after the other lie one after the other.
-#[derive(Debug)]
-pub(super) struct Slots {
+/// Slots, 4 bytes each. They are given out in order and round: pages that leave one after the
+/// other lie one after the other.
+#[derive(Debug, Default)]
+pub struct Slots {
     owners: Vec<u32>,
     free: usize,
     next: usize,
-    chunk: usize,
     /// Being trimmed.
     trimming: usize,
-    /// Given back since the last pass began.
-    given_back: usize,
-    /// The next chunk of the pass that is going on, if one is.
-    pass: Option<usize>,
+    pass: TrimPass,
 }
 
-impl Default for Slots {
+/// Pass over the chunks, in search of those that can be trimmed.
+#[derive(Debug)]
+struct TrimPass {
+    is_enabled: bool,
+    /// Slots of a chunk.
+    chunk: usize,
+    /// Slots given back since the last pass began.
+    given_back: usize,
+    /// The next chunk of the pass that is going on, if one is.
+    next: Option<usize>,
+}
+
+impl Default for TrimPass {
     fn default() -> Self {
         Self {
-            owners: Vec::new(),
-            free: 0,
-            next: 0,
+            is_enabled: false,
             chunk: CHUNK,
-            trimming: 0,
             given_back: 0,
-            pass: None,
+            next: None,
         }
+    }
+}
+
+impl TrimPass {
+    /// Whether a pass is going on, or there is enough for another one.
+    fn has_work(&self) -> bool {
+        self.is_enabled && (self.next.is_some() || self.given_back >= self.chunk)
+    }
+
+    /// Searches the next few chunks. Of those that can be trimmed, returns the first that lie side
+    /// by side, at most so many: the position of their first slot, and that behind their last.
+    fn search(&mut self, owners: &[u32], most: usize) -> (usize, usize) {
+        let first = self.next.take().unwrap_or_else(|| {
+            self.given_back = 0;
+            0
+        });
+        let chunks = owners.chunks(self.chunk).skip(first).take(SEARCH);
+        let can_be = |chunk: &[u32]| chunk.iter().all(is_free) && chunk.contains(&FREE);
+        let are: Vec<bool> = chunks.map(can_be).collect();
+        let start = are.iter().position(|is| *is).unwrap_or(are.len());
+        let run = are[start..].iter().take_while(|is| **is).count();
+        let run = run.min(most / self.chunk);
+        let next = first + (start + run).max(1);
+        self.next = (next * self.chunk < owners.len()).then_some(next);
+        let at = (first + start) * self.chunk;
+        (at, (at + run * self.chunk).min(owners.len()))
     }
 }
 
@@ -52,7 +93,7 @@ impl Slots {
     /// With smaller chunks, for tests with few slots.
     #[cfg(test)]
     pub fn set_chunk(&mut self, chunk: usize) {
-        self.chunk = chunk;
+        self.pass.chunk = chunk;
     }
 
     /// Adds `count` free ones at the end.
@@ -85,8 +126,8 @@ impl Slots {
         self.owners.len() - self.free - self.trimming
     }
 
-    /// The next free one, if there is any.
-    pub fn take(&mut self, page: Page) -> Option<Slot> {
+    /// Takes the next free one, if there is any.
+    pub(super) fn take(&mut self, page: Page) -> Option<Slot> {
         if self.free == 0 {
             return None;
         }
@@ -103,46 +144,39 @@ impl Slots {
         Some(Slot(at as u32))
     }
 
-    pub fn give_back(&mut self, slot: Slot) {
+    pub(super) fn give_back(&mut self, slot: Slot) {
         let owner = &mut self.owners[slot.0 as usize];
         debug_assert!(*owner < TRIMMING, "a slot is given back once");
         *owner = FREE;
         self.free += 1;
-        self.given_back += 1;
+        self.pass.given_back += 1;
     }
 
-    /// Whose it is.
+    /// The page whose it is.
     pub fn owner(&self, slot: Slot) -> Option<Page> {
         let owner = *self.owners.get(slot.0 as usize)?;
         (owner < TRIMMING).then_some(Page(owner))
     }
 
-    /// Whether a look may find something to trim.
-    pub fn may_trim(&self) -> bool {
-        self.trimming == 0 && (self.pass.is_some() || self.given_back >= self.chunk)
+    /// Has slots trimmed from now on, or none.
+    pub fn set_trims(&mut self, is_enabled: bool) {
+        self.pass.is_enabled = is_enabled;
     }
 
-    /// Looks at the next few chunks. Of those that can be trimmed the first ones that lie side by side, the first slot and how many:
-    /// they are nobody's until [`trimmed`](Self::trimmed). They are a quarter of the free ones at most.
+    /// Whether a search may find something to trim.
+    pub fn may_trim(&self) -> bool {
+        self.trimming == 0 && self.pass.has_work()
+    }
+
+    /// Searches the next few chunks. Of those that can be trimmed, returns the first that lie
+    /// side by side, as the first slot and how many: they are no page's until
+    /// [`trimmed`](Self::trimmed). They are a quarter of the free ones at most.
     pub fn trim(&mut self) -> Option<(Slot, u32)> {
         if !self.may_trim() {
             return None;
         }
-        let first = self.pass.take().unwrap_or_else(|| {
-            self.given_back = 0;
-            0
-        });
-        let chunks = self.owners.chunks(self.chunk).skip(first).take(LOOK);
-        let can_be = |chunk: &[u32]| chunk.iter().all(is_free) && chunk.contains(&FREE);
-        let are: Vec<bool> = chunks.map(can_be).collect();
-        let start = are.iter().position(|is| *is).unwrap_or(are.len());
-        let run = are[start..].iter().take_while(|is| **is).count();
-        // Who needs slots meanwhile finds as many again and more.
-        let run = run.min(self.free / 4 / self.chunk);
-        let next = first + (start + run).max(1);
-        self.pass = (next * self.chunk < self.owners.len()).then_some(next);
-        let at = (first + start) * self.chunk;
-        let end = (at + run * self.chunk).min(self.owners.len());
+        // Pages that leave meanwhile find as many again and more.
+        let (at, end) = self.pass.search(&self.owners, self.free / 4);
         let count = end.saturating_sub(at);
         if count == 0 {
             return None;
@@ -154,7 +188,7 @@ impl Slots {
         Some((Slot(at as u32), count as u32))
     }
 
-    /// They are free again, and nothing is behind them, as far as is known.
+    /// Frees them again: nothing is behind them, as far as is known.
     pub fn trimmed(&mut self, first: Slot, count: u32) {
         let range = first.0 as usize..first.0 as usize + count as usize;
         for owner in &mut self.owners[range] {
@@ -179,6 +213,7 @@ mod tests {
     fn used(count: usize, kept: &[u32]) -> Slots {
         let mut slots = Slots::default();
         slots.set_chunk(4);
+        slots.set_trims(true);
         slots.add(count);
         for number in 0..count as u32 {
             assert_eq!(slots.take(Page(number)), Some(Slot(number)));
@@ -248,6 +283,7 @@ mod tests {
     fn a_store_that_was_never_written_is_left_alone() {
         let mut slots = Slots::default();
         slots.set_chunk(4);
+        slots.set_trims(true);
         slots.add(64);
         assert!(!slots.may_trim());
         // One slot of the first chunk was used again and again.

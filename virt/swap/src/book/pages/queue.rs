@@ -25,10 +25,6 @@ impl Queue {
         self.len
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Appends a page that is in no queue.
     pub fn push_back(&mut self, entries: &mut [Entry], page: Page) {
         let before = self.tail;
@@ -79,7 +75,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::book::entry::Mark;
+    use crate::book::pages::entry::Mark;
     use seeded::Random;
 
     /// Two queues over the same pages, against two deques.
@@ -115,7 +111,6 @@ mod tests {
             }
             for (queue, model) in queues.iter().zip(&models) {
                 assert_eq!(queue.len(), model.len());
-                assert_eq!(queue.is_empty(), model.is_empty());
             }
         }
         for (queue, model) in queues.iter_mut().zip(models) {

@@ -10,14 +10,14 @@ pub const SHARERS: usize = 8;
 
 /// The heads of the chains: 2 bytes a page at most.
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub struct Blocks {
     heads: Box<[u32]>,
     /// Pages in all chains.
     linked: usize,
 }
 
 impl Blocks {
-    pub fn new(pages: usize) -> Self {
+    pub(super) fn new(pages: usize) -> Self {
         let buckets = (pages / 4).next_power_of_two();
         Self {
             heads: vec![END; buckets].into(),
@@ -48,13 +48,13 @@ impl Blocks {
     }
 
     /// The pages that stand for it, at most [`SHARERS`].
-    pub fn pages(&self, entries: &[Entry], block: Block) -> impl Iterator<Item = Page> {
+    pub(super) fn pages(&self, entries: &[Entry], block: Block) -> impl Iterator<Item = Page> {
         let mut at = self.heads[self.bucket(block)];
         std::iter::from_fn(move || {
             while at != END {
                 let page = Page(at);
                 let entry = &entries[at as usize];
-                at = entry.chain;
+                at = entry.chain();
                 if entry.place() == Place::Block(block) {
                     return Some(page);
                 }
@@ -64,35 +64,33 @@ impl Blocks {
     }
 
     /// Lets `page`, whose content is nowhere else, stand for `block`; false if enough pages do.
-    pub fn link(&mut self, entries: &mut [Entry], page: Page, block: Block) -> bool {
+    pub(super) fn link(&mut self, entries: &mut [Entry], page: Page, block: Block) -> bool {
         if self.pages(entries, block).count() >= SHARERS {
             return false;
         }
         let bucket = self.bucket(block);
         let entry = &mut entries[page.0 as usize];
         debug_assert_eq!(entry.place(), Place::Nowhere);
-        entry.chain = std::mem::replace(&mut self.heads[bucket], page.0);
+        entry.set_chain(std::mem::replace(&mut self.heads[bucket], page.0));
         entry.set_place(Place::Block(block));
         self.linked += 1;
         true
     }
 
     /// Lets `page`, which stands for `block`, stand for itself.
-    pub fn unlink(&mut self, entries: &mut [Entry], page: Page, block: Block) {
-        let next = entries[page.0 as usize].chain;
+    pub(super) fn unlink(&mut self, entries: &mut [Entry], page: Page, block: Block) {
+        let next = entries[page.0 as usize].set_chain(END);
         let head = &mut self.heads[self.bucket(block)];
         if *head == page.0 {
             *head = next;
         } else {
             let mut at = *head as usize;
-            while entries[at].chain != page.0 {
-                at = entries[at].chain as usize;
+            while entries[at].chain() != page.0 {
+                at = entries[at].chain() as usize;
             }
-            entries[at].chain = next;
+            entries[at].set_chain(next);
         }
-        let entry = &mut entries[page.0 as usize];
-        entry.chain = END;
-        entry.set_place(Place::Nowhere);
+        entries[page.0 as usize].set_place(Place::Nowhere);
         self.linked -= 1;
     }
 }

@@ -58,13 +58,13 @@ pub enum State {
 /// What is known of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    pub state: State,
+    state: State,
     place_kind: PlaceKind,
     disk: u8,
     marks: u8,
     number: u32,
     /// The next page in the same chain of [`Blocks`](super::blocks::Blocks).
-    pub chain: u32,
+    chain: u32,
     /// Of a page in a queue the one before it. Of all others, if they are absent and not zeroes, or on their way out or in:
     /// what their content has to match.
     previous_or_crc: u32,
@@ -107,6 +107,16 @@ impl Entry {
         next: 0,
     };
 
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Changes the state: for [`Pages`](super::Pages), which counts the pages in each. Returns the
+    /// old one.
+    pub fn set_state(&mut self, state: State) -> State {
+        std::mem::replace(&mut self.state, state)
+    }
+
     pub fn place(&self) -> Place {
         match self.place_kind {
             PlaceKind::Nowhere => Place::Nowhere,
@@ -118,13 +128,25 @@ impl Entry {
         }
     }
 
-    /// To be called by whoever keeps slots and chains in step with it.
+    /// Changes the place: for [`Pages`](super::Pages) and [`Blocks`](super::blocks::Blocks), which
+    /// keep slots and chains in step with it.
     pub fn set_place(&mut self, place: Place) {
         (self.place_kind, self.disk, self.number) = match place {
             Place::Nowhere => (PlaceKind::Nowhere, 0, 0),
             Place::Slot(slot) => (PlaceKind::Slot, 0, slot.0),
             Place::Block(block) => (PlaceKind::Block, block.disk, block.number),
         };
+    }
+
+    /// The next page in the same chain.
+    pub fn chain(&self) -> u32 {
+        self.chain
+    }
+
+    /// Changes the next page in the same chain: for [`Blocks`](super::blocks::Blocks). Returns the
+    /// old one.
+    pub fn set_chain(&mut self, page: u32) -> u32 {
+        std::mem::replace(&mut self.chain, page)
     }
 
     pub fn has(&self, mark: Mark) -> bool {
@@ -171,11 +193,6 @@ impl Entry {
     pub fn set_next(&mut self, next: u32) {
         debug_assert!(self.has(Mark::Queued), "it is in a queue");
         self.next = next;
-    }
-
-    /// Whether it takes memory.
-    pub fn is_present(&self) -> bool {
-        self.state != State::Absent
     }
 }
 

@@ -1,0 +1,173 @@
+//! Page-in: pages come for a fault, a device or a disk's request, or come back from a second
+//! chance.
+
+use super::Book;
+use super::command::{Command, Errno, Protection, Ticket, Trouble};
+use super::pages::{Page, Place, State};
+use super::policy::FaultOrigin;
+use super::read_ahead::Ahead;
+use super::waiters::Waiter;
+
+impl Book {
+    /// The page is in memory already: what was loaded before the guest began, which may be more
+    /// than the limit.
+    pub fn adopt(&mut self, page: Page) {
+        debug_assert_eq!(self.pages.state(page), State::Absent);
+        self.settle(page, Protection::Writable);
+    }
+
+    /// A vCPU waits for the page; what else is to be read if it is in the store.
+    pub fn fault(&mut self, page: Page, ahead: Ahead) {
+        match self.pages.state(page) {
+            State::Resident => self.commands.push(Command::Wake(page)),
+            State::Absent if self.pages.place(page) == Place::Nowhere => {
+                self.bring(page, false, FaultOrigin::Vcpu);
+                self.zero_around(page);
+            }
+            _ => {
+                let follows = self.follows_in_store(page);
+                self.bring(page, false, FaultOrigin::Vcpu);
+                if ahead == Ahead::Always || ahead == Ahead::InOrder && follows {
+                    self.read_ahead_slots(page);
+                }
+                self.read_ahead_blocks(page);
+            }
+        }
+        self.balance();
+    }
+
+    /// A vCPU waits for the page, and what it is about to do overwrites all of it: it comes as
+    /// zeroes, unless the policy has it read.
+    pub fn fault_overwriting(&mut self, page: Page) {
+        if self.policy.reads_overwritten(FaultOrigin::Vcpu) {
+            return self.fault(page, Ahead::Never);
+        }
+        match self.pages.state(page) {
+            State::Resident => self.commands.push(Command::Wake(page)),
+            _ => self.bring(page, true, FaultOrigin::Vcpu),
+        }
+        self.balance();
+    }
+
+    /// A device waits for these pages; of each, whether it is about to overwrite all of it.
+    pub fn wanted(&mut self, ticket: Ticket, pages: &[(Page, bool)]) {
+        let mut waits = Vec::new();
+        for &(page, overwrites) in pages {
+            self.bring(page, overwrites, FaultOrigin::Device);
+            // What a disk fills is there for a device.
+            if !matches!(self.pages.state(page), State::Resident | State::Filling) {
+                waits.push(page);
+            }
+        }
+        if !self.waiters.add_ticket(ticket, &waits) {
+            self.commands.push(Command::Done(ticket));
+        }
+        self.balance();
+    }
+
+    /// Has the page made resident, now or when there is room and it has been read. Of a page that
+    /// overwrites, nothing is read, unless the policy says so.
+    pub(super) fn bring(&mut self, page: Page, overwrites: bool, origin: FaultOrigin) {
+        match self.pages.state(page) {
+            State::Resident | State::Filling | State::Fetching => {}
+            State::Soft | State::Saving => self.rescue(page, None),
+            State::Absent if !self.has_room(origin) => self.room_queue.push(page, origin),
+            State::Absent if self.pages.place(page) == Place::Nowhere => self.bring_zeroes(page),
+            State::Absent if overwrites && self.policy.reads_overwritten(origin) => {
+                self.counts.stale += 1;
+                self.fetch(page);
+            }
+            State::Absent if overwrites => self.bring_zeroes(page),
+            State::Absent => self.fetch(page),
+        }
+    }
+
+    fn bring_zeroes(&mut self, page: Page) {
+        self.enter_as_zeroes(page);
+        self.settle(page, Protection::Writable);
+    }
+
+    /// Whether there is room for one more page.
+    pub(super) fn has_room(&self, origin: FaultOrigin) -> bool {
+        self.reclaim.has_room(self.pages.present(), origin)
+    }
+
+    /// Gives an absent page memory, whatever its content was. It is to be settled, or filled.
+    pub(super) fn enter_as_zeroes(&mut self, page: Page) {
+        match self.pages.place(page) {
+            Place::Nowhere => self.counts.zeroed += 1,
+            _ => self.counts.not_fetched += 1,
+        }
+        self.pages.leave_place(page);
+        self.commands.push(Command::Zero(page));
+    }
+
+    pub(super) fn fetch(&mut self, page: Page) {
+        let place = self.pages.fetch(page);
+        self.commands.push(Command::Fetch(page, place));
+    }
+
+    /// The content that `page` waited for has been read, and has this CRC; or could not be.
+    pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, Errno>) {
+        debug_assert_eq!(self.pages.state(page), State::Fetching);
+        let place = self.pages.place(page);
+        let trouble = match outcome {
+            Ok(crc) if crc == self.pages.crc(page) => None,
+            Ok(_) => Some(Trouble::Changed(place)),
+            Err(errno) => Some(Trouble::CannotFetch(place, errno)),
+        };
+        if let Some(trouble) = trouble {
+            self.failures.fetch_failed(page);
+            self.commands.push(Command::Stop(trouble));
+            return;
+        }
+        match place {
+            Place::Block(_) if !self.pages.leaves_block(page) => {
+                self.counts.fetched_from_disk += 1;
+                self.settle(page, Protection::Protected);
+            }
+            Place::Block(_) => {
+                self.counts.fetched_before_a_write += 1;
+                self.pages.leave_place(page);
+                self.settle(page, Protection::Writable);
+            }
+            _ => {
+                self.counts.fetched_from_store += 1;
+                self.pages.leave_place(page);
+                self.settle(page, Protection::Writable);
+            }
+        }
+    }
+
+    /// A page comes back from a second chance; for a request of a disk it is protected, and no
+    /// block backs it.
+    pub(super) fn rescue(&mut self, page: Page, protection: Option<Protection>) {
+        self.counts.rescued += 1;
+        let marked = match self.pages.place(page) {
+            Place::Block(_) => Protection::AsMarked,
+            _ => Protection::Writable,
+        };
+        self.settle(page, protection.unwrap_or(marked));
+    }
+
+    /// The page, whose content is in memory, becomes resident, and its waiters go on.
+    pub(super) fn settle(&mut self, page: Page, protection: Protection) {
+        self.commands.push(Command::Map(page, protection));
+        self.commands.push(Command::Show(page));
+        self.pages.settle(page);
+        self.is_there(page);
+    }
+
+    /// The waiters of the page, which is resident, go on.
+    pub(super) fn is_there(&mut self, page: Page) {
+        for waiter in self.waiters.arrived(page) {
+            match waiter {
+                Waiter::Ticket(ticket) if self.waiters.ticket_has_one(ticket) => {
+                    self.commands.push(Command::Done(ticket));
+                }
+                Waiter::Ticket(_) => {}
+                Waiter::Op(op) => self.op_has_one(op, page),
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Pages that come beside the one that is wanted.
+
+use super::Book;
+use super::pages::{Page, Place, Slot, State};
+use super::policy::FaultOrigin;
+
+/// Pages that are read from a disk at once, the one that is wanted among them.
+pub const READ_AHEAD: u32 = 32;
+
+/// Slots that are read at once, if they lie beside the one that is wanted.
+pub const CLUSTER: u32 = 8;
+
+/// Pages of zeroes that come at once while there is plenty of memory.
+const ZEROES: u32 = 16;
+
+/// Whether what lies beside a page in the store is read with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// It is: the page is wanted to be read.
+    Always,
+    /// If processors go through the store in order. For a fault that looks like a store: what is
+    /// stored to is seldom read next, but one that a thread of the kernel resolves for a
+    /// processor always looks so.
+    InOrder,
+    /// It is not: pages are being overwritten, in the order in which they lie there.
+    Never,
+}
+
+/// Order in which vCPUs go through the store.
+#[derive(Debug, Default)]
+pub(super) struct StoreOrder {
+    last: Option<Slot>,
+}
+
+impl StoreOrder {
+    /// A vCPU wants something from this slot. Whether it lies shortly behind the one before.
+    fn follows(&mut self, slot: Slot) -> bool {
+        let last = self.last.replace(slot);
+        last.is_some_and(|last| (1..=CLUSTER).contains(&slot.0.wrapping_sub(last.0)))
+    }
+}
+
+impl Book {
+    /// Whether the page lies in the store shortly behind the one that was last wanted from there.
+    pub(super) fn follows_in_store(&mut self, page: Page) -> bool {
+        match self.pages.place(page) {
+            Place::Slot(slot) => self.store_order.follows(slot),
+            Place::Nowhere | Place::Block(_) => false,
+        }
+    }
+
+    /// Brings the pages beside one that holds zeroes too if they do as well, while there is
+    /// plenty of memory: a guest that begins touches all of it, and each fault costs it more than
+    /// the pages.
+    pub(super) fn zero_around(&mut self, page: Page) {
+        let first = page.0 / ZEROES * ZEROES;
+        let end = (first + ZEROES).min(self.pages.len());
+        for page in (first..end).map(Page) {
+            if self.pages.is_absent_zeroes(page) && self.reclaim.has_plenty(self.pages.present()) {
+                self.bring(page, false, FaultOrigin::Vcpu);
+            }
+        }
+    }
+
+    /// Reads the pages of the following blocks too, as far as there is room without taking
+    /// anything away.
+    pub(super) fn read_ahead_blocks(&mut self, page: Page) {
+        let (State::Fetching, Place::Block(first)) =
+            (self.pages.state(page), self.pages.place(page))
+        else {
+            return;
+        };
+        for count in 1..READ_AHEAD {
+            let Some(block) = first.ahead(count) else {
+                return;
+            };
+            let mut pages = self.pages.backed_by(block);
+            let absent = pages.find(|page| self.pages.state(*page) == State::Absent);
+            drop(pages);
+            match absent {
+                Some(page) if self.reclaim.is_below(self.pages.present()) => self.fetch(page),
+                _ => return,
+            }
+        }
+    }
+
+    /// Reads what lies beside it in the store.
+    pub(super) fn read_ahead_slots(&mut self, page: Page) {
+        let (State::Fetching, Place::Slot(slot)) = (self.pages.state(page), self.pages.place(page))
+        else {
+            return;
+        };
+        let first = slot.0 / CLUSTER * CLUSTER;
+        for slot in (first..first + CLUSTER).map(Slot) {
+            let Some(page) = self.pages.slots().owner(slot) else {
+                continue;
+            };
+            let is_there = self.pages.state(page) == State::Absent
+                && self.pages.place(page) == Place::Slot(slot);
+            if is_there && self.reclaim.is_below(self.pages.present()) {
+                self.fetch(page);
+            }
+        }
+    }
+}
