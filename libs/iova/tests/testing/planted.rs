@@ -18,12 +18,14 @@ pub enum Mistake {
     LoadsClaims,
     /// A stranger marks a chunk without saying so to its owner.
     MarksSilently,
-    /// A core that collects for an owner does not ask what that is pinning.
-    IgnoresThePinning,
+    /// A core that collects for an owner does not ask what that is pinning or freeing.
+    IgnoresTheOwner,
     /// A core that collects for an owner clears the call to look meanwhile.
     ClearsTheOwnersMarks,
-    /// An owner looks whether a range may be pinned before others can see that it is about to pin it.
-    PinsUnfenced,
+    /// An owner looks whether a range may be pinned or freed before others can see that it is about to do so.
+    ChangesUnfenced,
+    /// An owner frees without saying which range.
+    FreesUnsaid,
     /// A core that finds no room leaves alone what others keep.
     SparesTheIdle,
     /// A node of the tree of gaps is still said to begin where it did when it was made.
