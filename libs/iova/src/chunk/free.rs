@@ -137,7 +137,9 @@ impl Local {
             Place::Own => {
                 // A claim of a remote core's, or of this one's when it parked: like any other free.
                 self.say_changing(range.first().raw());
-                if chunk.free_pinned(range) {
+                let is_ours = chunk.free_pinned(range);
+                self.say_changed();
+                if is_ours {
                     self.keep(shared, lane, range);
                 }
                 if get(chunk.claimed(word)) & bit != 0 {

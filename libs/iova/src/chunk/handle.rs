@@ -29,6 +29,9 @@ pub struct ChunkCore {
     pub(super) alone: PhantomData<Cell<()>>,
 }
 
+/// What [`Published::changing`](super::Published) is while a core changes no range.
+pub(super) const NO_PAGE: u64 = u64::MAX;
+
 /// What one core has for itself.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -224,10 +227,11 @@ impl Local {
         if self.unfenced_owner != self.owner {
             self.fences.light();
         }
-        match self.keep_single(range, state) {
-            true => Ok(()),
-            false => self.free_met(shared, range, state),
+        if self.keep_single(range, state) {
+            self.say_changed();
+            return Ok(());
         }
+        self.free_met(shared, range, state)
     }
 
     /// Keeps a single page of the zone singled out ready, in a chunk of this core with a designated remote freer, which has not
@@ -255,10 +259,11 @@ impl Local {
         range: IovaRange,
         state: State,
     ) -> Result<(), FreeError> {
-        match self.keep_marked(shared, range, state) {
-            true => Ok(()),
-            false => self.free_elsewhere(shared, range),
+        if self.keep_marked(shared, range, state) {
+            self.say_changed();
+            return Ok(());
         }
+        self.free_elsewhere(shared, range)
     }
 
     /// The same of a range that this core has pinned.
@@ -308,6 +313,7 @@ impl Local {
         state: State,
     ) -> Result<(), FreeError> {
         if self.hot.give(self.owner, range.first().raw(), state) {
+            self.say_changed();
             return Ok(());
         }
         self.free_elsewhere(shared, range)
@@ -316,11 +322,18 @@ impl Local {
     /// A free that is not of a range of ours which may be kept ready.
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
-        let page = range.first().raw();
         // As in `free_marked`; most come from there or are refused.
         if self.unfenced_owner != self.owner {
             self.fences.light();
         }
+        let freed = self.free_any(shared, range);
+        self.say_changed();
+        freed
+    }
+
+    /// The same, as far as it is the allocator's.
+    fn free_any(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
+        let page = range.first().raw();
         if range.pages() < CHUNK_PAGES
             && let Some(chunk) = self.hot.chunk(shared, page)
         {
@@ -339,8 +352,7 @@ impl Local {
     /// Says that the range at a page is about to be pinned or freed: before anything is loaded that this depends on.
     #[inline(always)]
     pub(super) fn say_changing(&self, page: u64) {
-        // Release: a core that collects and sees the next page sees that this change is done.
-        self.changing.store(page, Ordering::Release);
+        self.changing.store(page, Ordering::Relaxed);
         if !planted!(ChangesUnfenced) {
             self.fences.light();
         }
@@ -353,16 +365,28 @@ impl Local {
         if planted!(FreesUnsaid) {
             return;
         }
-        // Release: as above.
-        self.changing.store(page, Ordering::Release);
+        self.changing.store(page, Ordering::Relaxed);
         if !planted!(ChangesUnfenced) {
             Fences::light_by_kernel();
         }
     }
 
+    /// Says that what was about to be changed is changed, or was found to be another's.
+    #[inline(always)]
+    pub(super) fn say_changed(&self) {
+        // Release: a core that collects and sees this sees what has become of the range.
+        self.changing.store(NO_PAGE, Ordering::Release);
+    }
+
     /// A pin in another core's chunk, or where strangers have marked something.
     #[inline(never)]
     fn pin_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<Pinned, FreeError> {
+        let pinned = self.pin_any(shared, range);
+        self.say_changed();
+        pinned
+    }
+
+    fn pin_any(&mut self, shared: &Shared, range: IovaRange) -> Result<Pinned, FreeError> {
         if range.pages() < CHUNK_PAGES
             && let Some(chunk) = self.hot.chunk(shared, range.first().raw())
             && chunk.pin_marked(self.owner, range)
@@ -440,7 +464,10 @@ impl CoreAllocator for ChunkCore {
         let Self { shared, local, .. } = self;
         local.say_freeing(range.first().raw());
         match local.free_ready(range, false) {
-            Freed::Done => Ok(()),
+            Freed::Done => {
+                local.say_changed();
+                Ok(())
+            }
             Freed::Marked(state) => local.free_marked(shared, range, state),
             Freed::Remote(state) => local.free_remote(shared, range, state),
             Freed::Unknown => local.free_elsewhere(shared, range),
@@ -456,6 +483,7 @@ impl CoreAllocator for ChunkCore {
             && let Some(chunk) = local.hot.known(page)
             && chunk.pin_own(local.owner, page, order)
         {
+            local.say_changed();
             return Ok(Pinned::new(range, local.space, false));
         }
         local.pin_elsewhere(shared, range)

@@ -17,14 +17,14 @@
 //! # What it costs if the owner rests
 //! All of this is done on the lists of the owner with its lock held, so another core can do it. One that finds no room collects
 //! for all others ([`CoreZones::collect_for_owner`]), and has the chunks that are empty then. So an owner that rests keeps the
-//! ranges in its free lists, the one that it pinned or freed last, and the rest of the chunks in which these lie.
+//! ranges in its free lists and the rest of the chunks in which these lie.
 //!
 //! An owner that works meanwhile takes no notice of it, but for three things.
 //! * It pins and frees by a load and a store of the state: had another core taken the range back in between, the range would be
 //!   left pinned in a word that has it free, or in a chunk of another core, or be both in a free list and free in its word. (Two
 //!   cores that unmap one range meet like this: both pin, or both free, and one comes second.) So an owner says which page it is
-//!   about to change ([`Published::changing`](super::Published)) before it loads, and the other core, after it has read what was
-//!   freed, leaves out that page and what the owner has pinned. With a fence on each side, either the owner sees that the range was
+//!   about to change ([`Published::changing`](super::Published)) before it loads, and takes that back when it has stored; and the
+//!   other core, after it has read what was freed, leaves out that page and what the owner has pinned. With a fence on each side, either the owner sees that the range was
 //!   freed, or the other core sees the page. The owner's costs nothing ([`Fences`](lines::Fences)).
 //! * It allocates without saying so. So the other core leaves out what is not allocated: a range that the owner has freed, and
 //!   another core too, by mistake, is in a free list, and may be handed out at any moment.
@@ -173,7 +173,7 @@ impl CoreZones {
             if seen.is_empty() || shared.fences.heavy().is_err() {
                 return;
             }
-            // Acquire: what the owner has done with the range that it pinned or freed before is seen.
+            // Acquire: what the owner has done with a range that it changed before is seen.
             let changing = shared.cores[zones.id.0].changing.load(Ordering::Acquire);
             for word in seen {
                 zones.take_back_seen(zone, lane, word, changing);
