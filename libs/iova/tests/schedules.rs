@@ -208,6 +208,106 @@ fn frees_wrongly_while_others_collect() {
     drop((owner, third));
 }
 
+/// An owner and another core free one range at the same moment, by mistake, while a third finds no room and collects for the
+/// owner. Afterwards nothing is in two places: what the owner keeps ready is of no other core, and all comes back once.
+fn frees_at_once_while_others_collect() {
+    let role = [Giver::Contender, Giver::Another, Giver::None][any(3) as usize];
+    let pages = [1, 32, 64, 128][any(4) as usize];
+    frees_at_once(pages, role, [any(3) == 0, any(3) == 0], any(2) == 0);
+}
+
+/// Which core is the designated remote freer of the chunk.
+#[derive(Clone, Copy)]
+enum Giver {
+    /// That which frees at once with the owner.
+    Contender,
+    Another,
+    None,
+}
+
+/// The same with a range of so many pages, which the owner and the other core free under a pin or not; the owner allocates
+/// another afterwards or not.
+fn frees_at_once(pages: u64, role: Giver, are_pinned: [bool; 2], allocates: bool) {
+    const LARGE: Request = Request::pages(256).without_drain();
+    let last = IovaPfn::new(CHUNK_PAGES - 1);
+    let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
+    let retires = any(4) == 0;
+    let config = ChunkConfig {
+        retires,
+        ..ChunkConfig::default()
+    };
+    let space = ChunkAllocator::with_config(aperture, 4, config).expect("cores");
+    let [mut owner, mut second, mut third, mut fourth] =
+        [0, 1, 2, 3].map(|core| space.claim(CoreId(core)).expect("free"));
+    let request = Request::pages(pages).without_drain();
+    let mut out: Vec<_> = (0..(64 / pages).max(1))
+        .map(|_| owner.alloc(request).expect("free"))
+        .collect();
+    let contested = out.swap_remove(any(out.len() as u64) as usize);
+    for range in out {
+        match role {
+            Giver::Contender => second.free(range).expect("allocated"),
+            Giver::Another => fourth.free(range).expect("allocated"),
+            Giver::None => {
+                let pinned = fourth.pin(range).expect("allocated");
+                fourth.free_pinned(pinned);
+            }
+        }
+    }
+    let searching = thread::spawn(move || {
+        // Of another size: a free of `contested` that comes too late is told from a right one.
+        let got: Vec<_> = (0..1 + any(2))
+            .map_while(|_| third.alloc(LARGE).ok())
+            .collect();
+        (third, got)
+    });
+    let freeing = thread::spawn(move || {
+        free_once(&mut second, contested, are_pinned[1]);
+        second
+    });
+    free_once(&mut owner, contested, are_pinned[0]);
+    // What it has then may be taken from it, as its range was freed twice.
+    let kept = allocates.then(|| owner.alloc(request).ok()).flatten();
+    let (mut third, mut got) = searching.join().expect("a model ends at a panic");
+    let second = freeing.join().expect("a model ends at a panic");
+    got.extend((0..2).map_while(|_| third.alloc(LARGE).ok()));
+    for listed in owner.free_lists() {
+        if got.iter().any(|range| range.overlaps(listed)) {
+            fail(format!("{listed} is kept ready, and another core has it"));
+            // Not dropped: a handle that parks would panic.
+            return core::mem::forget((owner, second, third, fourth));
+        }
+    }
+    // Of this size, these are what was allocated.
+    got.into_iter()
+        .for_each(|range| third.free(range).expect("allocated"));
+    drop((second, fourth, third));
+    if let Some(range) = kept {
+        let _ = owner.free(range);
+    }
+    owner.park();
+    let stats = space.stats();
+    if stats.live_pages != 0 {
+        fail(format!("something is lost or doubled: {stats:?}"));
+    }
+    if let Some(chunk) = owner.retire() {
+        owner.recycle(chunk);
+    }
+    match owner.alloc(Request::pages(CHUNK_PAGES)) {
+        Ok(range) => owner.free(range).expect("allocated"),
+        Err(error) => fail(format!("something is lost: {error}")),
+    }
+}
+
+/// Frees a range, which another core may have freed.
+fn free_once(core: &mut ChunkCore, range: IovaRange, is_pinned: bool) {
+    if !is_pinned {
+        let _ = core.free(range);
+    } else if let Ok(pinned) = core.pin(range) {
+        core.free_pinned(pinned);
+    }
+}
+
 #[test]
 fn cores_of_chunks_meet() {
     holds(3_000, chunks(Chunks::Plenty, false));
@@ -236,6 +336,16 @@ fn an_owner_finds_what_strangers_gave_back() {
 #[test]
 fn a_wrong_free_is_refused_while_others_collect() {
     holds(6_000, frees_wrongly_while_others_collect);
+}
+
+#[test]
+fn a_range_freed_twice_at_once_is_kept_in_one_place() {
+    holds(6_000, frees_at_once_while_others_collect);
+}
+
+#[test]
+fn a_word_freed_twice_at_once_is_kept_in_one_place() {
+    holds(6_000, || frees_at_once(64, Giver::None, [false; 2], false));
 }
 
 #[test]

@@ -45,6 +45,21 @@ impl Fences {
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
     }
 
+    /// Whether [`Self::light_by_kernel`] will do. In the models of loom and shuttle it always does.
+    pub fn is_by_kernel(self) -> bool {
+        self.is_by_kernel || cfg!(any(loom, shuttle))
+    }
+
+    /// The frequent side's where the kernel makes the other one ([`Self::is_by_kernel`]): for paths that must not even ask. It stops
+    /// the compiler, and no CPU.
+    #[inline(always)]
+    pub fn light_by_kernel() {
+        if cfg!(any(loom, shuttle)) {
+            fence(Ordering::SeqCst);
+        }
+        core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+
     /// The rare side's: between its store, or what it has seen of others' stores, and its load. A system call that
     /// interrupts the other CPUs of this process: some microseconds.
     ///

@@ -135,9 +135,11 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                let state = chunk.state(range.first().raw());
-                chunk.set_state(range.first().raw(), state.none());
-                if !state.is_none() {
+                // A claim of a remote core's, or of this one's when it parked: like any other free.
+                self.say_changing(range.first().raw());
+                let is_ours = chunk.free_pinned(range);
+                self.say_changed();
+                if is_ours {
                     self.keep(shared, lane, range);
                 }
                 if get(chunk.claimed(word)) & bit != 0 {

@@ -54,8 +54,8 @@
 //! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
 //! 16 times the first room (`ready`), of which it keeps the first room until it has run over. They are taken by plain loads and
 //! stores, and to end that from outside would take a fence in every operation. Everything else others take when they
-//! find no other room: ranges that any core freed, under a pin or not, empty words, empty chunks. What is live, the one range
-//! that the owner pinned last (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core
+//! find no other room: ranges that any core freed, under a pin or not, empty words, empty chunks. What is live, what the owner is
+//! pinning or freeing at that moment (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core
 //! that goes idle calls [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
 //!
 //! A chunk in which another core has freed 16 ranges and more, and which that core has cached, costs its owner a look at one more
@@ -151,8 +151,8 @@ struct Published {
     chunks: AtomicU64,
     /// How often it has returned something that any core may have. It alone writes this.
     returned: AtomicU64,
-    /// The page that it pinned last, or is about to pin; past all pages before the first. It alone writes this.
-    pinning: Arc<CachePadded<AtomicU64>>,
+    /// The page of the range that it is pinning or freeing, or [`NO_PAGE`](handle::NO_PAGE). It alone writes this.
+    changing: Arc<CachePadded<AtomicU64>>,
     /// How often others have marked a chunk of its that had no marks.
     marked: CachePadded<AtomicU64>,
     /// Its chunks and words. Its own lock, which others take only where it is free.
@@ -165,7 +165,7 @@ impl Published {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             returned: AtomicU64::new(0),
-            pinning: Arc::new(CachePadded::new(AtomicU64::new(u64::MAX))),
+            changing: Arc::new(CachePadded::new(AtomicU64::new(handle::NO_PAGE))),
             marked: CachePadded::new(AtomicU64::new(0)),
             zones: CachePadded::new(Lock::new(CoreZones::new(CoreId(core)))),
         }
@@ -267,17 +267,22 @@ impl IovaAllocator for ChunkAllocator {
         }
         let lasts = core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last));
         let owner = core.0 as u64 + 1;
+        let unfenced_owner = match shared.fences.is_by_kernel() {
+            true => owner,
+            false => u64::MAX,
+        };
         let local = Local {
             id: core,
             owner,
+            unfenced_owner,
             space: shared.space,
             fences: shared.fences,
-            pinning: Arc::clone(&shared.cores[core.0].pinning),
+            changing: Arc::clone(&shared.cores[core.0].changing),
             // Acquire, as where calls are answered: this core owns nothing yet.
             drained: shared.drain.load(Ordering::Acquire),
             hot: DirectoryCache::new(),
             lasts,
-            single: Single::of(0, owner, &lasts, u64::MAX),
+            single: Single::of(0, unfenced_owner, &lasts, u64::MAX),
             ready: Ready::new(),
             waited: 0,
             patience: 1,

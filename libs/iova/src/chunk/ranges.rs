@@ -64,6 +64,22 @@ impl Chunk {
         is_ours
     }
 
+    /// Owner: frees `range`, which is pinned, by its state or by a claim; `false` where a remote core has freed it at the same
+    /// moment, by mistake.
+    pub(super) fn free_pinned(&self, range: IovaRange) -> bool {
+        let page = range.first().raw();
+        // Acquire, and before the state: as in `change_marked`.
+        let is_freed = self.freed(word_of(page)).load(Ordering::Acquire) & bit_of(page) != 0;
+        let state = self.state(page);
+        let is_others = is_freed || self.is_given(page, state);
+        // What the owner has pinned nobody takes back.
+        let is_ours = state.is_pinned() || state.is_out_of(range) && !is_others;
+        if is_ours {
+            self.set_state(page, state.none());
+        }
+        is_ours
+    }
+
     /// Owner: whether a range of it at a page, in this state, was freed or pinned by a remote core. Only what the `tag` has marks
     /// for is looked at: where there are none, nothing was marked that the caller may know of.
     #[inline]

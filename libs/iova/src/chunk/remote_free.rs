@@ -17,16 +17,19 @@
 //! # What it costs if the owner rests
 //! All of this is done on the lists of the owner with its lock held, so another core can do it. One that finds no room collects
 //! for all others ([`CoreZones::collect_for_owner`]), and has the chunks that are empty then. So an owner that rests keeps the
-//! ranges in its free lists, the one that it pinned last, and the rest of the chunks in which these lie.
+//! ranges in its free lists and the rest of the chunks in which these lie.
 //!
-//! An owner that works meanwhile takes no notice of it, but for two things.
-//! * It pins by a load and a store of the state: had another core taken the range back in between, the range would be left
-//!   pinned in a word that has it free, or in a chunk of another core. (Two cores that unmap one range meet like this: both
-//!   pin, and one comes second.) So an owner says which page it is about to pin
-//!   ([`Published::pinning`](super::Published)) before it loads, and the other core, after it has read what was freed, leaves out
-//!   that page and what the owner has pinned. With a fence on each side, either the owner sees that the range was freed, or the other core sees
-//!   the page. The owner's costs nothing ([`Fences`](lines::Fences)).
-//! * It looks for marks only where the tag has some. So the other core leaves `PENDING` as it is, and the owner clears it.
+//! An owner that works meanwhile takes no notice of it, but for three things.
+//! * It pins and frees by a load and a store of the state: had another core taken the range back in between, the range would be
+//!   left pinned in a word that has it free, or in a chunk of another core, or be both in a free list and free in its word. (Two
+//!   cores that unmap one range meet like this: both pin, or both free, and one comes second.) So an owner says which page it is
+//!   about to change ([`Published::changing`](super::Published)) before it loads, and takes that back when it has stored; and the
+//!   other core, after it has read what was freed, leaves out that page and what the owner has pinned. With a fence on each side, either the owner sees that the range was
+//!   freed, or the other core sees the page. The owner's costs nothing ([`Fences`](lines::Fences)).
+//! * It allocates without saying so. So the other core leaves out what is not allocated: a range that the owner has freed, and
+//!   another core too, by mistake, is in a free list, and may be handed out at any moment.
+//! * It looks for marks only where the tag has some. So the other core looks at no others, and leaves `PENDING` as it is; the owner
+//!   clears it.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -170,10 +173,10 @@ impl CoreZones {
             if seen.is_empty() || shared.fences.heavy().is_err() {
                 return;
             }
-            // Acquire: what the owner has done with the page that it pinned before is seen.
-            let pinning = shared.cores[zones.id.0].pinning.load(Ordering::Acquire);
+            // Acquire: what the owner has done with a range that it changed before is seen.
+            let changing = shared.cores[zones.id.0].changing.load(Ordering::Acquire);
             for word in seen {
-                zones.take_back_seen(zone, lane, word, pinning);
+                zones.take_back_seen(zone, lane, word, changing);
             }
         });
     }
@@ -188,10 +191,13 @@ impl CoreZones {
             own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
         let seen = words.map(|base| {
             let (chunk, word) = (known(zone, base), word_of(base));
+            // Of the tag that was there before the fence: an owner that frees looks at `freed` only where the tag says so.
+            let is_pending = chunk.tag() & pending(word) != 0;
+            let freed = || chunk.freed(word).load(Ordering::Acquire);
             RemoteFrees {
                 base,
                 given: chunk.given(word).load(Ordering::Acquire),
-                freed: chunk.freed(word).load(Ordering::Acquire),
+                freed: if is_pending { freed() } else { 0 },
             }
         });
         let is_any = |seen: &RemoteFrees| {
@@ -201,13 +207,16 @@ impl CoreZones {
         seen.filter(is_any).collect()
     }
 
-    /// Takes back what was seen to be freed in a word, but for what the owner has pinned, or may be about to.
-    fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: RemoteFrees, pinning: u64) {
+    /// Takes back what was seen to be freed in a word, but for what the owner has pinned or has free, or may be about to.
+    fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: RemoteFrees, changing: u64) {
         let RemoteFrees { base, given, freed } = seen;
         let (chunk, word) = (known(zone, base), word_of(base));
         let page = base / CHUNK_PAGES * CHUNK_PAGES;
         let taken = get(chunk.taken(word));
-        let is_owners = |at: &u64| base + at == pinning || chunk.state(base + at).is_pinned();
+        let is_owners = |at: &u64| {
+            let state = chunk.state(base + at);
+            base + at == changing || state.is_pinned() || state.is_none()
+        };
         let left = bits(given ^ taken | freed)
             .filter(is_owners)
             .fold(0, |left, at| left | 1 << at);

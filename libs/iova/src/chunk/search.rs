@@ -6,7 +6,7 @@
 //! So a request is refused only while every range that would do touches one that is
 //!
 //! * allocated or pinned, or in a chunk of another core in which something is;
-//! * in a free list of another core, or pinned last by it (`remote_free` says why), or in a chunk of another core that has
+//! * in a free list of another core, or being pinned or freed by it (`remote_free` says why), or in a chunk of another core that has
 //!   such a range: at most 16 times [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These
 //!   it gives back when it next runs (`asked` counts the cores);
 //! * or half in the last zone and half in the tree, where the space is larger than the zone.

@@ -408,6 +408,45 @@ fn what_an_owner_pins_is_not_taken_from_under_it() {
     explore_to(2, pins_what_another_takes);
 }
 
+/// The owner frees what another core frees, which then finds no room: it does not get what the owner keeps ready.
+fn frees_what_another_takes() {
+    let space = space(false);
+    let mut owner = claim(&space, 0);
+    let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let contested = all[0];
+    let mut other = claim(&space, 1);
+    for range in &all[1..] {
+        other.free(*range).expect("it is ours to free");
+    }
+    let thread = thread::spawn(move || {
+        let _ = other.free(contested);
+        let got = other.alloc(Request::pages(1024).without_drain()).ok();
+        (other, got)
+    });
+    let _ = owner.free(contested);
+    let (mut other, got) = thread.join().expect("loom ends the model at a panic");
+    if got.is_some() && !owner.local.ready.is_clear() {
+        // Not dropped: a handle that parks would panic a second time.
+        core::mem::forget((owner, other));
+        panic!("{contested} is kept ready, and another core has it");
+    }
+    if let Some(range) = got {
+        other.free(range).expect("allocated");
+    }
+    other.park();
+    owner.park();
+    assert_eq!(space.stats().live_ranges, 0);
+    let whole = owner.alloc(Request::pages(1024));
+    owner
+        .free(whole.expect("everything came back"))
+        .expect("allocated");
+}
+
+#[test]
+fn what_an_owner_frees_is_in_one_place() {
+    explore_to(2, frees_what_another_takes);
+}
+
 /// A number that is in a set is found, whoever else looks.
 fn takes() {
     let set = Arc::new(bitmap::Bitmap::new(64));

@@ -145,7 +145,7 @@ fn what_an_owner_is_about_to_pin_is_left_to_it() {
     let (contested, others) = all.split_first().expect("hundreds");
     // Both end the use of the same range. The owner has looked, finds no claim, and is slow to store its pin.
     let page = contested.first().raw();
-    a.local.pinning.store(page, Ordering::Release);
+    a.local.changing.store(page, Ordering::Release);
     let chunk = || a.local.hot.known(page).expect("cached");
     let pinned = chunk().state(page).pinned();
     for range in &all {
@@ -195,4 +195,33 @@ fn what_a_retire_returns_to_its_words_is_found_by_the_next_request() {
     let got = take_all(&mut a, 1);
     assert_eq!(got.len(), 1022);
     free_all(&mut a, got.into_iter().chain(kept));
+}
+
+#[test]
+fn a_space_without_a_fence_by_the_kernel_frees_and_refuses_the_same() {
+    for fences in [Fences::new(), Fences::FULL] {
+        let mut space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
+        Arc::get_mut(&mut space.shared).expect("no core yet").fences = fences;
+        for pages in [1, 8, 128] {
+            let (mut a, mut b) = two_cores(&space);
+            let all = take_all(&mut a, pages);
+            assert_eq!(all.len() as u64, 1024 / pages);
+            for (at, range) in all.iter().enumerate() {
+                match at % 4 {
+                    0 => b.free(*range).expect("allocated"),
+                    1 => {
+                        let pinned = a.pin(*range).expect("allocated");
+                        assert!(a.free(*range).is_err(), "it is pinned");
+                        a.free_pinned(pinned);
+                    }
+                    _ => a.free(*range).expect("allocated"),
+                }
+                assert!(a.free(*range).is_err(), "it was freed");
+                assert!(b.free(*range).is_err(), "it was freed");
+            }
+            let again = take_all(&mut a, pages);
+            assert_eq!(again.len() as u64, 1024 / pages, "{fences:?}");
+            free_all(&mut a, again);
+        }
+    }
 }
