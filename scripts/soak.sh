@@ -49,7 +49,7 @@ whole_table() {
     row "dma-soak" 0 "cargo run --release --quiet -p dma-soak -- --operations ${DMA_SOAK_OPS:-1000000000} --state $state/dma"
     row "self-tests" 0 "$exitless selftest --soak"
     row "self-tests of Debian" 0 "$exitless selftest --soak --debian"
-    row "self-tests with Linux 6.12: memory taken away" 0 "$exitless selftest --soak --kernel 6.12 --only 'taken away'"
+    row "self-tests with Linux 6.12: too little memory" 0 "$exitless selftest --soak --kernel 6.12 --only 'of 256 MiB in memory'"
     row "vfio" 0 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
     row "barriers" 0 "BARRIER_OPERATIONS=${BARRIER_OPERATIONS:-100000000} $test -p dma-map --test barrier -- --ignored --nocapture"
     row "episodes in the lab" 0 "$exitless selftest --soak --episodes ${LAB_EPISODES:-50} --seed ${EPISODE_SEED:-1}"
@@ -92,7 +92,7 @@ slice_table() {
     mutants 60
     row "episodes in the lab" 300 "$exitless selftest --episodes 2 --seed $seed"
     row "vfio" 180 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
-    row "self-tests with Linux 6.12: memory taken away" 300 "$exitless selftest --soak --restart --kernel 6.12 --only 'taken away'"
+    row "self-tests with Linux 6.12: a store that fails" 300 "$exitless selftest --soak --restart --kernel 6.12 --only 'a store with'"
     self_tests "" 180
     self_tests --debian 300
 }

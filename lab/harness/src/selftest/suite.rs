@@ -443,3 +443,24 @@ impl Tally {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Renamed cases, found an hour into a soak otherwise.
+    #[test]
+    fn what_the_soak_selects_by_name_is_there() {
+        let script = include_str!("../../../../scripts/soak.sh");
+        let selections = script.split("--only '").skip(1);
+        let selections: Vec<_> = selections
+            .filter_map(|rest| rest.split('\'').next())
+            .collect();
+        assert!(selections.len() >= 2, "{selections:?}");
+        let cases = cases::soak();
+        for text in selections {
+            let is_there = cases.iter().any(|case| case.name.contains(text));
+            assert!(is_there, "no case of the soak is named {text:?}");
+        }
+    }
+}
