@@ -26,8 +26,8 @@ use std::path::PathBuf;
 use guest_mem::{Access, Dma, KeepAlive, Stop, Ticket, Wanted};
 
 use crate::device::{Activity, CancelReason, DeviceStats, Interrupt};
-use crate::ring::following::{Following, wait_for_all};
-use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation};
+use crate::ring::following::Following;
+use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation, wait_for_all};
 use crate::saved::SavedState;
 use crate::visit::Visit;
 

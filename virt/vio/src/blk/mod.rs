@@ -263,20 +263,15 @@ impl Blk {
             | request::feature::BLK_SIZE
             | request::feature::FLUSH
             | request::feature::MQ;
-        if read_only {
-            features |= request::feature::RO;
-        }
-        if !read_only && io.discards() {
-            features |= request::feature::DISCARD;
-        }
-        if !read_only && io.zeroes() {
-            features |= request::feature::WRITE_ZEROES;
-        }
-        if config.packed {
-            features |= feature::RING_PACKED;
-            if io.completes_in_order() {
-                features |= feature::IN_ORDER;
-            }
+        let in_order = config.packed && io.completes_in_order();
+        for (bit, is_offered) in [
+            (request::feature::RO, read_only),
+            (request::feature::DISCARD, !read_only && io.discards()),
+            (request::feature::WRITE_ZEROES, !read_only && io.zeroes()),
+            (feature::RING_PACKED, config.packed),
+            (feature::IN_ORDER, in_order),
+        ] {
+            features |= if is_offered { bit } else { 0 };
         }
         let sectors = bytes / SECTOR;
         let max_range = match io.transfer() {

@@ -5,15 +5,14 @@ use guest_mem::{Access, Dma, Intent, Stop};
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
-use super::slot::{Ready, Reply, WaitingFor};
+use super::slot::{Ready, Reply, Request, WaitingFor};
 use super::{BlkClass, MAX_TRANSFER, Queue};
-use crate::class::{Context, Environment, Step};
-use crate::device::Activity;
+use crate::class::{Context, Environment};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::cost;
 
 /// What came of an attempt to take one chain.
-enum Taken {
+pub(super) enum Taken {
     /// Nothing is there.
     Nothing,
     /// Something is there, and may not begin before the rate limit allows.
@@ -25,25 +24,8 @@ enum Taken {
 }
 
 impl BlkClass {
-    /// Takes one chain from `queue`.
-    #[inline]
-    pub(super) fn take<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Step {
-        queue.own.waiting_for = None;
-        match self.take_one(queue, cx)? {
-            Taken::One => return Ok(Activity::Busy),
-            Taken::Nothing => {}
-            Taken::Throttled => cx.stats.throttled += 1,
-            Taken::NoRoom(waiting_for) => queue.own.wait_for(waiting_for, cx),
-        }
-        Ok(Activity::Idle)
-    }
-
     /// Takes one chain. After an error the chain is still in the ring and the queue parked.
-    fn take_one<E: Environment>(
+    pub(super) fn take_one<E: Environment>(
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
@@ -71,25 +53,22 @@ impl BlkClass {
             _ => self.take_into(queue, slot, parsed, cx),
         }?;
         if matches!(taken, Taken::One) {
-            let (bytes, control) = match parsed.action {
-                Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0),
-                Action::Run(_) => (0, cost::CONTROL),
-                Action::GetId(_) | Action::Status(_) => (0, 0),
+            let (moved, ranged, control) = match parsed.action {
+                Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0, 0),
+                Action::Run(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => {
+                    (0, len, cost::CONTROL)
+                }
+                Action::Run(Op::Flush) => (0, 0, cost::CONTROL),
+                Action::GetId(_) | Action::Status(_) => (0, 0, 0),
             };
-            let long = self.chain.descriptors().saturating_sub(4);
-            cx.visit.take_request(
-                cost::REQUEST
-                    // Those behind the first part are charged when their turn comes.
-                    + u64::from(bytes.min(MAX_TRANSFER)) / cost::BYTES_PER_NS
-                    + control
-                    + long as u64 * cost::DESCRIPTOR,
-            );
-            let ranged = match parsed.action {
-                Action::Run(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => len,
-                _ => 0,
-            };
+            // Those behind the first part are charged when their turn comes.
+            let first = u64::from(moved.min(MAX_TRANSFER));
+            let long = self.chain.descriptors().saturating_sub(4) as u64;
+            let bytes = first / cost::BYTES_PER_NS;
+            cx.visit
+                .take_request(cost::REQUEST + bytes + control + long * cost::DESCRIPTOR);
             self.throttle
-                .charge(cx.visit.now_ns(), ranged + u64::from(bytes));
+                .charge(cx.visit.now_ns(), ranged + u64::from(moved));
             cx.stats.requests += 1;
         }
         Ok(taken)
@@ -212,7 +191,7 @@ impl BlkClass {
         if slot >= self.io.depth() {
             return None;
         }
-        self.slab.push(super::slot::Request::new());
+        self.slab.push(Request::default());
         self.free.push(slot);
         Some(slot)
     }

@@ -1,5 +1,7 @@
 //! One type for both layouts, with tokens, replay and a journal.
 
+use std::sync::atomic::{Ordering, fence};
+
 use guest_mem::{Dma, Pages, Ticket, WatchWord};
 
 use super::ahead::Ahead;
@@ -125,12 +127,30 @@ impl Ring {
     /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
     /// retried. Returns the stop.
     pub fn park(&mut self, stop: RingStop) -> RingStop {
-        each!(self, ring => ring.park(stop))
+        each!(self, ring => ring.rest.park(stop))
     }
 
-    /// The queue's state; `None` while chains are in flight, staged or to be replayed.
+    /// The queue's state, all of which is what the driver has set up and where the ring has come
+    /// to; `None` while chains are in flight, staged or to be replayed.
     pub fn save(&self) -> Option<SavedQueue> {
-        each!(self, ring => ring.save())
+        let QueueConfig {
+            index,
+            size,
+            desc,
+            avail,
+            used,
+        } = self.config();
+        let (next_avail, next_used) = self.position().words();
+        (self.in_flight() == 0 && self.replaying() == 0).then(|| SavedQueue {
+            index,
+            size,
+            is_packed: self.is_packed(),
+            desc: desc.raw(),
+            avail: avail.raw(),
+            used: used.raw(),
+            next_avail,
+            next_used,
+        })
     }
 
     /// Those of `pages` that it reaches under `generation`, the view's, without asking memory again: they cannot be evicted
@@ -246,7 +266,23 @@ impl Ring {
     /// look at its event field on either side of it. After an error nothing was shown.
     #[inline]
     pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
-        each!(self, ring => ring.publish(dma))
+        each!(self, ring => {
+            let Some(old) = ring.show(dma)? else {
+                return Ok(false);
+            };
+            ring.rest.stats.publishes += 1;
+            // Looked at before what was shown has left this processor: what the driver has asked
+            // for by now it gets without that wait. An answer that has been overtaken costs a
+            // spurious interrupt, and so does an event field that cannot be read.
+            if ring.wants_interrupt(dma, old).unwrap_or(true) {
+                return Ok(true);
+            }
+            // Pairs with the driver's full barrier between writing its event field (or flags) and
+            // looking at the used ring again: one of the two sees the other's store. Without it the
+            // interrupt can be lost.
+            fence(Ordering::SeqCst);
+            Ok(ring.wants_interrupt(dma, old).unwrap_or(true))
+        })
     }
 
     /// Chains taken and not published.

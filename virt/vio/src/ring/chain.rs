@@ -262,6 +262,41 @@ impl Chain {
         Ok(())
     }
 
+    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on; answers
+    /// the indirect descriptor that they end in, which they may only if `may_end`. `fetch` answers a
+    /// descriptor's words.
+    #[inline(always)]
+    pub(super) fn follow<S: From<Violation>>(
+        &mut self,
+        sum: &mut Sum,
+        size: u16,
+        first: u16,
+        may_end: bool,
+        mut fetch: impl FnMut(u16) -> Result<(u64, u64), S>,
+    ) -> Result<Option<RawDescriptor>, S> {
+        let mut next = first;
+        // A chain visits each descriptor of the table at most once: more hops are a loop.
+        for _ in 0..size {
+            if next >= size {
+                return Err(Violation::Index(next).into());
+            }
+            let (addr, rest) = fetch(next)?;
+            let flags = (rest >> 32) as u16;
+            if flags & DESC_F_INDIRECT != 0 {
+                if !may_end || flags & DESC_F_NEXT != 0 {
+                    return Err(Violation::Indirect.into());
+                }
+                return Ok(Some(RawDescriptor::from_words(addr, rest)));
+            }
+            self.push_words(sum, addr, rest as u32, flags)?;
+            if flags & DESC_F_NEXT == 0 {
+                return Ok(None);
+            }
+            next = (rest >> 48) as u16;
+        }
+        Err(Violation::TooLong.into())
+    }
+
     /// Checks and keeps `sum`: all descriptors have been appended, or all but those of a table.
     #[inline(always)]
     pub(super) fn close(&mut self, sum: Sum) -> Result<(), Violation> {
@@ -379,31 +414,47 @@ impl<'a> Buffers<'a> {
 
     /// Copies bytes `offset..` out of the guest. The caller has checked the length: a short chain is a fault.
     pub fn read<D: Dma>(&self, dma: &mut D, offset: u32, buf: &mut [u8]) -> Access<()> {
-        let mut at = 0;
-        for piece in self.slice(offset, buf.len() as u32) {
-            let end = at + piece.len as usize;
-            dma.read(piece.iova, &mut buf[at..end])?;
-            at = end;
-        }
-        if at == buf.len() {
-            Ok(())
-        } else {
-            Err(DmaFault::BadRange.into())
-        }
+        read_row(dma, self.slice(offset, buf.len() as u32), buf)
     }
 
     /// Copies `buf` into the guest from byte `offset` on. A short chain is a fault.
     pub fn write<D: Dma>(&self, dma: &mut D, offset: u32, buf: &[u8]) -> Access<()> {
-        let mut at = 0;
-        for piece in self.slice(offset, buf.len() as u32) {
-            let end = at + piece.len as usize;
-            dma.write(piece.iova, &buf[at..end])?;
-            at = end;
-        }
-        if at == buf.len() {
-            Ok(())
-        } else {
-            Err(DmaFault::BadRange.into())
-        }
+        write_row(dma, self.slice(offset, buf.len() as u32), buf)
     }
+}
+
+/// Fills `row` from `segments`, which hold no more than that; fewer bytes are a fault.
+#[inline]
+pub(crate) fn read_row<D: Dma>(
+    dma: &mut D,
+    segments: impl Iterator<Item = Segment>,
+    mut row: &mut [u8],
+) -> Access<()> {
+    for Segment { iova, len } in segments {
+        let (own, rest) = row.split_at_mut(len as usize);
+        dma.read(iova, own)?;
+        row = rest;
+    }
+    if !row.is_empty() {
+        return Err(DmaFault::BadRange.into());
+    }
+    Ok(())
+}
+
+/// Copies `row` into `segments`, which hold no more than that; fewer bytes are a fault.
+#[inline]
+pub(crate) fn write_row<D: Dma>(
+    dma: &mut D,
+    segments: impl Iterator<Item = Segment>,
+    mut row: &[u8],
+) -> Access<()> {
+    for Segment { iova, len } in segments {
+        let (own, rest) = row.split_at(len as usize);
+        dma.write(iova, own)?;
+        row = rest;
+    }
+    if !row.is_empty() {
+        return Err(DmaFault::BadRange.into());
+    }
+    Ok(())
 }

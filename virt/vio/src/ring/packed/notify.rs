@@ -46,10 +46,8 @@ impl PackedQueue {
         if self.told == Some(word) {
             return Ok(());
         }
-        match self.device.at(dma, 0) {
-            Ok((window, at)) => window.store_u32(at, word),
-            Err(stop) => return Err(self.park(stop.into())),
-        }
+        let (window, at) = self.rest.or_park(self.device.at(dma, 0))?;
+        window.store_u32(at, word);
         self.told = Some(word);
         Ok(())
     }
