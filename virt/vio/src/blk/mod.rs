@@ -63,7 +63,7 @@ use serde::{Deserialize, Serialize};
 use crate::body::Device;
 use crate::class::{Context, DeviceClass, Environment, ServedQueue};
 use crate::line_budget::LineBudget;
-use crate::queue_config::feature;
+use crate::queue_config::{feature, is_queue_size};
 use crate::ring::Chain;
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
@@ -253,7 +253,7 @@ impl Blk {
         if queues == 0 || queues > MAX_QUEUES {
             return Err(BlkError::Queues(queues));
         }
-        if !queue_size.is_power_of_two() || !(2..=1024).contains(&queue_size) {
+        if !is_queue_size(queue_size, 2) {
             return Err(BlkError::QueueSize(queue_size));
         }
         let read_only = io.is_read_only();

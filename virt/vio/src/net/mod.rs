@@ -30,7 +30,7 @@ pub use tap::{Tap, TapError};
 use crate::body::Device;
 use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
-use crate::queue_config::feature;
+use crate::queue_config::{feature, is_queue_size};
 use crate::ring::{Ahead, Chain, RingStop, Segment, Violation, write_row};
 use crate::saved::SavedState;
 use crate::visit::cost;
@@ -137,7 +137,7 @@ impl Net {
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Err(NetError::Mac(mac));
         }
-        if !queue_size.is_power_of_two() || !(2..=1024).contains(&queue_size) {
+        if !is_queue_size(queue_size, 2) {
             return Err(NetError::QueueSize(queue_size));
         }
         let mut space = [0; 8];

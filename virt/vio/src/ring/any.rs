@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use guest_mem::{Dma, Pages, Ticket, WatchWord};
+use guest_mem::{Dma, Pages, Ticket};
 
 use super::ahead::Ahead;
-use super::chain::Chain;
+use super::chain::{Chain, Violation};
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::packed::PackedQueue;
 use super::rest::{Parked, RingStats, RingStop};
@@ -133,21 +133,15 @@ impl Ring {
     /// The queue's state, all of which is what the driver has set up and where the ring has come
     /// to; `None` while chains are in flight, staged or to be replayed.
     pub fn save(&self) -> Option<SavedQueue> {
-        let QueueConfig {
-            index,
-            size,
-            desc,
-            avail,
-            used,
-        } = self.config();
+        let config = self.config();
         let (next_avail, next_used) = self.position().words();
         (self.in_flight() == 0 && self.replaying() == 0).then(|| SavedQueue {
-            index,
-            size,
+            index: config.index,
+            size: config.size,
             is_packed: self.is_packed(),
-            desc: desc.raw(),
-            avail: avail.raw(),
-            used: used.raw(),
+            desc: config.desc.raw(),
+            avail: config.avail.raw(),
+            used: config.used.raw(),
             next_avail,
             next_used,
         })
@@ -245,8 +239,14 @@ impl Ring {
     /// A request has ended, with `len` bytes written into its chain: its used element is written, or kept, and shown by the next
     /// [`publish`](Ring::publish) (with IN_ORDER, by the first one behind which no earlier chain is missing). After an error it
     /// was not staged: give the token again.
+    ///
+    /// More bytes than its chain has room for are a mistake of the device: an assertion in debug builds, a violation in others
+    /// ([`Violation::Answer`](super::Violation::Answer)).
     #[inline]
     pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
+        if len > token.writable() {
+            return Err(self.refuse(token, len));
+        }
         match self {
             Self::Split(ring) => ring.give_back(dma, token, len),
             Self::Packed(ring) => {
@@ -254,6 +254,13 @@ impl Ring {
                 Ok(())
             }
         }
+    }
+
+    #[cold]
+    fn refuse(&mut self, token: Token, len: u32) -> RingStop {
+        let room = token.writable();
+        debug_assert!(len <= room, "{len} bytes written into a chain of {room}");
+        self.park(Violation::Answer { len, room }.into())
     }
 
     /// Requests that the next publish shows.
@@ -314,15 +321,9 @@ impl Ring {
         each!(self, ring => ring.disarm(dma))
     }
 
-    /// A word that tells whether something new is available: `(load & mask) == quiet` means nothing, anything else that
-    /// [`has_available`](Ring::has_available) should look. Holds until the next [`advance`](Ring::advance); with
-    /// chains to replay or seen already it says nothing of those. `None` if the ring cannot be reached now.
-    pub fn watch<D: Dma>(&mut self, dma: &mut D) -> Option<(WatchWord, u16, u16)> {
-        let place = each!(self, ring => ring.watch_place(dma))?;
-        Some((place.word(), place.mask, place.quiet))
-    }
-
-    /// [`watch`](Ring::watch) into `slot`, which keeps its word where that is the same one (in a split ring always, until memory
+    /// Watches in `slot` the word that tells whether something new is available: when it [fires](Watch::fires),
+    /// [`has_available`](Ring::has_available) should look. Holds until the next [`advance`](Ring::advance); with chains to replay
+    /// or seen already it says nothing of those. Keeps the word where that is the same one (in a split ring always, until memory
     /// changes). Leaves `None` if the ring cannot be reached now.
     #[inline]
     pub fn watch_in<D: Dma>(&mut self, dma: &mut D, slot: &mut Option<Watch>) {

@@ -35,14 +35,6 @@ pub struct RawDescriptor {
 }
 
 impl RawDescriptor {
-    /// From the bytes in memory.
-    pub fn from_bytes(bytes: &[u8; 16]) -> Self {
-        Self::from_words(
-            u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes")),
-            u64::from_le_bytes(bytes[8..].try_into().expect("8 of 16 bytes")),
-        )
-    }
-
     /// From the two little-endian words in memory.
     #[inline(always)]
     pub fn from_words(addr: u64, rest: u64) -> Self {
@@ -63,16 +55,6 @@ impl RawDescriptor {
             flags: (rest >> 48) as u16,
             next: (rest >> 32) as u16,
         }
-    }
-
-    /// The bytes in memory.
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[14..].copy_from_slice(&self.next.to_le_bytes());
-        bytes
     }
 }
 

@@ -17,22 +17,33 @@ pub(super) const CANCEL: u64 = 1 << 32;
 /// Position in `user_data` of the count of the slot's operations.
 pub(super) const USE_SHIFT: u32 = 33;
 
+/// Data that a call moves: vectors in memory, and the first byte in the file, below 2^63 as the size
+/// of a disk is, which was a file offset.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Vectors {
+    first: *const libc::iovec,
+    count: u32,
+    offset: u64,
+}
+
+impl Vectors {
+    /// Those in `all`.
+    pub(super) fn new(all: &[libc::iovec], offset: u64) -> Self {
+        Self {
+            first: all.as_ptr(),
+            count: all.len() as u32,
+            offset,
+        }
+    }
+}
+
 /// A system call on the disk's file.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call {
     /// preadv.
-    Read {
-        vectors: *const libc::iovec,
-        count: u32,
-        offset: u64,
-    },
+    Read(Vectors),
     /// pwritev; `durable`: the data are stable when it ends.
-    Write {
-        vectors: *const libc::iovec,
-        count: u32,
-        offset: u64,
-        durable: bool,
-    },
+    Write { data: Vectors, durable: bool },
     /// fdatasync.
     Sync,
     /// fallocate.
@@ -43,20 +54,11 @@ impl Call {
     /// The entry of an io_uring that carries it out on `fd`.
     pub(super) fn entry(self, fd: types::Fd) -> squeue::Entry {
         match self {
-            Self::Read {
-                vectors,
-                count,
-                offset,
-            } => opcode::Readv::new(fd, vectors, count)
-                .offset(offset)
+            Self::Read(data) => opcode::Readv::new(fd, data.first, data.count)
+                .offset(data.offset)
                 .build(),
-            Self::Write {
-                vectors,
-                count,
-                offset,
-                durable,
-            } => opcode::Writev::new(fd, vectors, count)
-                .offset(offset)
+            Self::Write { data, durable } => opcode::Writev::new(fd, data.first, data.count)
+                .offset(data.offset)
                 .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
                 .build(),
             Self::Sync => opcode::Fsync::new(fd)
@@ -75,22 +77,11 @@ impl Call {
     /// The vectors, and what they point to, are valid and used by no other code during the call.
     pub(super) unsafe fn run(self, file: &File) -> i32 {
         match self {
-            Self::Read {
-                vectors,
-                count,
-                offset,
-            } => {
+            // SAFETY: as the caller promises.
+            Self::Read(data) => unsafe { readv(file, data, 0) },
+            Self::Write { data, durable } => {
                 // SAFETY: as the caller promises.
-                unsafe { readv(file, vectors, count, offset, 0) }
-            }
-            Self::Write {
-                vectors,
-                count,
-                offset,
-                durable,
-            } => {
-                // SAFETY: as the caller promises.
-                match (unsafe { writev(file, vectors, count, offset) }, durable) {
+                match (unsafe { writev(file, data) }, durable) {
                     (moved @ 1.., true) => match ended(fdatasync(file)) {
                         0 => moved,
                         failed => failed,
@@ -112,23 +103,17 @@ impl Call {
 }
 
 /// preadv, with these flags if there are any: the bytes it has moved, fewer than 2^31, or its error
-/// number, negative. `offset` is below 2^63, as the size of a disk is, which was a file offset.
+/// number, negative.
 ///
 /// # Safety
 /// The vectors, and what they point to, are valid and used by no other code during the call.
-pub(super) unsafe fn readv(
-    file: &File,
-    vectors: *const libc::iovec,
-    count: u32,
-    offset: u64,
-    flags: i32,
-) -> i32 {
-    let (fd, count, offset) = (file.as_raw_fd(), count as i32, offset as libc::off_t);
+pub(super) unsafe fn readv(file: &File, data: Vectors, flags: i32) -> i32 {
+    let (fd, count, offset) = (file.as_raw_fd(), data.count as i32, data.offset as i64);
     // SAFETY: as the caller promises.
     transferred(unsafe {
         match flags {
-            0 => libc::preadv(fd, vectors, count, offset),
-            flags => libc::preadv2(fd, vectors, count, offset, flags),
+            0 => libc::preadv(fd, data.first, count, offset),
+            flags => libc::preadv2(fd, data.first, count, offset, flags),
         }
     })
 }
@@ -137,15 +122,10 @@ pub(super) unsafe fn readv(
 ///
 /// # Safety
 /// As that of [`readv`].
-pub(super) unsafe fn writev(
-    file: &File,
-    vectors: *const libc::iovec,
-    count: u32,
-    offset: u64,
-) -> i32 {
-    let (fd, count, offset) = (file.as_raw_fd(), count as i32, offset as libc::off_t);
+pub(super) unsafe fn writev(file: &File, data: Vectors) -> i32 {
+    let (fd, count, offset) = (file.as_raw_fd(), data.count as i32, data.offset as i64);
     // SAFETY: as the caller promises.
-    transferred(unsafe { libc::pwritev(fd, vectors, count, offset) })
+    transferred(unsafe { libc::pwritev(fd, data.first, count, offset) })
 }
 
 fn transferred(moved: isize) -> i32 {

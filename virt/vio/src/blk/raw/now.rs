@@ -14,7 +14,7 @@
 
 use std::fs::File;
 
-use super::call;
+use super::call::{self, Vectors};
 
 /// File systems whose files are memory: the kernel's uapi `linux/magic.h`.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
@@ -82,8 +82,7 @@ impl Now {
         self.skipped = 0;
         // SAFETY: the vectors are the caller's own, and they point to memory that it has checked to
         // stay mapped during the call and that no code has references to.
-        let moved =
-            unsafe { call::readv(file, iovecs.as_ptr(), iovecs.len() as u32, offset, flags) };
+        let moved = unsafe { call::readv(file, Vectors::new(iovecs, offset), flags) };
         if moved == len as i32 {
             self.rarity = 0;
             return Some(());
@@ -108,7 +107,7 @@ impl Now {
             return None;
         }
         // SAFETY: as in `read`.
-        let moved = unsafe { call::writev(file, iovecs.as_ptr(), iovecs.len() as u32, offset) };
+        let moved = unsafe { call::writev(file, Vectors::new(iovecs, offset)) };
         (moved == len as i32).then_some(())
     }
 }
@@ -123,7 +122,7 @@ pub(super) fn may_wait(file: &File) -> bool {
         iov_len: 1,
     };
     // SAFETY: one vector of ours, of one byte of ours.
-    let moved = unsafe { call::readv(file, &raw const vector, 1, 0, libc::RWF_NOWAIT) };
+    let moved = unsafe { call::readv(file, Vectors::new(&[vector], 0), libc::RWF_NOWAIT) };
     // With O_DIRECT one byte is misaligned, but RWF_NOWAIT is looked at first.
     moved == -libc::EOPNOTSUPP
 }

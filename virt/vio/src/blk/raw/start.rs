@@ -10,7 +10,7 @@
 //! others begin when it has. Reads do not wait: they find the bytes beside the new data unchanged
 //! at any time.
 
-use super::call::Call;
+use super::call::{Call, Vectors};
 use super::slot::Stage;
 use super::sync::Begin;
 use super::{Op, Outcome, RawDisk, SECTOR};
@@ -117,22 +117,15 @@ impl RawDisk {
             Stage::Transfer | Stage::Zeroes { .. } | Stage::Load | Stage::Store => {
                 let (offset, _) = slot.extent().expect("a stage that moves data");
                 let offset = offset + u64::from(slot.moved);
-                let vectors = &slot.iovecs[slot.first..];
-                let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
+                let data = Vectors::new(&slot.iovecs[slot.first..], offset);
+                let is_durable = matches!(slot.op, Op::Write { durable: true, .. });
                 match slot.reads() {
-                    true => Call::Read {
-                        vectors,
-                        count,
-                        offset,
-                    },
+                    true => Call::Read(data),
                     // In the page cache a failure of the write must be told from one of its sync,
                     // which comes after it.
                     false => Call::Write {
-                        vectors,
-                        count,
-                        offset,
-                        durable: matches!(slot.op, Op::Write { durable: true, .. })
-                            && self.options.o_direct,
+                        data,
+                        durable: is_durable && self.options.o_direct,
                     },
                 }
             }

@@ -49,7 +49,7 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// [`Ring::watch`](crate::ring::Ring::watch).
+    /// [`Ring::watch_in`](crate::ring::Ring::watch_in).
     #[inline]
     pub(in crate::ring) fn watch_place<D: Dma>(&mut self, dma: &mut D) -> Option<WatchPlace<'_>> {
         let quiet = self.next_avail.get();

@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use io_uring::{IoUring, opcode, types};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::super::call::Call;
+use super::super::call::{Call, Vectors};
 use crate::blk::range::FallocateStep;
 
 /// The host's refusal of io_uring, or of a part that disks need.
@@ -35,25 +35,18 @@ pub(super) fn try_operations(ring: &mut IoUring) -> Result<(), UringRefusal> {
     // Without a file every operation that is there fails for want of one, and the others as ever.
     let file = memfd_create("io_uring trial", MemfdFlags::CLOEXEC).ok();
     let fd = types::Fd(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-    let (vectors, count, offset) = (std::ptr::null(), 0, 0);
-    let read = Call::Read {
-        vectors,
-        count,
-        offset,
-    };
+    let none = Vectors::new(&[], 0);
     let write = Call::Write {
-        vectors,
-        count,
-        offset,
+        data: none,
         durable: false,
     };
     let punch = Call::Fallocate {
         mode: FallocateStep::Punch.mode(),
-        offset,
+        offset: 0,
         len: 4096,
     };
     let operations = [
-        ("READV in io_uring", read.entry(fd)),
+        ("READV in io_uring", Call::Read(none).entry(fd)),
         ("WRITEV in io_uring", write.entry(fd)),
         ("FSYNC in io_uring", Call::Sync.entry(fd)),
         ("FALLOCATE in io_uring", punch.entry(fd)),
