@@ -194,19 +194,25 @@ fn parts_of_pages((start, len, intent): Wanted) -> impl Iterator<Item = Wanted> 
 
 /// A read or write of `len` bytes from `sector` on.
 fn transfer(limits: &Limits, sector: u64, len: u32, write: bool) -> Action {
-    let is_allowed = len.is_multiple_of(SECTOR as u32) && !(write && limits.read_only);
-    let offset = inside(limits, sector, u64::from(len) / SECTOR).filter(|_| is_allowed);
-    let durable = limits.features & feature::FLUSH == 0;
-    match (offset, write) {
-        (None, _) => Action::Status(STATUS_IOERR),
-        (Some(_), _) if len == 0 => Action::Status(STATUS_OK),
-        (Some(offset), false) => Action::Run(Op::Read { offset, len }),
-        (Some(offset), true) => Action::Run(Op::Write {
+    if !len.is_multiple_of(SECTOR as u32) || (write && limits.read_only) {
+        return Action::Status(STATUS_IOERR);
+    }
+    let Some(offset) = inside(limits, sector, u64::from(len) / SECTOR) else {
+        return Action::Status(STATUS_IOERR);
+    };
+    if len == 0 {
+        return Action::Status(STATUS_OK);
+    }
+    Action::Run(if write {
+        let durable = limits.features & feature::FLUSH == 0;
+        Op::Write {
             offset,
             len,
             durable,
-        }),
-    }
+        }
+    } else {
+        Op::Read { offset, len }
+    })
 }
 
 /// A discard or write-zeroes request (§5.2.6.2): exactly one range, since that is what we advertise.
@@ -228,17 +234,21 @@ fn range<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits, zeroes: bool) -> A
     if flags & !allowed != 0 {
         return Ok(Action::Status(STATUS_UNSUPP));
     }
+    if sectors > limits.max_range {
+        return Ok(Action::Status(STATUS_IOERR));
+    }
+    let Some(offset) = inside(limits, sector, u64::from(sectors)) else {
+        return Ok(Action::Status(STATUS_IOERR));
+    };
     let len = u64::from(sectors) * SECTOR;
-    let offset = inside(limits, sector, u64::from(sectors));
-    Ok(match offset.filter(|_| sectors <= limits.max_range) {
-        None => Action::Status(STATUS_IOERR),
-        Some(_) if len == 0 => Action::Status(STATUS_OK),
-        Some(offset) if zeroes => Action::Run(Op::WriteZeroes {
+    Ok(match (len, zeroes) {
+        (0, _) => Action::Status(STATUS_OK),
+        (_, true) => Action::Run(Op::WriteZeroes {
             offset,
             len,
             unmap: flags & FLAG_UNMAP != 0,
         }),
-        Some(offset) => Action::Run(Op::Discard { offset, len }),
+        (_, false) => Action::Run(Op::Discard { offset, len }),
     })
 }
 

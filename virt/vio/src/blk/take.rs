@@ -53,22 +53,25 @@ impl BlkClass {
             _ => self.take_into(queue, slot, parsed, cx),
         }?;
         if matches!(taken, Taken::One) {
-            let (moved, ranged, control) = match parsed.action {
-                Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0, 0),
-                Action::Run(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => {
-                    (0, len, cost::CONTROL)
-                }
-                Action::Run(Op::Flush) => (0, 0, cost::CONTROL),
-                Action::GetId(_) | Action::Status(_) => (0, 0, 0),
+            let (bytes, control) = match parsed.action {
+                Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0),
+                Action::Run(_) => (0, cost::CONTROL),
+                Action::GetId(_) | Action::Status(_) => (0, 0),
             };
-            // Those behind the first part are charged when their turn comes.
-            let first = u64::from(moved.min(MAX_TRANSFER));
-            let long = self.chain.descriptors().saturating_sub(4) as u64;
-            let bytes = first / cost::BYTES_PER_NS;
-            cx.visit
-                .take_request(cost::REQUEST + bytes + control + long * cost::DESCRIPTOR);
+            let long = self.chain.descriptors().saturating_sub(4);
+            cx.visit.take_request(
+                cost::REQUEST
+                    // Those behind the first part are charged when their turn comes.
+                    + u64::from(bytes.min(MAX_TRANSFER)) / cost::BYTES_PER_NS
+                    + control
+                    + long as u64 * cost::DESCRIPTOR,
+            );
+            let ranged = match parsed.action {
+                Action::Run(Op::Discard { len, .. } | Op::WriteZeroes { len, .. }) => len,
+                _ => 0,
+            };
             self.throttle
-                .charge(cx.visit.now_ns(), ranged + u64::from(moved));
+                .charge(cx.visit.now_ns(), ranged + u64::from(bytes));
             cx.stats.requests += 1;
         }
         Ok(taken)

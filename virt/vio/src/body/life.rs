@@ -63,10 +63,12 @@ impl Life {
     }
 
     /// Whether the driver is to be notified now; then it counts as notified.
+    #[inline]
     pub(super) fn take_announcement(&mut self) -> bool {
         std::mem::take(&mut self.announce)
     }
 
+    #[inline]
     pub(super) fn has_announcement(&self) -> bool {
         self.announce
     }
@@ -80,6 +82,7 @@ impl Life {
         self.features != 0
     }
 
+    #[inline]
     pub(super) fn is_stopped(&self) -> bool {
         self.service == Service::Stopped
     }
@@ -89,16 +92,19 @@ impl Life {
     }
 
     /// Whether rings and buffers may be touched, were they whole.
+    #[inline]
     pub(super) fn may_touch(&self) -> bool {
         !self.is_stopped() && !self.is_abandoned
     }
 
     /// Whether what was taken may go on, and be shown.
+    #[inline]
     pub(super) fn may_run(&self) -> bool {
         self.may_touch() && self.violation.is_none()
     }
 
     /// Whether chains may be taken.
+    #[inline]
     pub(super) fn may_take(&self) -> bool {
         self.may_run() && self.service == Service::Full
     }

@@ -410,17 +410,15 @@ impl<'a> Buffers<'a> {
 pub(crate) fn read_row<D: Dma>(
     dma: &mut D,
     segments: impl Iterator<Item = Segment>,
-    mut row: &mut [u8],
+    row: &mut [u8],
 ) -> Access<()> {
-    for Segment { iova, len } in segments {
-        let (own, rest) = row.split_at_mut(len as usize);
-        dma.read(iova, own)?;
-        row = rest;
+    let mut at = 0;
+    for piece in segments {
+        let end = at + piece.len as usize;
+        dma.read(piece.iova, &mut row[at..end])?;
+        at = end;
     }
-    if !row.is_empty() {
-        return Err(DmaFault::BadRange.into());
-    }
-    Ok(())
+    all_of(row, at)
 }
 
 /// Copies `row` into `segments`, which hold no more than that; fewer bytes are a fault.
@@ -428,15 +426,22 @@ pub(crate) fn read_row<D: Dma>(
 pub(crate) fn write_row<D: Dma>(
     dma: &mut D,
     segments: impl Iterator<Item = Segment>,
-    mut row: &[u8],
+    row: &[u8],
 ) -> Access<()> {
-    for Segment { iova, len } in segments {
-        let (own, rest) = row.split_at(len as usize);
-        dma.write(iova, own)?;
-        row = rest;
+    let mut at = 0;
+    for piece in segments {
+        let end = at + piece.len as usize;
+        dma.write(piece.iova, &row[at..end])?;
+        at = end;
     }
-    if !row.is_empty() {
-        return Err(DmaFault::BadRange.into());
+    all_of(row, at)
+}
+
+/// A fault unless so many bytes are all of `row`.
+#[inline]
+fn all_of(row: &[u8], bytes: usize) -> Access<()> {
+    match bytes == row.len() {
+        true => Ok(()),
+        false => Err(DmaFault::BadRange.into()),
     }
-    Ok(())
 }

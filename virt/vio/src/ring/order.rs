@@ -101,6 +101,7 @@ impl Order {
     /// The used entries that show those: one for each run of chains written in full with the one
     /// behind them, or one for each chain. It stands where the first chain's would, and its range
     /// counts the ring descriptors that the chains take up (§2.7.9, §2.8.9).
+    #[inline]
     pub(super) fn entries(
         &self,
         is_one_each: bool,
