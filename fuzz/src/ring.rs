@@ -322,7 +322,7 @@ impl World {
         } = self.held[at];
         let len = match much {
             0..=127 => writable,
-            other => u32::from(other),
+            other => u32::from(other).min(writable),
         };
         let before = self.ring.staged();
         if self.staged.is_empty() {

@@ -1,15 +1,18 @@
 //! The body of every virtio device: queues that come and go, visits, waits, and what the driver is
 //! shown.
 //!
-//! A [`Device`] is its class ([`DeviceClass`]) and this. Its life is drawn in `device.rs`, what a
-//! visit asks of the class in `class.rs`. Here is, once: which queues there are, and which comes
-//! first; the [service](Service) and what follows from it; what parks a queue, and what ends that;
-//! looking ahead of a chain that waits; the budget; publishing and its interrupt; arming; a
-//! violation, and notifying the driver of it; counters; the common part of the saved state.
+//! A [`Device`] is its class ([`DeviceClass`]) and this. The calls of its owner are drawn in
+//! `device.rs`, what a visit asks of the class in `class.rs`. Here is, once: which queues there
+//! are, and which comes first; what parks a queue, and what ends that; looking ahead of a chain
+//! that waits; the budget; publishing and its interrupt; arming; counters; the common part of the
+//! saved state.
 //!
-//! `visit` has the parts of a visit. Nothing here allocates or is called through a table, for a
+//! `life` has the state from activation to reset, which is drawn there: the [service](Service) and
+//! what follows from it, a violation and notifying the driver of it. `visit` has the parts of a
+//! visit. Nothing here allocates or is called through a table, for a
 //! request or a visit.
 
+mod life;
 mod visit;
 
 use std::os::fd::RawFd;
@@ -25,6 +28,7 @@ use crate::queue_config::{ActivateError, QueueConfig, check_features};
 use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice, SavedState};
 use crate::visit::Visit;
+use life::Life;
 
 /// A virtio device of class `C`, owned and visited by one thread.
 pub struct Device<C: DeviceClass> {
@@ -35,20 +39,11 @@ pub struct Device<C: DeviceClass> {
 /// All of a device but the counters, which a visit lends to the class.
 struct Core<C: DeviceClass> {
     class: C,
-    /// Features the driver accepted; 0 before `begin`.
-    accepted: u64,
+    life: Life,
     queues: Vec<ServedQueue<C::Queue>>,
     /// The position of the queue that the next visit serves first: the others may find nothing left
     /// of the visit.
     first: usize,
-    service: Service,
-    /// Everything in flight was cancelled, and their ends are not reported: nothing is published
-    /// any more.
-    is_abandoned: bool,
-    /// Reason why it needs a reset, if it does.
-    violation: Option<Violation>,
-    /// The driver is to be notified of a change of configuration.
-    announce: bool,
     /// The clock at the last visit.
     now_ns: u64,
     /// Scratch of looking ahead.
@@ -58,30 +53,10 @@ struct Core<C: DeviceClass> {
 }
 
 impl<C: DeviceClass> Core<C> {
-    /// Whether rings and buffers may be touched, were they whole.
-    fn may_touch(&self) -> bool {
-        self.service != Service::Stopped && !self.is_abandoned
-    }
-
-    fn may_run(&self) -> bool {
-        self.may_touch() && self.violation.is_none()
-    }
-
-    fn may_take(&self) -> bool {
-        self.may_run() && self.service == Service::Full
-    }
-
-    fn fail(&mut self, violation: Violation) {
-        if self.violation.is_none() {
-            self.violation = Some(violation);
-            self.announce = true;
-        }
-    }
-
     /// A stop has parked a queue; a violation also ends the device until its reset.
     fn note(&mut self, stop: RingStop) {
         if let RingStop::Violation(violation) = stop {
-            self.fail(violation);
+            self.life.fail(violation);
         }
     }
 
@@ -104,13 +79,9 @@ impl<C: DeviceClass> Device<C> {
     pub fn of(class: C) -> Self {
         let core = Core {
             class,
-            accepted: 0,
+            life: Life::default(),
             queues: Vec::new(),
             first: 0,
-            service: Service::Full,
-            is_abandoned: false,
-            violation: None,
-            announce: false,
             now_ns: 0,
             chain: Chain::new(),
             rings: RingStats::default(),
@@ -136,13 +107,13 @@ impl<C: DeviceClass> Device<C> {
 
     /// Whether there is a driver.
     pub fn is_live(&self) -> bool {
-        self.core.accepted != 0
+        self.core.life.is_live()
     }
 
     /// The configuration space has changed: the driver, if there is one, is notified by the next
     /// visit.
     pub fn announce_config(&mut self) {
-        self.core.announce |= self.is_live();
+        self.core.life.announce();
     }
 
     /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
@@ -158,8 +129,8 @@ impl<C: DeviceClass> Device<C> {
         }
         check_features(self.features(), features)?;
         self.reset();
-        self.core.accepted = features;
-        self.core.announce = self.core.class.begin(features, keep);
+        let announce = self.core.class.begin(features, keep);
+        self.core.life.begin(features, announce);
         Ok(())
     }
 
@@ -170,7 +141,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
         let core = &mut self.core;
         let index = ring.index();
-        let own = core.class.queue(index, core.accepted);
+        let own = core.class.queue(index, core.life.features());
         let own = own.filter(|_| core.position(index).is_none());
         let own = own.ok_or(ActivateError::QueueIndex { index })?;
         let queue = ServedQueue::new(ring, own, core.class.lookahead(index));
@@ -203,7 +174,7 @@ impl<C: DeviceClass> Device<C> {
         let Self { core, stats } = self;
         let at = core.position(index)?;
         core.queues[at].is_enabled = false;
-        if core.may_touch() && core.queues[at].ring.parked().is_none() {
+        if core.life.may_touch() && core.queues[at].ring.parked().is_none() {
             let mut visit = Visit::alone(core.now_ns);
             core.publish(
                 at,
@@ -252,7 +223,7 @@ impl<C: DeviceClass> Device<C> {
     /// Whether the next visit will find something to do in queue `index`.
     pub fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
         let core = &mut self.core;
-        let Some(at) = core.position(index).filter(|_| core.may_take()) else {
+        let Some(at) = core.position(index).filter(|_| core.life.may_take()) else {
             return false;
         };
         let queue = &mut core.queues[at];
@@ -282,7 +253,7 @@ impl<C: DeviceClass> Device<C> {
 
     /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.
     pub fn violation(&self) -> Option<Violation> {
-        self.core.violation
+        self.core.life.violation()
     }
 
     /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every
@@ -298,18 +269,14 @@ impl<C: DeviceClass> Device<C> {
     pub fn save(&self) -> Option<SavedDevice<C::Saved>> {
         let Core {
             class,
-            accepted,
+            life,
             queues,
             first: _,
-            service,
-            is_abandoned: _,
-            violation,
-            announce: _,
             now_ns: _,
             chain: _,
             rings: _,
         } = &self.core;
-        let is_stopped = *service == Service::Stopped || queues.is_empty();
+        let is_stopped = life.is_stopped() || queues.is_empty();
         if !is_stopped || self.in_flight() != 0 {
             return None;
         }
@@ -318,8 +285,8 @@ impl<C: DeviceClass> Device<C> {
             version: SAVED_VERSION,
             device_type: C::TYPE,
             class_version: C::Saved::VERSION,
-            features: *accepted,
-            needs_reset: violation.is_some(),
+            features: life.features(),
+            needs_reset: life.violation().is_some(),
             queues: queues.collect::<Option<_>>()?,
             class: class.save(),
         })
@@ -371,11 +338,13 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn set_service(&mut self, service: Service) {
-        self.core.service = service;
+        self.core.life.set_service(service);
     }
 
     fn cancel(&mut self, reason: CancelReason) -> u32 {
-        self.core.is_abandoned |= reason != CancelReason::Unmap;
+        if reason != CancelReason::Unmap {
+            self.core.life.abandon();
+        }
         let count = self.core.class.cancel(reason);
         self.stats.cancelled += u64::from(count);
         count
@@ -391,11 +360,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
         while !core.queues.is_empty() {
             core.remove(core.queues.len() - 1);
         }
-        core.accepted = 0;
-        core.service = Service::Full;
-        core.is_abandoned = false;
-        core.violation = None;
-        core.announce = false;
+        core.life.end();
         core.class.reset();
     }
 
@@ -421,7 +386,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     fn arm<D: Dma>(&mut self, dma: &mut D) {
         // Also when no chain is taken: what is in flight must be collected.
         self.core.class.arm();
-        if self.core.may_take() {
+        if self.core.life.may_take() {
             for queue in self.core.queues.iter_mut().filter(|queue| queue.is_open()) {
                 let at = self.core.class.arm_at(queue);
                 // A stop has parked the queue; what ends that wakes us.
@@ -436,7 +401,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {
         self.core.class.disarm();
-        if self.core.may_take() {
+        if self.core.life.may_take() {
             let queues = self.core.queues.iter_mut();
             for queue in queues.filter(|queue| queue.ring.parked().is_none()) {
                 let _ = queue.ring.disarm(dma);
@@ -447,7 +412,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     fn wake_fds(&self) -> Vec<RawFd> {
         let core = &self.core;
         let is_open = |index| {
-            let at = core.position(index).filter(|_| core.may_take());
+            let at = core.position(index).filter(|_| core.life.may_take());
             at.is_some_and(|at| core.queues[at].is_open())
         };
         let mut fds = Vec::new();
@@ -456,7 +421,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn opens_at_ns(&self) -> Option<u64> {
-        let queues = self.core.queues.iter().filter(|_| self.core.may_run());
+        let queues = self.core.queues.iter().filter(|_| self.core.life.may_run());
         let retries = queues.filter_map(|queue| queue.ring.retry_at_ns());
         let class = self.core.class.deadline(self.core.now_ns);
         retries.chain(class).min()
@@ -477,7 +442,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn needs_reset(&self) -> bool {
-        self.core.violation.is_some()
+        self.core.life.violation().is_some()
     }
 
     fn stats(&self) -> DeviceStats {

@@ -26,8 +26,8 @@ use std::path::PathBuf;
 use guest_mem::{Access, Dma, KeepAlive, Stop, Ticket, Wanted};
 
 use crate::device::{Activity, CancelReason, DeviceStats, Interrupt};
-use crate::ring::following::{Following, wait_for_all};
-use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation};
+use crate::ring::following::Following;
+use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation, wait_for_all};
 use crate::saved::SavedState;
 use crate::visit::Visit;
 
@@ -156,17 +156,7 @@ impl<Q> ServedQueue<Q> {
     /// builds, a device that needs a reset in others.
     #[inline]
     pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
-        if len > token.writable() {
-            return Err(self.refuse(token, len));
-        }
         self.ring.stage(dma, token, len)
-    }
-
-    #[cold]
-    fn refuse(&mut self, token: Token, len: u32) -> RingStop {
-        let room = token.writable();
-        debug_assert!(len <= room, "{len} bytes written into a chain of {room}");
-        self.ring.park(Violation::Answer { len, room }.into())
     }
 
     /// Parks the queue for `stop`, met by an access to one of the buffers in `ranges`, which are

@@ -33,6 +33,13 @@ impl From<RawDescriptor> for Descriptor {
     }
 }
 
+impl RawDescriptor {
+    /// The bytes in memory.
+    pub fn to_bytes(self) -> [u8; 16] {
+        Descriptor::from(self).to_bytes()
+    }
+}
+
 impl From<Position> for RingStart {
     fn from(position: Position) -> Self {
         match position {

@@ -83,6 +83,11 @@ pub enum ActivateError {
     },
 }
 
+/// Whether a device may have queues of at most `size` entries, of which it needs `least`.
+pub(crate) fn is_queue_size(size: u16, least: u16) -> bool {
+    size.is_power_of_two() && (least..=1024).contains(&size)
+}
+
 /// Checks the features that a driver has accepted.
 pub(crate) fn check_features(offered: u64, features: u64) -> Result<(), ActivateError> {
     if features & !offered != 0 || features & feature::VERSION_1 == 0 {

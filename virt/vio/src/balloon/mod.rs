@@ -61,7 +61,7 @@ pub use statistics::Statistics;
 
 use crate::body::Device;
 use crate::class::{DeviceClass, ServedQueue};
-use crate::queue_config::feature;
+use crate::queue_config::{feature, is_queue_size};
 use crate::ring::Chain;
 use crate::saved::SavedState;
 use pages::{Batch, Ram};
@@ -242,7 +242,7 @@ impl Balloon {
         io: Box<dyn BalloonIo>,
     ) -> Result<Self, BalloonError> {
         let size = config.queue_size;
-        if !size.is_power_of_two() || !(32..=1024).contains(&size) {
+        if !is_queue_size(size, 32) {
             return Err(BalloonError::QueueSize(size));
         }
         let ram = Ram::new(ram).ok_or(BalloonError::Ram)?;

@@ -21,6 +21,12 @@ impl PageRange {
     pub fn bytes(&self) -> u64 {
         self.pages * PAGE_SIZE
     }
+
+    fn numbers(&self) -> Numbers {
+        let first = self.gpa.raw() / PAGE_SIZE;
+        let end = first + self.pages;
+        Numbers { first, end }
+    }
 }
 
 /// Pages by number, `end` exclusive. Numbers are guest-physical addresses divided by 4096, whatever the guest's pages are.
@@ -77,10 +83,7 @@ impl Ram {
         for &(gpa, len) in regions {
             let end = gpa.checked_add(len)?;
             let is_whole = gpa.is_aligned(PAGE_SIZE) && end.is_aligned(PAGE_SIZE) && len != 0;
-            let pages = Numbers {
-                first: gpa.raw() / PAGE_SIZE,
-                end: end.raw() / PAGE_SIZE,
-            };
+            let pages = Numbers::whole(gpa, len);
             if !is_whole || all.last().is_some_and(|last| pages.first < last.end) {
                 return None;
             }
@@ -116,8 +119,6 @@ impl Ram {
 #[derive(Debug)]
 pub(super) struct Batch {
     ranges: Vec<PageRange>,
-    /// Those of the last range.
-    last: Numbers,
     pages: u64,
 }
 
@@ -125,7 +126,6 @@ impl Batch {
     pub(super) fn new() -> Self {
         Self {
             ranges: Vec::with_capacity(MAX_RANGES),
-            last: Numbers { first: 0, end: 0 },
             pages: 0,
         }
     }
@@ -154,21 +154,18 @@ impl Batch {
     pub(super) fn add(&mut self, pages: Numbers) {
         debug_assert!(pages.count() != 0, "pages of RAM");
         if let Some(range) = self.ranges.last_mut() {
-            let last = &mut self.last;
-            let joined = Numbers {
-                first: last.first.min(pages.first),
-                end: last.end.max(pages.end),
-            };
-            let touches = pages.first <= last.end && last.first <= pages.end;
-            if touches {
+            let last = range.numbers();
+            if pages.first <= last.end && last.first <= pages.end {
+                let joined = Numbers {
+                    first: last.first.min(pages.first),
+                    end: last.end.max(pages.end),
+                };
                 self.pages += joined.count() - last.count();
-                *last = joined;
                 *range = joined.range();
                 return;
             }
         }
         self.ranges.push(pages.range());
-        self.last = pages;
         self.pages += pages.count();
     }
 }

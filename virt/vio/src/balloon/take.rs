@@ -7,8 +7,7 @@ use super::statistics::{ENTRY, MAX_ENTRIES, Statistics};
 use super::{BalloonClass, Progress, Queue, Role};
 use crate::class::{Context, DeviceClass, Environment, Step};
 use crate::device::Activity;
-use crate::ring::Chain;
-use crate::ring::following::wait_for_all;
+use crate::ring::{Chain, wait_for_all};
 use crate::visit::cost;
 
 /// Bytes of a page number.
@@ -24,6 +23,18 @@ struct Looked {
     outside: u64,
     /// Page numbers or pieces that were looked at.
     items: u64,
+}
+
+impl Looked {
+    /// Nothing was looked at yet, and there is nothing more.
+    fn at(progress: Progress) -> Self {
+        Self {
+            progress,
+            is_over: true,
+            outside: 0,
+            items: 0,
+        }
+    }
 }
 
 impl BalloonClass {
@@ -156,12 +167,7 @@ fn read_numbers<D: Dma>(
     let left = all.saturating_sub(progress.done);
     let mut bytes = [0; PFN_BYTES];
     let len = bytes.len().min(left as usize);
-    let mut looked = Looked {
-        progress,
-        is_over: true,
-        outside: 0,
-        items: 0,
-    };
+    let mut looked = Looked::at(progress);
     match readable.read(dma, progress.done, &mut bytes[..len]) {
         Ok(()) => {}
         Err(Stop::Fault(_)) => {
@@ -203,12 +209,7 @@ fn locate_buffers<D: Dma>(
     batch.clear();
     let writable = chain.writable();
     progress.is_odd |= writable.is_empty() || !chain.readable().is_empty();
-    let mut looked = Looked {
-        progress,
-        is_over: true,
-        outside: 0,
-        items: 0,
-    };
+    let mut looked = Looked::at(progress);
     for buffer in writable.slice(progress.done, u32::MAX) {
         let mut inside = 0;
         while inside < buffer.len {

@@ -52,8 +52,9 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// An operation; offsets and lengths in bytes, inside the device's capacity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An operation; offsets and lengths in bytes, inside the device's capacity. The default, a flush,
+/// has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Op {
     /// From the back end into memory.
     Read {
@@ -72,6 +73,7 @@ pub enum Op {
         durable: bool,
     },
     /// Makes all completed writes stable.
+    #[default]
     Flush,
     /// The contents are no longer needed.
     Discard {

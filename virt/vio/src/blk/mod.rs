@@ -63,7 +63,7 @@ use serde::{Deserialize, Serialize};
 use crate::body::Device;
 use crate::class::{Context, DeviceClass, Environment, ServedQueue};
 use crate::line_budget::LineBudget;
-use crate::queue_config::feature;
+use crate::queue_config::{feature, is_queue_size};
 use crate::ring::Chain;
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
@@ -253,7 +253,7 @@ impl Blk {
         if queues == 0 || queues > MAX_QUEUES {
             return Err(BlkError::Queues(queues));
         }
-        if !queue_size.is_power_of_two() || !(2..=1024).contains(&queue_size) {
+        if !is_queue_size(queue_size, 2) {
             return Err(BlkError::QueueSize(queue_size));
         }
         let read_only = io.is_read_only();
@@ -263,20 +263,15 @@ impl Blk {
             | request::feature::BLK_SIZE
             | request::feature::FLUSH
             | request::feature::MQ;
-        if read_only {
-            features |= request::feature::RO;
-        }
-        if !read_only && io.discards() {
-            features |= request::feature::DISCARD;
-        }
-        if !read_only && io.zeroes() {
-            features |= request::feature::WRITE_ZEROES;
-        }
-        if config.packed {
-            features |= feature::RING_PACKED;
-            if io.completes_in_order() {
-                features |= feature::IN_ORDER;
-            }
+        let in_order = config.packed && io.completes_in_order();
+        for (bit, is_offered) in [
+            (request::feature::RO, read_only),
+            (request::feature::DISCARD, !read_only && io.discards()),
+            (request::feature::WRITE_ZEROES, !read_only && io.zeroes()),
+            (feature::RING_PACKED, config.packed),
+            (feature::IN_ORDER, in_order),
+        ] {
+            features |= if is_offered { bit } else { 0 };
         }
         let sectors = bytes / SECTOR;
         let max_range = match io.transfer() {

@@ -31,7 +31,7 @@ mod probe;
 use super::SECTOR;
 use super::backend::Op;
 pub use probe::probe;
-pub(crate) use probe::queue_limit;
+pub(crate) use probe::{queue_limit, try_punch};
 
 /// Most bytes of zeroes that one step writes as data.
 pub const ZERO_PIECE: u32 = 1 << 20;

@@ -11,9 +11,11 @@
 //! | [`open`] | options, errors, the checks of a file and of the host |
 //! | [`block_io`] | the calls of the device: submit, poll, cancel, buffers, waking |
 //! | [`slot`], [`start`], [`ended`] | one operation: its state, its next call, the result of a call |
-//! | [`engine`], [`uring`], [`threads`] | who carries the calls out |
+//! | [`call`] | the calls |
+//! | [`engine`], [`uring`], [`threads`] | who carries them out |
 //! | [`now`] | calls that need not wait |
-//! | [`align`], [`misaligned`], [`order`] | O_DIRECT: alignment, partial blocks, order of their writes |
+//! | [`align`], [`aligned_copy`], [`misaligned`] | O_DIRECT: alignment, partial blocks |
+//! | [`turns`] | order of operations that must not all run at a time |
 //! | [`sync`] | flushes of a file in the page cache |
 //! | [`zeroes`] | write-zeroes where no fallocate does it |
 //! | [`pool`] | private buffers |
@@ -40,22 +42,26 @@
 //! have to own the buffers, and they belong to the guest.
 
 mod align;
+mod aligned_copy;
 mod block_io;
+mod call;
 mod ended;
 mod engine;
 mod misaligned;
 mod now;
 mod open;
-mod order;
 mod pool;
 mod slot;
 mod start;
 mod sync;
 mod threads;
+mod turns;
 mod uring;
 mod zeroes;
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -69,12 +75,16 @@ use align::Alignment;
 use engine::Engine;
 use now::Now;
 pub use open::{RawDiskError, RawDiskOptions};
-use order::WriteOrder;
 use pool::{CHUNK, Pool};
 use slot::Slot;
 use sync::Syncs;
+use turns::Turns;
 pub use uring::{UringRefusal, try_io_uring};
-use zeroes::ZeroWriters;
+
+/// Path of an open file, for messages.
+fn path_of(file: &File) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
 
 /// Magic number of the file system of `file` (the kernel's uapi `linux/magic.h`); `None` where the
 /// host does not say.
@@ -118,9 +128,10 @@ pub struct RawDisk {
     scratch: Vec<libc::iovec>,
     /// Of a file in the page cache.
     syncs: Syncs,
-    /// Of a file past the page cache whose blocks are larger than a sector.
-    order: WriteOrder,
-    zero_writers: ZeroWriters,
+    /// Operations that change a file past the page cache whose blocks are larger than a sector.
+    changes: Turns,
+    /// Pieces of zeroes.
+    zero_writers: Turns,
     /// Operations whose cancellation the kernel has refused, as it knows them. Empty between polls.
     refused: Vec<u64>,
 }

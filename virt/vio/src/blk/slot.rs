@@ -1,13 +1,14 @@
 //! One request from its chain to its used element, where it does not end at once.
 
+use std::mem;
+
 use guest_mem::{Access, Dma, DmaFault, Full, Intent, Iova, LeaseId, LeaseStop, Stop, Wanted};
 
 use super::backend::{BlockIo, Op, Piece, Transfer};
 use super::request::{self, HEADER_LEN, ID_LEN, STATUS_IOERR, STATUS_OK};
 use super::{MAX_PIECES, MAX_TRANSFER};
 use crate::DeviceStats;
-use crate::ring::following::wait_for_all;
-use crate::ring::{Chain, Segment, Token, slice};
+use crate::ring::{Chain, Segment, Token, read_row, slice, wait_for_all, write_row};
 
 /// What came of preparing a transfer.
 pub(super) enum Ready {
@@ -29,9 +30,10 @@ pub(super) enum WaitingFor {
 }
 
 /// What a slot's request asks for, as finishing it needs to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reply {
     /// Nothing but the status.
+    #[default]
     Status,
     /// Data that wait in the back end's private buffer.
     Bounced,
@@ -44,9 +46,10 @@ pub(super) enum Reply {
 }
 
 /// Whether a request in flight has been asked to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Cancel {
     /// No.
+    #[default]
     No,
     /// If it can.
     Asked,
@@ -55,7 +58,7 @@ pub(super) enum Cancel {
 }
 
 /// One request, from its chain to its used element. Vectors keep their capacity from request to request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Request {
     /// The number of its queue.
     pub(super) queue: u16,
@@ -81,63 +84,23 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new() -> Self {
-        Self {
-            queue: 0,
-            token: None,
-            reply: Reply::Status,
-            status: 0,
-            status_at: Iova::new(0),
-            op: Op::Flush,
-            len: 0,
-            done: 0,
-            part: 0,
-            is_write: false,
-            data: Vec::new(),
-            leases: Vec::new(),
-            pieces: Vec::new(),
-            in_flight: false,
-            cancel: Cancel::No,
-        }
-    }
-
     /// Forgets the request before.
     pub(super) fn begin(&mut self, queue: u16, parsed: &request::Parsed) {
-        let Self {
-            queue: own_queue,
-            token,
-            reply,
-            status,
-            status_at,
-            op,
-            len,
-            done,
-            part,
-            is_write,
-            data,
-            leases,
-            pieces,
-            in_flight,
-            cancel,
-        } = self;
-        *own_queue = queue;
-        *token = None;
-        *reply = Reply::Status;
-        *status = STATUS_OK;
-        *status_at = parsed.status_at;
-        *op = Op::Flush;
-        *len = 0;
-        *done = 0;
-        *part = 0;
-        *is_write = false;
-        data.clear();
         assert!(
-            leases.is_empty(),
+            self.leases.is_empty(),
             "a slot is free only when its leases are released"
         );
-        pieces.clear();
-        *in_flight = false;
-        *cancel = Cancel::No;
+        self.data.clear();
+        self.pieces.clear();
+        *self = Self {
+            queue,
+            status: STATUS_OK,
+            status_at: parsed.status_at,
+            data: mem::take(&mut self.data),
+            leases: mem::take(&mut self.leases),
+            pieces: mem::take(&mut self.pieces),
+            ..Self::default()
+        };
     }
 
     /// Gets the first part of the request's data ready to be moved, in whole blocks of so many bytes where it is not the last
@@ -376,16 +339,12 @@ impl Request {
         let (Op::Read { offset, .. } | Op::Write { offset, .. }) = self.op else {
             return Ok(());
         };
-        let mut at = (offset + u64::from(self.done)) as usize;
-        for Segment { iova, len } in self.segments() {
-            let bytes = &mut contents[at..][..len as usize];
-            match self.is_write {
-                true => dma.read(iova, bytes)?,
-                false => dma.write(iova, bytes)?,
-            }
-            at += len as usize;
+        let at = (offset + u64::from(self.done)) as usize;
+        let row = &mut contents[at..][..self.part as usize];
+        match self.is_write {
+            true => read_row(dma, self.segments(), row),
+            false => write_row(dma, self.segments(), row),
         }
-        Ok(())
     }
 
     /// Fills the private buffer from the guest.
@@ -434,15 +393,7 @@ impl Request {
             _ if self.status != STATUS_OK => Ok(()),
             Reply::Status | Reply::Direct | Reply::Done => Ok(()),
             Reply::Bounced => self.bounce_out(slot, dma, io),
-            Reply::Id => {
-                let mut at = 0;
-                self.data.iter().try_for_each(|segment| {
-                    let end = at + segment.len as usize;
-                    dma.write(segment.iova, &serial[at..end])?;
-                    at = end;
-                    Ok(())
-                })
-            }
+            Reply::Id => write_row(dma, self.segments(), &serial[..self.len as usize]),
         };
         match data {
             Ok(()) => {}

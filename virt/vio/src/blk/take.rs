@@ -5,15 +5,14 @@ use guest_mem::{Access, Dma, Intent, Stop};
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
-use super::slot::{Ready, Reply, WaitingFor};
+use super::slot::{Ready, Reply, Request, WaitingFor};
 use super::{BlkClass, MAX_TRANSFER, Queue};
-use crate::class::{Context, Environment, Step};
-use crate::device::Activity;
+use crate::class::{Context, Environment};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::cost;
 
 /// What came of an attempt to take one chain.
-enum Taken {
+pub(super) enum Taken {
     /// Nothing is there.
     Nothing,
     /// Something is there, and may not begin before the rate limit allows.
@@ -25,25 +24,8 @@ enum Taken {
 }
 
 impl BlkClass {
-    /// Takes one chain from `queue`.
-    #[inline]
-    pub(super) fn take<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Step {
-        queue.own.waiting_for = None;
-        match self.take_one(queue, cx)? {
-            Taken::One => return Ok(Activity::Busy),
-            Taken::Nothing => {}
-            Taken::Throttled => cx.stats.throttled += 1,
-            Taken::NoRoom(waiting_for) => queue.own.wait_for(waiting_for, cx),
-        }
-        Ok(Activity::Idle)
-    }
-
     /// Takes one chain. After an error the chain is still in the ring and the queue parked.
-    fn take_one<E: Environment>(
+    pub(super) fn take_one<E: Environment>(
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
@@ -212,7 +194,7 @@ impl BlkClass {
         if slot >= self.io.depth() {
             return None;
         }
-        self.slab.push(super::slot::Request::new());
+        self.slab.push(Request::default());
         self.free.push(slot);
         Some(slot)
     }

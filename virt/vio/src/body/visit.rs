@@ -4,7 +4,7 @@ use guest_mem::{Dma, Stop};
 
 use super::Core;
 use crate::class::{Context, DeviceClass, Environment, ServedQueue};
-use crate::device::{Activity, Interrupt, Service};
+use crate::device::{Activity, Interrupt};
 use crate::ring::RingStop;
 
 impl<C: DeviceClass> Core<C> {
@@ -12,7 +12,7 @@ impl<C: DeviceClass> Core<C> {
         self.now_ns = cx.visit.now_ns();
         let count = self.queues.len();
         let mut is_busy = false;
-        if self.may_run() {
+        if self.life.may_run() {
             for turn in 0..count {
                 is_busy |= self.go_on(self.turn(turn), cx);
             }
@@ -22,9 +22,9 @@ impl<C: DeviceClass> Core<C> {
         }
         is_busy |= self.class.complete(&mut self.queues, cx) == Activity::Busy;
         if let Some(violation) = cx.violation {
-            self.fail(violation);
+            self.life.fail(violation);
         }
-        if self.may_run() {
+        if self.life.may_run() {
             for turn in 0..count {
                 let at = self.turn(turn);
                 is_busy |= self.queues[at].runs && self.publish(at, cx);
@@ -32,7 +32,7 @@ impl<C: DeviceClass> Core<C> {
             // A queue that starves because the others come first comes first next time.
             self.first = if count == 0 { 0 } else { self.turn(1) };
         }
-        if std::mem::take(&mut self.announce) {
+        if self.life.take_announcement() {
             cx.irq.config();
             is_busy = true;
         }
@@ -75,7 +75,7 @@ impl<C: DeviceClass> Core<C> {
 
     /// Takes from queue `at` while the visit lasts; whether anything was taken, or is left.
     fn take<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
-        let may_take = self.may_take();
+        let may_take = self.life.may_take();
         let queue = &mut self.queues[at];
         if !may_take || !queue.is_enabled {
             return false;
@@ -158,16 +158,21 @@ impl<C: DeviceClass> Core<C> {
 
     /// Whether a visit would do something.
     pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
-        if self.announce || self.class.has_completions() {
+        if self.life.has_announcement() || self.class.has_completions() {
             return true;
         }
-        if !self.may_run() {
+        if !self.life.may_run() {
             return false;
         }
-        let Self { class, queues, .. } = self;
+        let Self {
+            class,
+            life,
+            queues,
+            ..
+        } = self;
         let mut violated = None;
         let has_work = queues.iter_mut().any(|queue| {
-            let is_taking = self.service == Service::Full && queue.is_enabled;
+            let is_taking = life.may_take() && queue.is_enabled;
             if queue.ring.parked().is_some() {
                 return is_taking && queue.following.has_work();
             }
@@ -188,7 +193,7 @@ impl<C: DeviceClass> Core<C> {
             }
         });
         if let Some(violation) = violated {
-            self.fail(violation);
+            self.life.fail(violation);
         }
         has_work
     }

@@ -30,8 +30,8 @@ pub use tap::{Tap, TapError};
 use crate::body::Device;
 use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
-use crate::queue_config::feature;
-use crate::ring::{Ahead, Chain, RingStop, Segment, Violation};
+use crate::queue_config::{feature, is_queue_size};
+use crate::ring::{Ahead, Chain, RingStop, Segment, Violation, write_row};
 use crate::saved::SavedState;
 use crate::visit::cost;
 
@@ -137,7 +137,7 @@ impl Net {
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Err(NetError::Mac(mac));
         }
-        if !queue_size.is_power_of_two() || !(2..=1024).contains(&queue_size) {
+        if !is_queue_size(queue_size, 2) {
             return Err(NetError::QueueSize(queue_size));
         }
         let mut space = [0; 8];
@@ -230,7 +230,8 @@ impl NetClass {
         let count = self.takes.len() as u16;
         let num_buffers = count.to_le_bytes();
         self.rx_frame[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&num_buffers);
-        let written = match scatter(cx.dma, &self.segments, &self.rx_frame[..all as usize]) {
+        let segments = self.segments.iter().copied();
+        let written = match write_row(cx.dma, segments, &self.rx_frame[..all as usize]) {
             Ok(()) => true,
             Err(Stop::Fault(_)) => false,
             Err(pending) => {
@@ -303,17 +304,6 @@ fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
     const MOST: u32 = (HEADER_LEN + MAX_FRAME) as u32;
     let read = chain.readable().wanted(0, MOST, Intent::Read);
     read.chain(chain.writable().wanted(0, MOST, Intent::Write))
-}
-
-/// Writes `bytes` over `segments`, which hold exactly as many.
-fn scatter<D: Dma>(dma: &mut D, segments: &[Segment], bytes: &[u8]) -> Result<(), Stop> {
-    let mut at = 0;
-    for segment in segments {
-        let end = at + segment.len as usize;
-        dma.write(segment.iova, &bytes[at..end])?;
-        at = end;
-    }
-    Ok(())
 }
 
 impl DeviceClass for NetClass {

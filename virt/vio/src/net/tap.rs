@@ -4,12 +4,15 @@
 //! frame, which stays zero: no offloads are negotiated, so the host's kernel checksums and segments itself.
 //! Reading never blocks; what the guest has no buffer for waits in the interface's own bounded queue.
 //!
-//! UNSAFETY: `ioctl`, `readv` and `writev`, which the standard library does not offer for such a descriptor.
+//! UNSAFETY: `ioctl` with the requests of such a descriptor, which no safe wrapper has.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::{MAX_FRAME, NetIo};
 
@@ -94,14 +97,8 @@ impl Tap {
         if flags & libc::IFF_TAP == 0 || flags & libc::IFF_NO_PI == 0 {
             return Err(TapError::Kind);
         }
-        // SAFETY: plain system call on a descriptor we own.
-        let status = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-        // SAFETY: as above.
-        let set =
-            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, status | libc::O_NONBLOCK) };
-        if status < 0 || set < 0 {
-            return Err(TapError::Setup(io::Error::last_os_error()));
-        }
+        let set = fcntl_getfl(&file).and_then(|set| fcntl_setfl(&file, set | OFlags::NONBLOCK));
+        set.map_err(|errno| TapError::Setup(errno.into()))?;
         let header = if flags & libc::IFF_VNET_HDR != 0 {
             HEADER
         } else {
@@ -141,24 +138,13 @@ impl NetIo for Tap {
         for _ in 0..4 {
             let mut header = [0u8; HEADER];
             let mut spill = [0u8; 1];
-            let vectors = [
-                libc::iovec {
-                    iov_base: header.as_mut_ptr().cast(),
-                    iov_len: self.header,
-                },
-                libc::iovec {
-                    iov_base: buf.as_mut_ptr().cast(),
-                    iov_len: buf.len(),
-                },
-                libc::iovec {
-                    iov_base: spill.as_mut_ptr().cast(),
-                    iov_len: spill.len(),
-                },
+            let mut vectors = [
+                IoSliceMut::new(&mut header[..self.header]),
+                IoSliceMut::new(buf),
+                IoSliceMut::new(&mut spill),
             ];
-            // SAFETY: three vectors of live, exclusively borrowed buffers of at least these lengths
-            // (`self.header` is 0 or `HEADER`); the kernel is done with them when the call returns.
-            let read = unsafe { libc::readv(self.file.as_raw_fd(), vectors.as_ptr(), 3) };
-            let len = usize::try_from(read).ok()?.checked_sub(self.header)?;
+            let read = (&self.file).read_vectored(&mut vectors).ok()?;
+            let len = read.checked_sub(self.header)?;
             if len <= buf.len() {
                 return Some(len);
             }
@@ -169,29 +155,14 @@ impl NetIo for Tap {
     fn send(&mut self, frame: &[u8]) -> bool {
         debug_assert!(frame.len() <= MAX_FRAME);
         let header = [0u8; HEADER];
-        let vectors = [
-            libc::iovec {
-                iov_base: header.as_ptr().cast_mut().cast(),
-                iov_len: self.header,
-            },
-            libc::iovec {
-                iov_base: frame.as_ptr().cast_mut().cast(),
-                iov_len: frame.len(),
-            },
-        ];
-        // SAFETY: two vectors of live buffers of at least these lengths, which writev only reads.
-        let written = unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), 2) };
-        written >= 0
+        let vectors = [IoSlice::new(&header[..self.header]), IoSlice::new(frame)];
+        (&self.file).write_vectored(&vectors).is_ok()
     }
 
     fn is_readable(&mut self) -> bool {
-        let mut poll = libc::pollfd {
-            fd: self.file.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one `pollfd`, and no waiting.
-        unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
+        let mut polled = [PollFd::new(&self.file, PollFlags::IN)];
+        let ready = poll(&mut polled, Some(&Timespec::default()));
+        ready == Ok(1) && polled[0].revents().contains(PollFlags::IN)
     }
 
     fn wake_fds(&self, fds: &mut Vec<RawFd>) {

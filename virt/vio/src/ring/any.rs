@@ -1,9 +1,11 @@
 //! One type for both layouts, with tokens, replay and a journal.
 
-use guest_mem::{Dma, Pages, Ticket, WatchWord};
+use std::sync::atomic::{Ordering, fence};
+
+use guest_mem::{Dma, Pages, Ticket};
 
 use super::ahead::Ahead;
-use super::chain::Chain;
+use super::chain::{Chain, Violation};
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::packed::PackedQueue;
 use super::rest::{Parked, RingStats, RingStop};
@@ -125,12 +127,24 @@ impl Ring {
     /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
     /// retried. Returns the stop.
     pub fn park(&mut self, stop: RingStop) -> RingStop {
-        each!(self, ring => ring.park(stop))
+        each!(self, ring => ring.rest.park(stop))
     }
 
-    /// The queue's state; `None` while chains are in flight, staged or to be replayed.
+    /// The queue's state, all of which is what the driver has set up and where the ring has come
+    /// to; `None` while chains are in flight, staged or to be replayed.
     pub fn save(&self) -> Option<SavedQueue> {
-        each!(self, ring => ring.save())
+        let config = self.config();
+        let (next_avail, next_used) = self.position().words();
+        (self.in_flight() == 0 && self.replaying() == 0).then(|| SavedQueue {
+            index: config.index,
+            size: config.size,
+            is_packed: self.is_packed(),
+            desc: config.desc.raw(),
+            avail: config.avail.raw(),
+            used: config.used.raw(),
+            next_avail,
+            next_used,
+        })
     }
 
     /// Those of `pages` that it reaches under `generation`, the view's, without asking memory again: they cannot be evicted
@@ -225,8 +239,14 @@ impl Ring {
     /// A request has ended, with `len` bytes written into its chain: its used element is written, or kept, and shown by the next
     /// [`publish`](Ring::publish) (with IN_ORDER, by the first one behind which no earlier chain is missing). After an error it
     /// was not staged: give the token again.
+    ///
+    /// More bytes than its chain has room for are a mistake of the device: an assertion in debug builds, a violation in others
+    /// ([`Violation::Answer`](super::Violation::Answer)).
     #[inline]
     pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
+        if len > token.writable() {
+            return Err(self.refuse(token, len));
+        }
         match self {
             Self::Split(ring) => ring.give_back(dma, token, len),
             Self::Packed(ring) => {
@@ -234,6 +254,13 @@ impl Ring {
                 Ok(())
             }
         }
+    }
+
+    #[cold]
+    fn refuse(&mut self, token: Token, len: u32) -> RingStop {
+        let room = token.writable();
+        debug_assert!(len <= room, "{len} bytes written into a chain of {room}");
+        self.park(Violation::Answer { len, room }.into())
     }
 
     /// Requests that the next publish shows.
@@ -246,7 +273,23 @@ impl Ring {
     /// look at its event field on either side of it. After an error nothing was shown.
     #[inline]
     pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
-        each!(self, ring => ring.publish(dma))
+        each!(self, ring => {
+            let Some(old) = ring.show(dma)? else {
+                return Ok(false);
+            };
+            ring.rest.stats.publishes += 1;
+            // Looked at before what was shown has left this processor: what the driver has asked
+            // for by now it gets without that wait. An answer that has been overtaken costs a
+            // spurious interrupt, and so does an event field that cannot be read.
+            if ring.wants_interrupt(dma, old).unwrap_or(true) {
+                return Ok(true);
+            }
+            // Pairs with the driver's full barrier between writing its event field (or flags) and
+            // looking at the used ring again: one of the two sees the other's store. Without it the
+            // interrupt can be lost.
+            fence(Ordering::SeqCst);
+            Ok(ring.wants_interrupt(dma, old).unwrap_or(true))
+        })
     }
 
     /// Chains taken and not published.
@@ -278,15 +321,9 @@ impl Ring {
         each!(self, ring => ring.disarm(dma))
     }
 
-    /// A word that tells whether something new is available: `(load & mask) == quiet` means nothing, anything else that
-    /// [`has_available`](Ring::has_available) should look. Holds until the next [`advance`](Ring::advance); with
-    /// chains to replay or seen already it says nothing of those. `None` if the ring cannot be reached now.
-    pub fn watch<D: Dma>(&mut self, dma: &mut D) -> Option<(WatchWord, u16, u16)> {
-        let place = each!(self, ring => ring.watch_place(dma))?;
-        Some((place.word(), place.mask, place.quiet))
-    }
-
-    /// [`watch`](Ring::watch) into `slot`, which keeps its word where that is the same one (in a split ring always, until memory
+    /// Watches in `slot` the word that tells whether something new is available: when it [fires](Watch::fires),
+    /// [`has_available`](Ring::has_available) should look. Holds until the next [`advance`](Ring::advance); with chains to replay
+    /// or seen already it says nothing of those. Keeps the word where that is the same one (in a split ring always, until memory
     /// changes). Leaves `None` if the ring cannot be reached now.
     #[inline]
     pub fn watch_in<D: Dma>(&mut self, dma: &mut D, slot: &mut Option<Watch>) {

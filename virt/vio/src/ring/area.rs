@@ -64,6 +64,13 @@ impl Area {
         }
     }
 
+    /// The two words at `offset`, relaxed.
+    #[inline(always)]
+    pub(super) fn load_pair<D: Dma>(&mut self, dma: &mut D, offset: u32) -> Access<(u64, u64)> {
+        let (window, at) = self.at(dma, offset)?;
+        Ok(window.load_pair_relaxed(at))
+    }
+
     /// The whole area, if that is one window and current under `generation`: then an offset in the area is one in the window.
     #[inline(always)]
     pub(super) fn whole(&self, generation: u64) -> Option<&Window> {

@@ -35,14 +35,6 @@ pub struct RawDescriptor {
 }
 
 impl RawDescriptor {
-    /// From the bytes in memory.
-    pub fn from_bytes(bytes: &[u8; 16]) -> Self {
-        Self::from_words(
-            u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes")),
-            u64::from_le_bytes(bytes[8..].try_into().expect("8 of 16 bytes")),
-        )
-    }
-
     /// From the two little-endian words in memory.
     #[inline(always)]
     pub fn from_words(addr: u64, rest: u64) -> Self {
@@ -63,16 +55,6 @@ impl RawDescriptor {
             flags: (rest >> 48) as u16,
             next: (rest >> 32) as u16,
         }
-    }
-
-    /// The bytes in memory.
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[14..].copy_from_slice(&self.next.to_le_bytes());
-        bytes
     }
 }
 
@@ -262,6 +244,41 @@ impl Chain {
         Ok(())
     }
 
+    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on; answers
+    /// the indirect descriptor that they end in, which they may only if `may_end`. `fetch` answers a
+    /// descriptor's words.
+    #[inline(always)]
+    pub(super) fn follow<S: From<Violation>>(
+        &mut self,
+        sum: &mut Sum,
+        size: u16,
+        first: u16,
+        may_end: bool,
+        mut fetch: impl FnMut(u16) -> Result<(u64, u64), S>,
+    ) -> Result<Option<RawDescriptor>, S> {
+        let mut next = first;
+        // A chain visits each descriptor of the table at most once: more hops are a loop.
+        for _ in 0..size {
+            if next >= size {
+                return Err(Violation::Index(next).into());
+            }
+            let (addr, rest) = fetch(next)?;
+            let flags = (rest >> 32) as u16;
+            if flags & DESC_F_INDIRECT != 0 {
+                if !may_end || flags & DESC_F_NEXT != 0 {
+                    return Err(Violation::Indirect.into());
+                }
+                return Ok(Some(RawDescriptor::from_words(addr, rest)));
+            }
+            self.push_words(sum, addr, rest as u32, flags)?;
+            if flags & DESC_F_NEXT == 0 {
+                return Ok(None);
+            }
+            next = (rest >> 48) as u16;
+        }
+        Err(Violation::TooLong.into())
+    }
+
     /// Checks and keeps `sum`: all descriptors have been appended, or all but those of a table.
     #[inline(always)]
     pub(super) fn close(&mut self, sum: Sum) -> Result<(), Violation> {
@@ -379,31 +396,52 @@ impl<'a> Buffers<'a> {
 
     /// Copies bytes `offset..` out of the guest. The caller has checked the length: a short chain is a fault.
     pub fn read<D: Dma>(&self, dma: &mut D, offset: u32, buf: &mut [u8]) -> Access<()> {
-        let mut at = 0;
-        for piece in self.slice(offset, buf.len() as u32) {
-            let end = at + piece.len as usize;
-            dma.read(piece.iova, &mut buf[at..end])?;
-            at = end;
-        }
-        if at == buf.len() {
-            Ok(())
-        } else {
-            Err(DmaFault::BadRange.into())
-        }
+        read_row(dma, self.slice(offset, buf.len() as u32), buf)
     }
 
     /// Copies `buf` into the guest from byte `offset` on. A short chain is a fault.
     pub fn write<D: Dma>(&self, dma: &mut D, offset: u32, buf: &[u8]) -> Access<()> {
-        let mut at = 0;
-        for piece in self.slice(offset, buf.len() as u32) {
-            let end = at + piece.len as usize;
-            dma.write(piece.iova, &buf[at..end])?;
-            at = end;
-        }
-        if at == buf.len() {
-            Ok(())
-        } else {
-            Err(DmaFault::BadRange.into())
-        }
+        write_row(dma, self.slice(offset, buf.len() as u32), buf)
+    }
+}
+
+/// Fills `row` from `segments`, which hold no more than that; fewer bytes are a fault.
+#[inline]
+pub(crate) fn read_row<D: Dma>(
+    dma: &mut D,
+    segments: impl Iterator<Item = Segment>,
+    row: &mut [u8],
+) -> Access<()> {
+    let mut at = 0;
+    for piece in segments {
+        let end = at + piece.len as usize;
+        dma.read(piece.iova, &mut row[at..end])?;
+        at = end;
+    }
+    all_of(row, at)
+}
+
+/// Copies `row` into `segments`, which hold no more than that; fewer bytes are a fault.
+#[inline]
+pub(crate) fn write_row<D: Dma>(
+    dma: &mut D,
+    segments: impl Iterator<Item = Segment>,
+    row: &[u8],
+) -> Access<()> {
+    let mut at = 0;
+    for piece in segments {
+        let end = at + piece.len as usize;
+        dma.write(piece.iova, &row[at..end])?;
+        at = end;
+    }
+    all_of(row, at)
+}
+
+/// A fault unless so many bytes are all of `row`.
+#[inline]
+fn all_of(row: &[u8], bytes: usize) -> Access<()> {
+    match bytes == row.len() {
+        true => Ok(()),
+        false => Err(DmaFault::BadRange.into()),
     }
 }

@@ -132,18 +132,3 @@ impl Following {
         self.must_look = false;
     }
 }
-
-/// Asks for all of `ranges`, one of which has answered `stop`: what to wait for instead.
-#[cold]
-pub(crate) fn wait_for_all<D: Dma>(
-    dma: &mut D,
-    stop: Stop,
-    ranges: impl Iterator<Item = guest_mem::Wanted>,
-) -> Stop {
-    if let Stop::Pending(_) = stop
-        && let Err(all @ Stop::Pending(_)) = dma.gather(ranges)
-    {
-        return all;
-    }
-    stop
-}

@@ -90,6 +90,21 @@ pub enum RingPosition {
     },
 }
 
+impl RingPosition {
+    /// Where the next chain is taken and the next used entry written, each in a word: of a packed
+    /// ring with the wrap counter in bit 15.
+    pub(super) fn words(self) -> (u16, u16) {
+        let word = |(idx, wrap)| idx | u16::from(wrap) << 15;
+        match self {
+            Self::Split {
+                next_avail,
+                next_used,
+            } => (next_avail, next_used),
+            Self::Packed { avail, used } => (word(avail), word(used)),
+        }
+    }
+}
+
 /// Why a ring cannot begin there. The ring is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {

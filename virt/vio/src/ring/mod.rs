@@ -20,10 +20,11 @@ mod watch;
 
 pub use ahead::Ahead;
 pub use any::Ring;
-pub(crate) use chain::slice;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
+pub(crate) use chain::{read_row, slice, write_row};
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
 pub use packed::PackedQueue;
+pub(crate) use rest::wait_for_all;
 pub use rest::{Parked, RETRY_NS, RingStats, RingStop};
 pub use split::SplitQueue;
 pub use token::Token;

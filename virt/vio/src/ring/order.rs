@@ -6,6 +6,9 @@
 //! One used entry may stand for a batch: it names the last chain, and those it skips count as written in full.
 //! So a batch ends with every chain that is not.
 
+use std::mem;
+use std::ops::Range;
+
 use super::counter::Counter;
 use super::token::Token;
 
@@ -93,6 +96,22 @@ impl Order {
     pub(super) fn iter(&self) -> impl Iterator<Item = Ended> + '_ {
         let first = self.first.get();
         (0..self.ready.get()).filter_map(move |nth| self.places[self.at(first.wrapping_add(nth))])
+    }
+
+    /// The used entries that show those: one for each run of chains written in full with the one
+    /// behind them, or one for each chain. It stands where the first chain's would, and its range
+    /// counts the ring descriptors that the chains take up (§2.7.9, §2.8.9).
+    #[inline]
+    pub(super) fn entries(
+        &self,
+        is_one_each: bool,
+    ) -> impl Iterator<Item = (Range<u16>, Ended)> + '_ {
+        let (mut begin, mut end) = (0, 0);
+        (1..).zip(self.iter()).filter_map(move |(nth, ended)| {
+            end += ended.token.descs();
+            let is_skipped = ended.is_full() && nth != self.ready() && !is_one_each;
+            (!is_skipped).then(|| (mem::replace(&mut begin, end)..end, ended))
+        })
     }
 
     /// They were shown.

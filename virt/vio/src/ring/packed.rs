@@ -33,10 +33,9 @@ use super::chain::{DESC_SIZE, RawDescriptor};
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
-use super::rest::{Rest, RingStop};
+use super::rest::Rest;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
-use crate::saved::SavedQueue;
 
 /// VIRTQ_DESC_F_AVAIL (§2.8.1): equal to the driver's wrap counter in what it makes available.
 pub const DESC_F_AVAIL: u16 = 1 << 7;
@@ -218,50 +217,6 @@ impl PackedQueue {
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
         self.taken.get()
-    }
-
-    /// The queue's state; `None` while chains are in flight, staged or to be replayed.
-    pub(super) fn save(&self) -> Option<SavedQueue> {
-        let Self {
-            index,
-            size,
-            event_idx: _,
-            indirect: _,
-            desc,
-            desc_used: _,
-            driver,
-            device,
-            next_avail,
-            head: _,
-            next_used,
-            staged: _,
-            staged_descs: _,
-            outstanding,
-            taken: _,
-            told: _,
-            armed: _,
-            rest: _,
-            table: _,
-            replay: _,
-            order: _,
-            journal: _,
-            is_broken: _,
-        } = self;
-        (outstanding.get() == 0).then(|| SavedQueue {
-            index: *index,
-            size: *size,
-            is_packed: true,
-            desc: desc.base().raw(),
-            avail: driver.base().raw(),
-            used: device.base().raw(),
-            next_avail: next_avail.off_wrap(),
-            next_used: next_used.off_wrap(),
-        })
-    }
-
-    /// Parks the queue for a stop met on its behalf. Returns the stop.
-    pub(super) fn park(&mut self, stop: RingStop) -> RingStop {
-        self.rest.park(stop)
     }
 
     pub(super) fn in_use(&self, generation: u64, pages: &Pages) -> u32 {

@@ -1,6 +1,6 @@
 //! Why a queue stops, how it rests, and what it counts: the same for both layouts.
 
-use guest_mem::{DmaFault, Stop, Ticket};
+use guest_mem::{Dma, DmaFault, Stop, Ticket, Wanted};
 
 use super::chain::Violation;
 
@@ -128,6 +128,15 @@ impl Rest {
         }
     }
 
+    /// Answers `result`, for which the queue is parked if it is a stop.
+    #[inline(always)]
+    pub(super) fn or_park<T>(
+        &mut self,
+        result: Result<T, impl Into<RingStop>>,
+    ) -> Result<T, RingStop> {
+        result.map_err(|stop| self.park(stop.into()))
+    }
+
     /// Parks the queue for `stop`. Returns the stop.
     #[cold]
     pub(super) fn park(&mut self, stop: RingStop) -> RingStop {
@@ -148,4 +157,19 @@ impl Rest {
         });
         stop
     }
+}
+
+/// Asks for all of `ranges`, one of which has answered `stop`: what to wait for instead.
+#[cold]
+pub(crate) fn wait_for_all<D: Dma>(
+    dma: &mut D,
+    stop: Stop,
+    ranges: impl Iterator<Item = Wanted>,
+) -> Stop {
+    if let Stop::Pending(_) = stop
+        && let Err(all @ Stop::Pending(_)) = dma.gather(ranges)
+    {
+        return all;
+    }
+    stop
 }

@@ -30,10 +30,9 @@ use super::chain::DESC_SIZE;
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
-use super::rest::{Rest, RingStop};
+use super::rest::Rest;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
-use crate::saved::SavedQueue;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT (§2.7.6), in `avail.flags`.
 pub const AVAIL_F_NO_INTERRUPT: u16 = 1;
@@ -212,41 +211,6 @@ impl SplitQueue {
         self.outstanding.get() - self.replay.len() as u16
     }
 
-    /// The queue's state; `None` while chains are in flight, staged or to be replayed.
-    pub(super) fn save(&self) -> Option<SavedQueue> {
-        let Self {
-            index,
-            size,
-            event_idx: _,
-            indirect: _,
-            desc,
-            avail,
-            used,
-            next_avail,
-            seen: _,
-            next_used,
-            staged,
-            outstanding,
-            no_notify: _,
-            armed: _,
-            rest: _,
-            table: _,
-            replay: _,
-            order: _,
-            journal: _,
-        } = self;
-        (staged.get() == 0 && outstanding.get() == 0).then(|| SavedQueue {
-            index: *index,
-            size: *size,
-            is_packed: false,
-            desc: desc.base().raw(),
-            avail: avail.base().raw(),
-            used: used.base().raw(),
-            next_avail: next_avail.get(),
-            next_used: next_used.get(),
-        })
-    }
-
     pub(super) fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
         let areas = [&self.desc, &self.avail, &self.used].into_iter();
         areas.fold(0, |mask, area| mask | area.in_use(generation, pages))
@@ -259,12 +223,6 @@ impl SplitQueue {
             Some(order) => order.ready(),
             None => self.staged.get(),
         }
-    }
-
-    /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
-    /// retried. Returns the stop.
-    pub(super) fn park(&mut self, stop: RingStop) -> RingStop {
-        self.rest.park(stop)
     }
 
     fn slot(&self, index: u16) -> u32 {

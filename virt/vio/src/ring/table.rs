@@ -2,12 +2,8 @@
 
 use guest_mem::{Dma, Intent, Iova};
 
-use super::chain::{
-    Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Sum,
-    Violation,
-};
-use super::following::wait_for_all;
-use super::rest::RingStop;
+use super::chain::{Chain, DESC_F_WRITE, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Sum, Violation};
+use super::rest::{RingStop, wait_for_all};
 
 /// Entries copied at once, so that a table of the usual size needs no memory of its own.
 const FEW: usize = 8 * DESC_SIZE as usize;
@@ -59,23 +55,11 @@ impl Table {
         chain: &mut Chain,
     ) -> Result<(), RingStop> {
         self.with(dma, desc, chain, |bytes, chain, sum| {
-            let entries = bytes.len() / DESC_SIZE as usize;
-            let mut next = 0;
-            for _ in 0..entries {
-                let at = usize::from(next) * DESC_SIZE as usize;
-                let entry = bytes.get(at..).and_then(<[u8]>::first_chunk);
-                let (addr, rest) = words(entry.ok_or(Violation::Index(next))?);
-                let flags = (rest >> 32) as u16;
-                if flags & DESC_F_INDIRECT != 0 {
-                    return Err(Violation::Indirect);
-                }
-                chain.push_words(sum, addr, rest as u32, flags)?;
-                if flags & DESC_F_NEXT == 0 {
-                    return Ok(());
-                }
-                next = (rest >> 48) as u16;
-            }
-            Err(Violation::TooLong)
+            let (entries, _) = bytes.as_chunks::<{ DESC_SIZE as usize }>();
+            // At most MAX_INDIRECT.
+            let size = entries.len() as u16;
+            let fetch = |index| Ok(words(&entries[usize::from(index)]));
+            chain.follow(sum, size, 0, false, fetch).map(|_| ())
         })
     }
 

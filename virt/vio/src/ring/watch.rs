@@ -2,7 +2,7 @@
 
 use guest_mem::{WatchWord, Window};
 
-/// What to look for in a word: [`Ring::watch`](super::Ring::watch) with the comparison included.
+/// What to look for in a word: nothing new is there while `word & mask` is `quiet`.
 #[derive(Clone, Debug)]
 pub struct Watch {
     word: WatchWord,
@@ -19,10 +19,6 @@ pub(super) struct WatchPlace<'a> {
 }
 
 impl WatchPlace<'_> {
-    pub(super) fn word(&self) -> WatchWord {
-        self.window.watch_u16(self.offset)
-    }
-
     /// Makes `slot` watch this place, with the word that it has if it is the same one.
     pub(super) fn put(self, slot: &mut Option<Watch>) {
         let Self {
@@ -38,7 +34,7 @@ impl WatchPlace<'_> {
             }
             _ => {
                 *slot = Some(Watch {
-                    word: self.word(),
+                    word: window.watch_u16(offset),
                     mask,
                     quiet,
                 })

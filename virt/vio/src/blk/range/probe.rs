@@ -26,13 +26,16 @@ pub fn probe(file: &File, end: u64, data_block: u32) -> RangeSupport {
             ..RangeSupport::new(block, data_block)
         };
     }
-    // Nothing lies behind the end.
-    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let punched = fallocate(file, mode, end, SECTOR);
     RangeSupport {
-        punches: !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS)),
+        punches: !matches!(try_punch(file, end), Err(Errno::OPNOTSUPP | Errno::NOSYS)),
         ..RangeSupport::new(SECTOR as u32, data_block)
     }
+}
+
+/// Punches a hole behind the end of `file`, where nothing lies.
+pub(crate) fn try_punch(file: &File, end: u64) -> Result<(), Errno> {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(file, mode, end, SECTOR)
 }
 
 /// A limit of the queue of a block device, or of the disk that it is a part of.

@@ -25,8 +25,8 @@ use rustix::io::{Errno, pread};
 use super::super::SECTOR;
 use super::super::backend::Piece;
 use super::super::range::queue_limit;
+use super::aligned_copy::Page;
 use super::file_system;
-use super::misaligned::Page;
 
 /// In bytes, powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,10 +6,9 @@ use std::path::PathBuf;
 
 use guest_mem::{KeepAlive, keeps_mapped};
 
-use super::open::path_of;
 use super::pool::{CHUNK, Pool};
 use super::slot::{Stage, State};
-use super::{Completion, Op, Outcome, Piece, RawDisk, Transfer};
+use super::{Completion, Op, Outcome, Piece, RawDisk, Transfer, path_of};
 use crate::blk::backend::BlockIo;
 use crate::blk::range::RangePlan;
 use crate::blk::{MAX_PIECES, MAX_TRANSFER};
@@ -205,8 +204,8 @@ impl BlockIo for RawDisk {
         }
         slot.state = State::InFlight;
         self.in_flight += 1;
-        match self.hold(op) {
-            Some(hold) => self.order.enter(number, hold),
+        match self.share(op) {
+            Some(share) => self.changes.enter(number, share),
             None => self.begin_or_end(number),
         }
         self.begin_waiting();
@@ -257,7 +256,7 @@ impl BlockIo for RawDisk {
         if own.state == State::InFlight && !own.cancelled {
             own.cancelled = true;
             let waits = self.syncs.give_up(slot)
-                || self.order.give_up(slot)
+                || self.changes.give_up(slot)
                 || self.zero_writers.give_up(slot);
             if waits {
                 // The kernel does not have it now.

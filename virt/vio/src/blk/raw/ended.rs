@@ -1,6 +1,6 @@
 //! End of operations: the results of their system calls, and the completions that come of them.
 
-use super::engine::CANCEL;
+use super::call::CANCEL;
 use super::slot::{Stage, State};
 use super::{Completion, Op, Outcome, RawDisk};
 use crate::blk::range::RangeProgress;
@@ -33,8 +33,8 @@ impl RawDisk {
         slot.state = State::Idle;
         slot.plan = None;
         slot.copy = None;
-        if let Some(hold) = slot.hold.take() {
-            self.order.leave(hold);
+        if let Some(share) = slot.share.take() {
+            self.changes.leave(share);
         }
         self.in_flight -= 1;
         Completion {

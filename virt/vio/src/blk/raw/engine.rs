@@ -10,77 +10,27 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use io_uring::{opcode, squeue, types};
+use io_uring::{squeue, types};
 
+use super::call::Call;
 use super::threads::Threads;
 use super::uring::{Seat, UringRefusal};
-
-/// Bit of `user_data`: this is about a cancellation. Below it are the disk's slot, in the lowest 16
-/// bits, and 16 bits for the ring. Above it the slot's operations are counted, so that the answer
-/// to a cancellation is not taken for one about the slot's next operation.
-pub(super) const CANCEL: u64 = 1 << 32;
-/// Position in `user_data` of the count of the slot's operations.
-pub(super) const USE_SHIFT: u32 = 33;
-
-/// A system call on the disk's file.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Call {
-    /// preadv.
-    Read {
-        vectors: *const libc::iovec,
-        count: u32,
-        offset: u64,
-    },
-    /// pwritev; `durable`: the data are stable when it ends.
-    Write {
-        vectors: *const libc::iovec,
-        count: u32,
-        offset: u64,
-        durable: bool,
-    },
-    /// fdatasync.
-    Sync,
-    /// fallocate.
-    Fallocate { mode: i32, offset: u64, len: u64 },
-}
-
-impl Call {
-    fn entry(self, file: &File) -> squeue::Entry {
-        let fd = types::Fd(file.as_raw_fd());
-        match self {
-            Self::Read {
-                vectors,
-                count,
-                offset,
-            } => opcode::Readv::new(fd, vectors, count)
-                .offset(offset)
-                .build(),
-            Self::Write {
-                vectors,
-                count,
-                offset,
-                durable,
-            } => opcode::Writev::new(fd, vectors, count)
-                .offset(offset)
-                .rw_flags(if durable { libc::RWF_DSYNC } else { 0 })
-                .build(),
-            Self::Sync => opcode::Fsync::new(fd)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
-            Self::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len)
-                .offset(offset)
-                .mode(mode)
-                .build(),
-        }
-    }
-}
 
 /// The engine of one disk.
 pub(super) enum Engine {
     /// The io_uring of the polling thread, in which a place is taken by the first call.
-    Uring(Option<Seat>),
+    Uring(Seat),
     /// Threads, since the host refuses io_uring or a part of it.
     Threads(Threads, UringRefusal),
+}
+
+macro_rules! each {
+    ($self:ident, $own:ident => $then:expr) => {
+        match $self {
+            Engine::Uring($own) => $then,
+            Engine::Threads($own, _) => $then,
+        }
+    };
 }
 
 impl Engine {
@@ -89,10 +39,10 @@ impl Engine {
     /// # Errors
     /// No ring is to be had now.
     pub(super) fn prepare(&mut self, depth: u32) -> io::Result<()> {
-        if let Self::Uring(seat @ None) = self {
-            *seat = Some(Seat::take(depth)?);
+        match self {
+            Self::Uring(seat) => seat.take(depth),
+            Self::Threads(..) => Ok(()),
         }
-        Ok(())
     }
 
     /// Queues a call, answered as `user_data`. `waits`: it may wait, so the thread that enters the
@@ -110,13 +60,13 @@ impl Engine {
     ) {
         match self {
             Self::Uring(seat) => {
-                let seat = seat.as_ref().expect("prepared before anything is pushed");
                 let flags = match waits {
                     true => squeue::Flags::ASYNC,
                     false => squeue::Flags::empty(),
                 };
+                let entry = call.entry(types::Fd(file.as_raw_fd())).flags(flags);
                 // SAFETY: as the caller promises.
-                unsafe { seat.push(call.entry(file).flags(flags), user_data) };
+                unsafe { seat.push(entry, user_data) };
             }
             // SAFETY: as the caller promises.
             Self::Threads(threads, _) => unsafe { threads.push(call, user_data) },
@@ -124,80 +74,50 @@ impl Engine {
     }
 
     /// Asks to stop the call that is answered as `user_data`. A refusal is answered as `user_data`
-    /// with [`CANCEL`] set.
+    /// with [`CANCEL`](super::call::CANCEL) set.
     pub(super) fn cancel(&mut self, user_data: u64) {
-        match self {
-            Self::Uring(Some(seat)) => seat.cancel(user_data),
-            Self::Uring(None) => {}
-            Self::Threads(threads, _) => threads.cancel(user_data),
-        }
+        each!(self, own => own.cancel(user_data));
     }
 
     /// Starts what is queued.
     pub(super) fn flush(&mut self) {
-        match self {
-            Self::Uring(Some(seat)) => seat.flush(),
-            Self::Uring(None) => {}
-            Self::Threads(threads, _) => threads.flush(),
-        }
+        each!(self, own => own.flush());
     }
 
     /// Has the kernel check once more for calls that have ended.
     pub(super) fn enter(&mut self) {
-        match self {
-            Self::Uring(Some(seat)) => seat.enter(),
-            Self::Uring(None) => {}
-            Self::Threads(threads, _) => threads.flush(),
-        }
+        each!(self, own => own.enter());
     }
 
     /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
-        match self {
-            Self::Uring(Some(seat)) => seat.collect(answers),
-            Self::Uring(None) => answers.clear(),
-            Self::Threads(threads, _) => threads.collect(answers),
-        }
+        each!(self, own => own.collect(answers));
     }
 
     /// Whether there is anything to start or to collect.
     pub(super) fn has_events(&self) -> bool {
-        match self {
-            Self::Uring(seat) => seat.as_ref().is_some_and(Seat::has_events),
-            Self::Threads(threads, _) => threads.has_events(),
-        }
+        each!(self, own => own.has_events())
     }
 
     /// From now on answers make the descriptor readable.
     pub(super) fn arm(&mut self) {
-        match self {
-            Self::Uring(Some(seat)) => seat.arm(),
-            Self::Uring(None) => {}
-            Self::Threads(threads, _) => threads.arm(),
-        }
+        each!(self, own => own.arm());
     }
 
     /// The descriptor is not needed; a poll follows.
     pub(super) fn disarm(&mut self) {
-        match self {
-            Self::Uring(Some(seat)) => seat.disarm(),
-            Self::Uring(None) => {}
-            Self::Threads(threads, _) => threads.disarm(),
-        }
+        each!(self, own => own.disarm());
     }
 
     /// The descriptor that answers make readable while it is armed.
     pub(super) fn wake_fd(&self) -> Option<RawFd> {
-        match self {
-            Self::Uring(seat) => seat.as_ref().map(Seat::wake_fd),
-            Self::Threads(threads, _) => Some(threads.wake_fd()),
-        }
+        each!(self, own => own.wake_fd())
     }
 
     /// Another thread will poll from now on; nothing is in flight.
     pub(super) fn rebind(&mut self) {
         if let Self::Uring(seat) = self {
-            *seat = None;
+            *seat = Seat::default();
         }
     }
 

@@ -13,8 +13,8 @@
 //! for two system calls each time.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
+
+use super::call::{self, Vectors};
 
 /// File systems whose files are memory: the kernel's uapi `linux/magic.h`.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
@@ -80,25 +80,14 @@ impl Now {
             Class::Cached => libc::RWF_NOWAIT,
         };
         self.skipped = 0;
-        // A disk is far smaller than 2^63 bytes: its size was a file offset.
-        let offset = offset as libc::off_t;
         // SAFETY: the vectors are the caller's own, and they point to memory that it has checked to
-        // stay mapped during the call and that no code has references to; the kernel writes `len`
-        // bytes there at most.
-        let moved = unsafe {
-            libc::preadv2(
-                file.as_raw_fd(),
-                iovecs.as_ptr(),
-                iovecs.len() as libc::c_int,
-                offset,
-                flags,
-            )
-        };
-        if moved == len as isize {
+        // stay mapped during the call and that no code has references to.
+        let moved = unsafe { call::readv(file, Vectors::new(iovecs, offset), flags) };
+        if moved == len as i32 {
             self.rarity = 0;
             return Some(());
         }
-        if moved < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
+        if moved == -libc::EOPNOTSUPP {
             self.class = Class::Nothing;
         }
         self.rarity = (self.rarity + 1).min(MAX_RARITY);
@@ -117,16 +106,9 @@ impl Now {
         if self.class != Class::InMemory {
             return None;
         }
-        // SAFETY: as in `read`; the kernel reads `len` bytes there at most.
-        let moved = unsafe {
-            libc::pwritev(
-                file.as_raw_fd(),
-                iovecs.as_ptr(),
-                iovecs.len() as libc::c_int,
-                offset as libc::off_t,
-            )
-        };
-        (moved == len as isize).then_some(())
+        // SAFETY: as in `read`.
+        let moved = unsafe { call::writev(file, Vectors::new(iovecs, offset)) };
+        (moved == len as i32).then_some(())
     }
 }
 
@@ -140,10 +122,9 @@ pub(super) fn may_wait(file: &File) -> bool {
         iov_len: 1,
     };
     // SAFETY: one vector of ours, of one byte of ours.
-    let moved =
-        unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, 0, libc::RWF_NOWAIT) };
+    let moved = unsafe { call::readv(file, Vectors::new(&[vector], 0), libc::RWF_NOWAIT) };
     // With O_DIRECT one byte is misaligned, but RWF_NOWAIT is looked at first.
-    moved < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP)
+    moved == -libc::EOPNOTSUPP
 }
 
 fn is_in_memory(file: &File) -> bool {

@@ -2,21 +2,22 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 
 use super::align::Alignment;
 use super::engine::Engine;
 use super::now::{self, Now};
-use super::order::WriteOrder;
+use super::start::ALONE;
 use super::sync::Syncs;
-use super::threads::{self, Threads};
-use super::uring::{UringRefusal, try_io_uring};
-use super::zeroes::ZeroWriters;
+use super::threads::Threads;
+use super::turns::Turns;
+use super::uring::{Seat, UringRefusal, try_io_uring};
+use super::zeroes::WRITERS;
 use super::{RawDisk, SECTOR, Transfer};
 use crate::blk::range::{self, RangeSupport};
 
@@ -124,12 +125,13 @@ impl RawDisk {
             false => range::probe(&file, capacity, alignment.block),
         };
         // io_uring does what the host forbids as a system call.
-        if refusal.is_some() && support.punches && !threads::may_fallocate(&file, capacity) {
-            support.punches = false;
+        if refusal.is_some() && support.punches {
+            let refused = range::try_punch(&file, capacity).err();
+            support.punches = !matches!(refused, Some(Errno::NOSYS | Errno::PERM | Errno::ACCESS));
         }
         let file = Arc::new(file);
         let engine = match refusal {
-            None => Engine::Uring(None),
+            None => Engine::Uring(Seat::default()),
             Some(why) => match Threads::start(&file) {
                 Ok(threads) => Engine::Threads(threads, why),
                 Err(source) => return Err(RawDiskError::Threads { why, source }),
@@ -152,16 +154,11 @@ impl RawDisk {
             answers: Vec::new(),
             scratch: Vec::new(),
             syncs: Syncs::default(),
-            order: WriteOrder::default(),
-            zero_writers: ZeroWriters::default(),
+            changes: Turns::new(ALONE),
+            zero_writers: Turns::new(WRITERS),
             refused: Vec::new(),
         })
     }
-}
-
-/// Path of an open file, for messages.
-pub(super) fn path_of(file: &File) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
 /// Takes O_NONBLOCK from an open file, with which it may have been opened so that a FIFO is not

@@ -1,13 +1,13 @@
 //! One operation: its state, and the system call that it is at.
 
 use super::Op;
-use super::engine::USE_SHIFT;
-use super::misaligned::AlignedCopy;
-use super::order::Hold;
+use super::aligned_copy::AlignedCopy;
+use super::call::USE_SHIFT;
 use crate::blk::range::{FallocateStep, RangePlan};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
+    #[default]
     Free,
     /// Prepared or being prepared; the kernel knows nothing of it.
     Idle,
@@ -15,11 +15,12 @@ pub(super) enum State {
 }
 
 /// The system call that an operation is at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The read or write that it is.
     Transfer,
     /// A flush, or the sync after the data of a durable write.
+    #[default]
     Sync,
     /// fallocate, of a discard or write-zeroes.
     Fallocate {
@@ -37,6 +38,7 @@ pub(super) enum Stage {
 
 /// One operation. The vectors live here because the kernel reads `iovecs` when the ring is entered;
 /// they are on the heap, so a slot may move.
+#[derive(Default)]
 pub(super) struct Slot {
     pub(super) state: State,
     pub(super) op: Op,
@@ -56,28 +58,8 @@ pub(super) struct Slot {
     pub(super) plan: Option<RangePlan>,
     /// Blocks around misaligned data.
     pub(super) copy: Option<AlignedCopy>,
-    /// Its permission to write beside others, or alone.
-    pub(super) hold: Option<Hold>,
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        Self {
-            state: State::Free,
-            op: Op::Flush,
-            stage: Stage::Sync,
-            iovecs: Vec::new(),
-            first: 0,
-            moved: 0,
-            chunks: Vec::new(),
-            reserved: 0,
-            cancelled: false,
-            uses: 0,
-            plan: None,
-            copy: None,
-            hold: None,
-        }
-    }
+    /// Its share of the room for operations that change the file, while it runs.
+    pub(super) share: Option<u32>,
 }
 
 impl Slot {

@@ -1,24 +1,34 @@
 //! Start of operations, and of each next step: the system call that the engine is given, and what
 //! it waits for before.
 //!
-//! Three queues may hold an operation back: [`order`](super::order), [`sync`](super::sync) and
-//! [`zeroes`](super::zeroes).
+//! Three queues may hold an operation back: the [turns](super::turns) of those that change the
+//! file, and of [zeroes](super::zeroes); and [syncs](super::sync).
+//!
+//! Past the page cache a write that is no whole number of blocks reads the blocks around it, and
+//! writes them with the new data in them. Another write to one of these blocks in between would be
+//! undone, so such a write is [`ALONE`]: it begins when all that change the file have ended, and
+//! others begin when it has. Reads do not wait: they find the bytes beside the new data unchanged
+//! at any time.
 
-use super::engine::Call;
-use super::order::Hold;
+use super::call::{Call, Vectors};
 use super::slot::Stage;
 use super::sync::Begin;
 use super::{Op, Outcome, RawDisk, SECTOR};
 use crate::blk::range::RangeStep;
 
+/// Share of an operation that changes the file beside others.
+const BESIDE_OTHERS: u32 = 1;
+/// Share of one that changes it alone: all the room there is.
+pub(super) const ALONE: u32 = u32::MAX;
+
 impl RawDisk {
     /// Begins what waits for others, where they have ended.
     pub(super) fn begin_waiting(&mut self) {
-        while let Some((number, hold)) = self.order.next() {
-            self.slots[number as usize].hold = Some(hold);
+        while let Some((number, share)) = self.changes.next() {
+            self.slots[number as usize].share = Some(share);
             self.begin_or_end(number);
         }
-        while let Some(number) = self.zero_writers.next() {
+        while let Some((number, _)) = self.zero_writers.next() {
             self.write_zeroes(number);
         }
     }
@@ -57,15 +67,15 @@ impl RawDisk {
             }
             Some(RangeStep::WriteZeroes { offset, len }) => {
                 slot.stage = Stage::Zeroes { offset, len };
-                self.zero_writers.enter(number);
+                self.zero_writers.enter(number, 1);
             }
         }
         None
     }
 
-    /// The permission that an operation needs to begin, where misaligned writes have to be kept
-    /// from others.
-    pub(super) fn hold(&self, op: Op) -> Option<Hold> {
+    /// The share that an operation needs to begin, where misaligned writes have to be kept from
+    /// others.
+    pub(super) fn share(&self, op: Op) -> Option<u32> {
         if self.alignment.block <= SECTOR as u32 {
             return None;
         }
@@ -76,7 +86,7 @@ impl RawDisk {
             // Cut to whole blocks.
             Op::Discard { .. } => true,
         };
-        Some(if fits { Hold::Shared } else { Hold::Exclusive })
+        Some(if fits { BESIDE_OTHERS } else { ALONE })
     }
 
     /// Starts the sync of a slot in state `InFlight`; an outcome if it has none.
@@ -107,22 +117,15 @@ impl RawDisk {
             Stage::Transfer | Stage::Zeroes { .. } | Stage::Load | Stage::Store => {
                 let (offset, _) = slot.extent().expect("a stage that moves data");
                 let offset = offset + u64::from(slot.moved);
-                let vectors = &slot.iovecs[slot.first..];
-                let (vectors, count) = (vectors.as_ptr(), vectors.len() as u32);
+                let data = Vectors::new(&slot.iovecs[slot.first..], offset);
+                let is_durable = matches!(slot.op, Op::Write { durable: true, .. });
                 match slot.reads() {
-                    true => Call::Read {
-                        vectors,
-                        count,
-                        offset,
-                    },
+                    true => Call::Read(data),
                     // In the page cache a failure of the write must be told from one of its sync,
                     // which comes after it.
                     false => Call::Write {
-                        vectors,
-                        count,
-                        offset,
-                        durable: matches!(slot.op, Op::Write { durable: true, .. })
-                            && self.options.o_direct,
+                        data,
+                        durable: is_durable && self.options.o_direct,
                     },
                 }
             }

@@ -12,7 +12,7 @@
 
 use std::fs::File;
 
-use super::open::path_of;
+use super::path_of;
 
 /// Slots that wait for a sync, and the sync that runs.
 #[derive(Default)]

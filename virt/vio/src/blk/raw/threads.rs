@@ -13,15 +13,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use rustix::fs::{FallocateFlags, fallocate, fdatasync};
-use rustix::io::Errno;
-
-use super::SECTOR;
-use super::engine::{CANCEL, Call};
+use super::call::{CANCEL, Call};
 use crate::blk::work_queue::WorkQueue;
 
 /// Threads of a disk.
@@ -95,6 +91,11 @@ impl Threads {
         }
     }
 
+    /// Threads look for calls by themselves.
+    pub(super) fn enter(&mut self) {
+        self.flush();
+    }
+
     /// Replaces `answers` by what has been answered since the last time.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
         answers.clear();
@@ -115,8 +116,8 @@ impl Threads {
         self.queue.disarm();
     }
 
-    pub(super) fn wake_fd(&self) -> RawFd {
-        self.queue.wake_fd()
+    pub(super) fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.queue.wake_fd())
     }
 
     /// Leaves the threads to themselves: those that are in a call end with it. What it points to
@@ -139,80 +140,9 @@ impl Drop for Threads {
 /// Runs a thread, until [`WorkQueue::stop`].
 fn serve(queue: &Queue, file: &File) {
     while let Some(job) = queue.next() {
-        let result = run(job.call, file);
+        // SAFETY: what the call points to is valid, and used by no other code, until it is
+        // answered, which is after this, as who pushed it has promised.
+        let result = unsafe { job.call.run(file) };
         queue.finish(std::iter::once((job.user_data, result)));
     }
-}
-
-/// Carries a call out; what io_uring would answer.
-fn run(call: Call, file: &File) -> i32 {
-    let fd = file.as_raw_fd();
-    match call {
-        Call::Read {
-            vectors,
-            count,
-            offset,
-        } => {
-            // SAFETY: the vectors and what they point to are valid until the call is answered,
-            // which is after this, and used by no other code meanwhile, as who pushed it has
-            // promised.
-            let moved =
-                unsafe { libc::preadv(fd, vectors, count as libc::c_int, file_offset(offset)) };
-            transferred(moved)
-        }
-        Call::Write {
-            vectors,
-            count,
-            offset,
-            durable,
-        } => {
-            // SAFETY: as above.
-            let moved =
-                unsafe { libc::pwritev(fd, vectors, count as libc::c_int, file_offset(offset)) };
-            match (transferred(moved), durable) {
-                (moved @ 1.., true) => match ended(fdatasync(file)) {
-                    0 => moved,
-                    failed => failed,
-                },
-                (moved, _) => moved,
-            }
-        }
-        Call::Sync => ended(fdatasync(file)),
-        Call::Fallocate { mode, offset, len } => {
-            let mode = FallocateFlags::from_bits_retain(mode as u32);
-            match fallocate(file, mode, offset, len) {
-                // What the host forbids it has not got, and there is another way.
-                Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => -libc::EOPNOTSUPP,
-                done => ended(done),
-            }
-        }
-    }
-}
-
-/// A disk is far smaller than 2^63 bytes: its size was a file offset.
-fn file_offset(offset: u64) -> libc::off_t {
-    offset as libc::off_t
-}
-
-/// The bytes that a call of this thread has moved, fewer than 2^31, or its error number, negative.
-fn transferred(moved: isize) -> i32 {
-    match moved {
-        0.. => moved as i32,
-        _ => -io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO),
-    }
-}
-
-fn ended(done: rustix::io::Result<()>) -> i32 {
-    done.map_or_else(|errno| -errno.raw_os_error(), |()| 0)
-}
-
-/// Whether the host lets this process free ranges of `file`, which ends at `end`, by the system
-/// call that threads make.
-pub(super) fn may_fallocate(file: &File, end: u64) -> bool {
-    // Nothing lies behind the end.
-    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let refused = fallocate(file, mode, end, SECTOR).err();
-    !matches!(refused, Some(Errno::NOSYS | Errno::PERM | Errno::ACCESS))
 }

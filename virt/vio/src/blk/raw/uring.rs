@@ -35,14 +35,14 @@
 mod probe;
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::thread::{self, ThreadId};
 
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::engine::CANCEL;
+use super::call::CANCEL;
 pub use probe::UringRefusal;
 use probe::refused;
 
@@ -72,7 +72,7 @@ thread_local! {
 
 struct Ring {
     io: IoUring,
-    wake: File,
+    wake: OwnedFd,
     /// Disks that are armed: completions are counted in `wake` while there is one.
     armed: u32,
     /// Entries written and not yet submitted.
@@ -111,7 +111,8 @@ impl Ring {
                 .build(SUBMISSIONS)
                 .map_err(refused("io_uring_setup"))?,
         };
-        let wake = make_eventfd().map_err(refused("eventfd"))?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = wake.map_err(|errno| refused("eventfd")(errno.into()))?;
         io.submitter()
             .register_eventfd(wake.as_raw_fd())
             .map_err(refused("REGISTER_EVENTFD of io_uring_register"))?;
@@ -215,20 +216,28 @@ impl Ring {
     }
 }
 
-/// A disk's place in the ring of the thread that has made the seat. Left when it is dropped on that
+/// A disk's place in the ring of the thread that has taken it. Left when it is dropped on that
 /// thread; otherwise the place is lost, until the thread ends and the ring with it.
-pub(super) struct Seat {
+#[derive(Default)]
+pub(super) struct Seat(Option<Held>);
+
+/// A place that was taken.
+struct Held {
     thread: ThreadId,
     ring: usize,
     place: usize,
-    wake: File,
+    wake: OwnedFd,
     is_armed: bool,
 }
 
 impl Seat {
-    /// A place for `depth` operations, at most [`ROOM`], of a disk that this thread polls.
-    pub(super) fn take(depth: u32) -> io::Result<Self> {
-        RINGS.with_borrow_mut(|own| {
+    /// Takes a place for `depth` operations, at most [`ROOM`], of a disk that this thread polls, if
+    /// it has none.
+    pub(super) fn take(&mut self, depth: u32) -> io::Result<()> {
+        if self.0.is_some() {
+            return Ok(());
+        }
+        let held = RINGS.with_borrow_mut(|own| {
             let has_room = |ring: &Ring| ring.room >= depth;
             if !own.rings.iter().any(has_room) {
                 own.rings
@@ -237,22 +246,26 @@ impl Seat {
             let at = own.rings.iter().position(has_room);
             let at = at.expect("a depth is at most the room of a new ring");
             let ring = &mut own.rings[at];
-            Ok(Self {
+            Ok::<_, io::Error>(Held {
                 thread: own.thread,
                 ring: at,
                 wake: ring.wake.try_clone()?,
                 place: ring.take_place(depth),
                 is_armed: false,
             })
-        })
+        })?;
+        self.0 = Some(held);
+        Ok(())
     }
 
-    /// Does `then` with the ring; `None` on another thread.
+    /// Does `then` with the ring and the place in it; `None` without one, and on another thread.
     #[inline]
-    fn with<R>(&self, then: impl FnOnce(&mut Ring) -> R) -> Option<R> {
+    fn with<R>(&self, then: impl FnOnce(&mut Ring, usize) -> R) -> Option<R> {
+        let held = self.0.as_ref()?;
         let found = RINGS.try_with(|own| {
             let own = &mut *own.borrow_mut();
-            (own.thread == self.thread).then(|| then(&mut own.rings[self.ring]))
+            let is_here = own.thread == held.thread;
+            is_here.then(|| then(&mut own.rings[held.ring], held.place))
         });
         // The thread ends, and its ring has gone.
         found.unwrap_or(None)
@@ -264,9 +277,9 @@ impl Seat {
     /// The memory that the entry points to stays valid until it is answered.
     pub(super) unsafe fn push(&self, entry: squeue::Entry, user_data: u64) {
         debug_assert_eq!(user_data & PLACE, 0);
-        let entry = entry.user_data(user_data | (self.place as u64) << PLACE_SHIFT);
-        self.with(|ring| {
-            ring.places[self.place].open += 1;
+        self.with(|ring, place| {
+            let entry = entry.user_data(user_data | (place as u64) << PLACE_SHIFT);
+            ring.places[place].open += 1;
             ring.queued = true;
             // SAFETY: as the caller promises.
             while unsafe { ring.io.submission().push(&entry) }.is_err() {
@@ -280,7 +293,10 @@ impl Seat {
 
     /// Asks to stop the operation that is answered as `user_data`.
     pub(super) fn cancel(&self, user_data: u64) {
-        let target = user_data | (self.place as u64) << PLACE_SHIFT;
+        let Some(held) = &self.0 else {
+            return;
+        };
+        let target = user_data | (held.place as u64) << PLACE_SHIFT;
         let entry = opcode::AsyncCancel::new(target).build();
         // SAFETY: it points to nothing.
         unsafe { self.push(entry, user_data | CANCEL) };
@@ -288,7 +304,7 @@ impl Seat {
 
     /// Submits what is queued.
     pub(super) fn flush(&self) {
-        self.with(|ring| {
+        self.with(|ring, _| {
             if ring.queued {
                 ring.enter();
             }
@@ -297,30 +313,32 @@ impl Seat {
 
     /// Enters the kernel, queued or not.
     pub(super) fn enter(&self) {
-        self.with(Ring::enter);
+        self.with(|ring, _| ring.enter());
     }
 
     /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
     pub(super) fn collect(&self, answers: &mut Vec<(u64, i32)>) {
         answers.clear();
-        self.with(|ring| {
+        self.with(|ring, place| {
             ring.collect();
-            std::mem::swap(answers, &mut ring.places[self.place].answered);
+            std::mem::swap(answers, &mut ring.places[place].answered);
         });
     }
 
     /// Whether there is anything to submit or to collect, for whatever disk.
     pub(super) fn has_events(&self) -> bool {
-        let has_events = self.with(|ring| {
-            ring.queued || !ring.places[self.place].answered.is_empty() || ring.has_events()
+        let has_events = self.with(|ring, place| {
+            ring.queued || !ring.places[place].answered.is_empty() || ring.has_events()
         });
         has_events.unwrap_or(false)
     }
 
     /// From now on completions make the descriptor readable.
     pub(super) fn arm(&mut self) {
-        if !std::mem::replace(&mut self.is_armed, true) {
-            self.with(|ring| {
+        if let Some(held) = &mut self.0
+            && !std::mem::replace(&mut held.is_armed, true)
+        {
+            self.with(|ring, _| {
                 ring.armed += 1;
                 ring.set_notify(true);
             });
@@ -329,31 +347,32 @@ impl Seat {
 
     /// The descriptor is not needed; a poll follows.
     pub(super) fn disarm(&mut self) {
-        if std::mem::take(&mut self.is_armed) {
-            self.with(|ring| {
+        if let Some(held) = &mut self.0
+            && std::mem::take(&mut held.is_armed)
+        {
+            self.with(|ring, _| {
                 ring.armed -= 1;
                 if ring.armed == 0 {
                     ring.set_notify(false);
                     // Would-block means that nothing was counted.
-                    let mut count = [0; 8];
-                    let _ = ring.wake.read(&mut count);
+                    let _ = rustix::io::read(&ring.wake, &mut [0; 8]);
                 }
             });
         }
     }
 
     /// The descriptor that completions make readable while it is armed.
-    pub(super) fn wake_fd(&self) -> RawFd {
-        self.wake.as_raw_fd()
+    pub(super) fn wake_fd(&self) -> Option<RawFd> {
+        self.0.as_ref().map(|held| held.wake.as_raw_fd())
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         self.disarm();
-        self.with(|ring| {
-            ring.places[self.place].is_left = true;
-            ring.free_place(self.place);
+        self.with(|ring, place| {
+            ring.places[place].is_left = true;
+            ring.free_place(place);
         });
     }
 }
@@ -364,16 +383,6 @@ impl Drop for Seat {
 /// The refusal for which threads serve the disks.
 pub fn try_io_uring() -> Result<(), UringRefusal> {
     probe::try_operations(&mut Ring::new()?.io)
-}
-
-fn make_eventfd() -> io::Result<File> {
-    // SAFETY: plain system call; a new descriptor, or an error.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call just made it, and nothing else has it.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// The room left in each of this thread's rings.

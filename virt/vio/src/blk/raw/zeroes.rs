@@ -5,55 +5,18 @@
 //! thread that enters the ring, so a piece costs a core two entries of its ring, and does not delay
 //! other disks of the core.
 
-use std::collections::VecDeque;
-
-use super::misaligned::Page;
+use super::aligned_copy::Page;
 use super::slot::Stage;
 use super::{Outcome, RawDisk};
 use crate::blk::range::ZERO_PIECE;
 
 /// Pieces in flight at a time.
-const WRITERS: u32 = 2;
+pub(super) const WRITERS: u32 = 2;
 
 /// Memory that is written; the kernel reads it only. As few vectors as fill a piece.
 static ZEROES: [Page; 16] = [Page::ZERO; 16];
 const ZEROES_LEN: u32 = size_of_val(&ZEROES) as u32;
 const _: () = assert!(ZERO_PIECE.is_multiple_of(ZEROES_LEN));
-
-/// Requests whose next step is a piece of zeroes.
-#[derive(Debug, Default)]
-pub(super) struct ZeroWriters {
-    running: u32,
-    waiting: VecDeque<u32>,
-}
-
-impl ZeroWriters {
-    /// The slot has a piece to be written; [`next`](Self::next) says when.
-    pub(super) fn enter(&mut self, slot: u32) {
-        self.waiting.push_back(slot);
-    }
-
-    /// The slot whose piece is written now, if one is.
-    pub(super) fn next(&mut self) -> Option<u32> {
-        if self.running == WRITERS {
-            return None;
-        }
-        let slot = self.waiting.pop_front()?;
-        self.running += 1;
-        Some(slot)
-    }
-
-    /// A piece has ended.
-    pub(super) fn leave(&mut self) {
-        self.running -= 1;
-    }
-
-    /// A slot waits no longer; false: it does not wait.
-    pub(super) fn give_up(&mut self, slot: u32) -> bool {
-        let at = self.waiting.iter().position(|&other| other == slot);
-        at.and_then(|at| self.waiting.remove(at)).is_some()
-    }
-}
 
 impl RawDisk {
     /// Writes the piece that the slot's request is at, whose turn it is.
@@ -75,31 +38,7 @@ impl RawDisk {
 
     /// The piece has ended: all of it is written, or it has failed.
     pub(super) fn zeroes_ended(&mut self, number: u32, result: i32) -> Option<Outcome> {
-        self.zero_writers.leave();
+        self.zero_writers.leave(1);
         self.step_ended(number, result)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_have_their_turns_piece_by_piece() {
-        let mut writers = ZeroWriters::default();
-        for slot in 0..3 {
-            writers.enter(slot);
-        }
-        assert_eq!(
-            [writers.next(), writers.next(), writers.next()],
-            [Some(0), Some(1), None]
-        );
-        writers.leave();
-        writers.enter(0);
-        assert_eq!([writers.next(), writers.next()], [Some(2), None]);
-        assert!(writers.give_up(0) && !writers.give_up(0) && !writers.give_up(2));
-        writers.leave();
-        writers.leave();
-        assert_eq!(writers.next(), None);
     }
 }

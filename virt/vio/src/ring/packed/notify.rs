@@ -46,15 +46,13 @@ impl PackedQueue {
         if self.told == Some(word) {
             return Ok(());
         }
-        match self.device.at(dma, 0) {
-            Ok((window, at)) => window.store_u32(at, word),
-            Err(stop) => return Err(self.park(stop.into())),
-        }
+        let (window, at) = self.rest.or_park(self.device.at(dma, 0))?;
+        window.store_u32(at, word);
         self.told = Some(word);
         Ok(())
     }
 
-    /// [`Ring::watch`](crate::ring::Ring::watch). AVAIL alone tells: whatever this descriptor was before, the bit had the
+    /// [`Ring::watch_in`](crate::ring::Ring::watch_in). AVAIL alone tells: whatever this descriptor was before, the bit had the
     /// other value in the lap before (and is 0 in a new ring, which begins with a wrap counter of 1).
     #[inline]
     pub(in crate::ring) fn watch_place<D: Dma>(&mut self, dma: &mut D) -> Option<WatchPlace<'_>> {

@@ -4,7 +4,7 @@ use super::{DESC_F_AVAIL, DESC_F_USED};
 
 /// Index, and the wrap counter in bit 16. One word, for the reason that [`Counter`](crate::ring::counter::Counter) is one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position(u32);
+pub(in crate::ring) struct Position(u32);
 
 const WRAP: u32 = 1 << 16;
 

@@ -1,13 +1,11 @@
 //! Giving chains back.
 
-use std::sync::atomic::{Ordering, fence};
-
 use guest_mem::{Access, Dma};
 
 use super::position::Position;
 use super::{EVENT_DESC, EVENT_DISABLE, PackedQueue, REST, Used};
 use crate::ring::chain::{DESC_F_WRITE, DESC_SIZE, Violation};
-use crate::ring::order::{Ended, Order};
+use crate::ring::order::Ended;
 use crate::ring::rest::RingStop;
 use crate::ring::token::Token;
 
@@ -58,32 +56,35 @@ impl PackedQueue {
         }
     }
 
-    /// [`Ring::publish`](crate::ring::Ring::publish).
+    /// Shows the driver all staged descriptors; answers where they begin, if there are any. Parks
+    /// on a stop, with nothing shown.
     #[inline]
-    pub(in crate::ring) fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+    pub(in crate::ring) fn show<D: Dma>(
+        &mut self,
+        dma: &mut D,
+    ) -> Result<Option<Position>, RingStop> {
         let chains = self.staged();
         if chains == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         if self.is_broken {
             return Err(Violation::Journal.into());
         }
         if let Some(order) = &self.order {
-            let is_one_each = self.journal.is_some();
             self.staged.clear();
-            let descs = in_order(
-                order,
-                self.next_used,
-                self.size,
-                is_one_each,
-                &mut self.staged,
-            );
-            self.staged_descs.set(descs);
+            for (run, Ended { token, len }) in order.entries(self.journal.is_some()) {
+                self.staged.push(Used {
+                    at: self.next_used.advanced(run.start, self.size),
+                    id: token.id(),
+                    slot: token.slot(),
+                    len,
+                });
+                self.staged_descs.set(run.end);
+            }
         }
         let generation = dma.generation();
-        if let Err(stop) = self.make_current(dma) {
-            return Err(self.park(stop.into()));
-        }
+        let made = self.make_current(dma);
+        self.rest.or_park(made)?;
         // From here on nothing can stop: the journal's batch is closed before the ring is written.
         if let Some(journal) = &mut self.journal {
             for used in &self.staged {
@@ -105,17 +106,7 @@ impl PackedQueue {
         if let Some(order) = &mut self.order {
             order.shown();
         }
-        self.rest.stats.publishes += 1;
-        // Looked at before the descriptors have left this processor: what the driver has asked for
-        // by now it gets without that wait. An answer that has been overtaken costs a spurious
-        // interrupt, and so does a structure that cannot be read.
-        if self.wants_interrupt(dma, old).unwrap_or(true) {
-            return Ok(true);
-        }
-        // Pairs with the driver's full barrier between writing its event suppression structure and looking at the next
-        // used descriptor again: one of the two sees the other's store. Without it the interrupt can be lost.
-        fence(Ordering::SeqCst);
-        Ok(self.wants_interrupt(dma, old).unwrap_or(true))
+        Ok(Some(old))
     }
 
     /// Every window that the batch needs.
@@ -147,7 +138,11 @@ impl PackedQueue {
 
     /// Whether the driver wants to hear of what was published from `old` on (§2.8.10).
     #[inline]
-    fn wants_interrupt<D: Dma>(&mut self, dma: &mut D, old: Position) -> Access<bool> {
+    pub(in crate::ring) fn wants_interrupt<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        old: Position,
+    ) -> Access<bool> {
         let (window, at) = self.driver.at(dma, 0)?;
         // One load, as the two halves belong together.
         let event = window.load_u32(at);
@@ -162,32 +157,4 @@ impl PackedQueue {
             _ => true,
         })
     }
-}
-
-/// Appends the used descriptors of what has ended in order: one per run of chains written in full, and the one behind
-/// them, or one each. A run's stands where its first chain's would (§2.8.9). Answers how many descriptors the chains take up.
-fn in_order(
-    order: &Order,
-    next_used: Position,
-    size: u16,
-    is_one_each: bool,
-    staged: &mut Vec<Used>,
-) -> u16 {
-    let mut descs = 0;
-    let mut begin = 0;
-    for (nth, ended) in (1..).zip(order.iter()) {
-        let Ended { token, len } = ended;
-        descs += token.descs();
-        if ended.is_full() && nth != order.ready() && !is_one_each {
-            continue;
-        }
-        staged.push(Used {
-            at: next_used.advanced(begin, size),
-            id: token.id(),
-            slot: token.slot(),
-            len,
-        });
-        begin = descs;
-    }
-    descs
 }

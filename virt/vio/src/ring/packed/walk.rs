@@ -18,16 +18,11 @@ impl PackedQueue {
         if self.head.is_some() || !self.replay.is_empty() {
             return Ok(true);
         }
-        match load_rest(&mut self.desc, dma, self.next_avail.idx()) {
-            Ok(rest) => {
-                let is_available = self.next_avail.is_available((rest >> 48) as u16);
-                if is_available {
-                    self.head = Some(rest);
-                }
-                Ok(is_available)
-            }
-            Err(stop) => Err(self.park(stop.into())),
-        }
+        let loaded = load_rest(&mut self.desc, dma, self.next_avail.idx());
+        let rest = self.rest.or_park(loaded)?;
+        let is_available = self.next_avail.is_available((rest >> 48) as u16);
+        self.head = is_available.then_some(rest);
+        Ok(is_available)
     }
 
     /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for itself.
@@ -55,10 +50,7 @@ impl PackedQueue {
             Some(desc) if self.journal.is_none() => {
                 next.gather::<false>(chain, |at| Ok(desc.load_pair_relaxed(at)))
             }
-            _ => next.gather::<true>(chain, |at| {
-                let (window, at) = self.desc.at(dma, at)?;
-                Ok(window.load_pair_relaxed(at))
-            }),
+            _ => next.gather::<true>(chain, |at| self.desc.load_pair(dma, at)),
         };
         self.peeked(dma, walked, chain)
     }
@@ -76,10 +68,7 @@ impl PackedQueue {
             Ok(Some(table)) => self.table.walk_row(dma, table, chain),
             Err(stop) => Err(stop),
         };
-        match walked {
-            Ok(()) => Ok(true),
-            Err(stop) => Err(self.park(stop)),
-        }
+        self.rest.or_park(walked.map(|()| true))
     }
 
     #[inline(always)]
@@ -101,10 +90,10 @@ impl PackedQueue {
             return Ok(None);
         }
         let at = self.next_avail.advanced(ahead.descs, self.size);
-        match load_rest(&mut self.desc, dma, at.idx()) {
-            Ok(rest) => Ok(at.is_available((rest >> 48) as u16).then_some(rest)),
-            Err(stop) => Err(self.park(stop.into())),
-        }
+        let rest = self
+            .rest
+            .or_park(load_rest(&mut self.desc, dma, at.idx()))?;
+        Ok(at.is_available((rest >> 48) as u16).then_some(rest))
     }
 
     /// [`Ring::has_available_ahead`](crate::ring::Ring::has_available_ahead).
@@ -129,10 +118,9 @@ impl PackedQueue {
         let Some(head) = self.head_ahead(dma, ahead)? else {
             return Ok(false);
         };
-        let walked = self.next(ahead, head).gather::<true>(chain, |at| {
-            let (window, at) = self.desc.at(dma, at)?;
-            Ok(window.load_pair_relaxed(at))
-        });
+        let walked = self
+            .next(ahead, head)
+            .gather::<true>(chain, |at| self.desc.load_pair(dma, at));
         self.peeked(dma, walked, chain)
     }
 
@@ -143,10 +131,8 @@ impl PackedQueue {
         nth: u16,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
-        match self.walk_replay(dma, nth, chain) {
-            Ok(found) => Ok(found),
-            Err(stop) => Err(self.park(stop)),
-        }
+        let walked = self.walk_replay(dma, nth, chain);
+        self.rest.or_park(walked)
     }
 
     /// The chain that the journal kept: all its descriptors, whatever their NEXT flags say.

@@ -26,14 +26,10 @@ impl SplitQueue {
         } else {
             Ok(())
         };
-        match armed {
-            Ok(()) => {
-                self.no_notify = Some(false);
-                self.armed = Some(event);
-                Ok(())
-            }
-            Err(stop) => Err(self.park(stop.into())),
-        }
+        self.rest.or_park(armed)?;
+        self.no_notify = Some(false);
+        self.armed = Some(event);
+        Ok(())
     }
 
     /// Polling goes on: without EVENT_IDX sets NO_NOTIFY, with it leaves `avail_event` to fall behind. Free until
@@ -46,17 +42,14 @@ impl SplitQueue {
         {
             return Ok(());
         }
-        match store_u16(&mut self.used, dma, FLAGS, USED_F_NO_NOTIFY) {
-            Ok(()) => {
-                self.no_notify = Some(true);
-                self.armed = None;
-                Ok(())
-            }
-            Err(stop) => Err(self.park(stop.into())),
-        }
+        let stored = store_u16(&mut self.used, dma, FLAGS, USED_F_NO_NOTIFY);
+        self.rest.or_park(stored)?;
+        self.no_notify = Some(true);
+        self.armed = None;
+        Ok(())
     }
 
-    /// [`Ring::watch`](crate::ring::Ring::watch).
+    /// [`Ring::watch_in`](crate::ring::Ring::watch_in).
     #[inline]
     pub(in crate::ring) fn watch_place<D: Dma>(&mut self, dma: &mut D) -> Option<WatchPlace<'_>> {
         let quiet = self.next_avail.get();

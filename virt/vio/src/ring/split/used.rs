@@ -1,7 +1,5 @@
 //! Giving chains back through the used ring.
 
-use std::sync::atomic::{Ordering, fence};
-
 use guest_mem::{Access, Dma};
 
 use super::{AVAIL_F_NO_INTERRUPT, FLAGS, IDX, RING, SplitQueue, load_u16};
@@ -39,48 +37,43 @@ impl SplitQueue {
             "more used elements staged than the ring holds"
         );
         let slot = self.slot(self.next_used.get().wrapping_add(self.staged.get()));
-        match store_element(&mut self.used, dma, slot, head, len) {
-            Ok(()) => {
-                self.staged.add(1);
-                Ok(())
-            }
-            Err(stop) => Err(self.park(stop.into())),
-        }
+        let stored = store_element(&mut self.used, dma, slot, head, len);
+        self.rest.or_park(stored)?;
+        self.staged.add(1);
+        Ok(())
     }
 
-    /// Shows the driver all staged elements; answers whether it wants an interrupt. Parks on a stop, with
-    /// nothing shown.
+    /// Shows the driver all staged elements; answers where they begin, if there are any. Parks on a
+    /// stop, with nothing shown.
     #[inline]
-    pub(in crate::ring) fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
+    pub(in crate::ring) fn show<D: Dma>(&mut self, dma: &mut D) -> Result<Option<u16>, RingStop> {
         let staged = self.staged();
         if staged == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         if self.order.is_some() {
             self.write_in_order(dma)?;
         }
         let old = self.next_used.get();
         let new = old.wrapping_add(staged);
-        match self.used.at(dma, IDX) {
-            Ok((window, at)) => match &mut self.journal {
-                // Release: a driver that sees the index sees the elements and the buffers' bytes.
-                None => window.store_u16(at, new),
-                Some(own) => {
-                    if own.is_broken {
-                        return Err(Violation::Journal.into());
-                    }
-                    for &(head, slot) in &own.batch {
-                        own.journal.complete(head, slot);
-                    }
-                    own.journal.advance();
-                    window.store_u16(at, new);
-                    own.journal.commit();
-                    for (head, _) in own.batch.drain(..) {
-                        own.taken[usize::from(head)] = false;
-                    }
+        let (window, at) = self.rest.or_park(self.used.at(dma, IDX))?;
+        match &mut self.journal {
+            // Release: a driver that sees the index sees the elements and the buffers' bytes.
+            None => window.store_u16(at, new),
+            Some(own) => {
+                if own.is_broken {
+                    return Err(Violation::Journal.into());
                 }
-            },
-            Err(stop) => return Err(self.park(stop.into())),
+                for &(head, slot) in &own.batch {
+                    own.journal.complete(head, slot);
+                }
+                own.journal.advance();
+                window.store_u16(at, new);
+                own.journal.commit();
+                for (head, _) in own.batch.drain(..) {
+                    own.taken[usize::from(head)] = false;
+                }
+            }
         }
         self.next_used.set(new);
         self.staged.set(0);
@@ -89,21 +82,10 @@ impl SplitQueue {
         if let Some(order) = &mut self.order {
             order.shown();
         }
-        self.rest.stats.publishes += 1;
-        // Looked at before the index has left this processor: what the driver has asked for by now
-        // it gets without that wait. An answer that has been overtaken costs a spurious interrupt,
-        // and so does an event field that cannot be read.
-        if self.wants_interrupt(dma, old, new).unwrap_or(true) {
-            return Ok(true);
-        }
-        // Pairs with the driver's full barrier between writing used_event (or avail.flags) and looking at
-        // used.idx again: one of the two sees the other's store. Without it the interrupt can be lost.
-        fence(Ordering::SeqCst);
-        Ok(self.wants_interrupt(dma, old, new).unwrap_or(true))
+        Ok(Some(old))
     }
 
-    /// Writes the elements of what has ended in order: one per run of chains written in full, and the one behind
-    /// them; with a journal, one each. A run's element stands where its first chain's would (§2.7.9).
+    /// Writes the elements of what has ended in order; with a journal, one each.
     fn write_in_order<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         let Self {
             used,
@@ -117,32 +99,30 @@ impl SplitQueue {
         else {
             return Ok(());
         };
-        let ready = order.ready();
-        let mut begin = next_used.get();
         if let Some(own) = journal {
             own.batch.clear();
         }
-        for (nth, ended) in (1..).zip(order.iter()) {
-            let after = next_used.get().wrapping_add(nth);
-            let Ended { token, len } = ended;
-            match journal {
-                Some(own) => own.batch.push((token.id(), token.slot())),
-                None if ended.is_full() && nth != ready => continue,
-                None => {}
+        for (run, Ended { token, len }) in order.entries(journal.is_some()) {
+            if let Some(own) = journal {
+                own.batch.push((token.id(), token.slot()));
             }
-            let slot = u32::from(begin & (*size - 1));
-            store_element(used, dma, slot, token.id(), len)
-                .map_err(|stop| rest.park(stop.into()))?;
-            begin = after;
+            let slot = u32::from(next_used.get().wrapping_add(run.start) & (*size - 1));
+            rest.or_park(store_element(used, dma, slot, token.id(), len))?;
         }
         Ok(())
     }
 
+    /// Whether the driver wants an interrupt for what was shown from `old` on (§2.7.10).
     #[inline]
-    fn wants_interrupt<D: Dma>(&mut self, dma: &mut D, old: u16, new: u16) -> Access<bool> {
+    pub(in crate::ring) fn wants_interrupt<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        old: u16,
+    ) -> Access<bool> {
+        let new = self.next_used.get();
         if self.event_idx {
             let event = load_u16(&mut self.avail, dma, RING + 2 * u32::from(self.size))?;
-            // vring_need_event (§2.7.10): did we step over the event?
+            // vring_need_event: did we step over the event?
             Ok(new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old))
         } else {
             Ok(load_u16(&mut self.avail, dma, FLAGS)? & AVAIL_F_NO_INTERRUPT == 0)

@@ -4,9 +4,7 @@ use guest_mem::{Access, Dma};
 
 use super::{IDX, RING, SplitQueue, load_u16};
 use crate::ring::ahead::Ahead;
-use crate::ring::chain::{
-    Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
-};
+use crate::ring::chain::{Chain, DESC_SIZE, RawDescriptor, Violation};
 use crate::ring::order::Order;
 use crate::ring::rest::RingStop;
 use crate::ring::token::Token;
@@ -23,15 +21,14 @@ impl SplitQueue {
     /// `avail.idx`.
     #[inline]
     pub(in crate::ring) fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
-        let idx = match load_u16(&mut self.avail, dma, IDX) {
-            Ok(idx) => idx,
-            Err(stop) => return Err(self.park(stop.into())),
-        };
+        let loaded = load_u16(&mut self.avail, dma, IDX);
+        let idx = self.rest.or_park(loaded)?;
         let next_avail = self.next_avail.get();
         let count = idx.wrapping_sub(next_avail);
         // Those not returned yet take up entries too.
         if count > self.size.saturating_sub(self.outstanding.get()) {
-            return Err(self.park(Violation::AvailTooFar { idx, next_avail }.into()));
+            let violation = Violation::AvailTooFar { idx, next_avail };
+            return Err(self.rest.park(violation.into()));
         }
         self.seen.set(idx);
         Ok(count)
@@ -85,11 +82,8 @@ impl SplitQueue {
             }
             _ => self.walk_entry(dma, 0, chain),
         };
-        match walked {
-            Ok(()) if self.journal.is_none() => Ok(true),
-            Ok(()) => self.check_taken(chain),
-            Err(stop) => Err(self.park(stop)),
-        }
+        self.rest.or_park(walked)?;
+        self.check_taken(chain)
     }
 
     /// Hints the processor at what is looked at when these have been done: a driver that sleeps
@@ -118,10 +112,11 @@ impl SplitQueue {
     }
 
     /// The journal can record a head once.
+    #[inline]
     fn check_taken(&mut self, chain: &Chain) -> Result<bool, RingStop> {
         match &self.journal {
             Some(own) if own.taken[usize::from(chain.head())] => {
-                Err(self.park(Violation::InFlight(chain.head()).into()))
+                Err(self.rest.park(Violation::InFlight(chain.head()).into()))
             }
             _ => Ok(true),
         }
@@ -134,10 +129,8 @@ impl SplitQueue {
         head: u16,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
-        match self.walk(dma, head, chain) {
-            Ok(()) => Ok(true),
-            Err(stop) => Err(self.park(stop)),
-        }
+        let walked = self.walk(dma, head, chain);
+        self.rest.or_park(walked.map(|()| true))
     }
 
     /// [`Ring::advance`](crate::ring::Ring::advance).
@@ -202,10 +195,8 @@ impl SplitQueue {
             Some(&head) => return self.peek_replay(dma, head, chain),
             None => self.walk_entry(dma, ahead.descs, chain),
         };
-        match walked {
-            Ok(()) => self.check_taken(chain),
-            Err(stop) => Err(self.park(stop)),
-        }
+        self.rest.or_park(walked)?;
+        self.check_taken(chain)
     }
 
     fn walk_entry<D: Dma>(
@@ -224,8 +215,7 @@ impl SplitQueue {
         let size = self.size;
         let (indirect, desc) = (self.indirect, &mut self.desc);
         let walked = gather(size, indirect, head, chain, |index| {
-            let (window, at) = desc.at(dma, DESC_SIZE * u32::from(index))?;
-            Ok(window.load_pair_relaxed(at))
+            desc.load_pair(dma, DESC_SIZE * u32::from(index))
         })?;
         match walked {
             None => Ok(()),
@@ -245,27 +235,9 @@ fn gather(
 ) -> Result<Option<RawDescriptor>, RingStop> {
     chain.begin(head);
     let mut sum = chain.sum();
-    let mut next = head;
-    // A chain visits each descriptor of the table at most once: more hops are a loop.
-    for _ in 0..size {
-        if next >= size {
-            return Err(Violation::Index(next).into());
-        }
-        let (addr, rest) = fetch(next)?;
-        let flags = (rest >> 32) as u16;
-        if flags & DESC_F_INDIRECT != 0 {
-            if !indirect || flags & DESC_F_NEXT != 0 {
-                return Err(Violation::Indirect.into());
-            }
-            chain.close(sum)?;
-            return Ok(Some(RawDescriptor::from_words(addr, rest)));
-        }
-        chain.push_words(&mut sum, addr, rest as u32, flags)?;
-        if flags & DESC_F_NEXT == 0 {
-            chain.close(sum)?;
-            return Ok(None);
-        }
-        next = (rest >> 48) as u16;
-    }
-    Err(Violation::TooLong.into())
+    let table = chain.follow(&mut sum, size, head, indirect, |index| {
+        fetch(index).map_err(RingStop::from)
+    })?;
+    chain.close(sum)?;
+    Ok(table)
 }

@@ -19,12 +19,12 @@ fn with(features: u64, descs: &[RawDescriptor]) -> Pair {
 #[track_caller]
 fn violates(mut pair: Pair, want: Violation) {
     assert_eq!(pair.peek(), Err(RingStop::Violation(want)));
-    assert_eq!(pair.ring.rest.parked, Some(Parked::Violation));
+    assert_eq!(split(&mut pair.ring).rest.parked, Some(Parked::Violation));
     // Neither doorbell nor ticket mends it.
-    pair.ring.rest.kick();
-    pair.ring.rest.ticket_done(guest_mem::Ticket(0));
-    assert_eq!(pair.ring.rest.parked, Some(Parked::Violation));
-    assert_eq!(pair.ring.rest.stats.violations, 1);
+    split(&mut pair.ring).rest.kick();
+    split(&mut pair.ring).rest.ticket_done(guest_mem::Ticket(0));
+    assert_eq!(split(&mut pair.ring).rest.parked, Some(Parked::Violation));
+    assert_eq!(split(&mut pair.ring).rest.stats.violations, 1);
 }
 
 #[test]
@@ -119,14 +119,17 @@ fn an_index_that_runs_ahead_by_more_than_the_ring_is_a_violation() {
         idx: 9,
         next_avail: 0,
     };
-    assert_eq!(pair.ring.available(&mut pair.dma), Err(want.into()));
+    assert_eq!(
+        split(&mut pair.ring).available(&mut pair.dma),
+        Err(want.into())
+    );
     // Also backwards.
     let mut pair = Pair::new(8, ALL);
     pair.driver.put_avail_idx(0xffff);
-    assert!(pair.ring.available(&mut pair.dma).is_err());
+    assert!(split(&mut pair.ring).available(&mut pair.dma).is_err());
     let mut pair = Pair::new(8, ALL);
     pair.driver.put_avail_idx(8);
-    assert_eq!(pair.ring.available(&mut pair.dma), Ok(8));
+    assert_eq!(split(&mut pair.ring).available(&mut pair.dma), Ok(8));
 }
 
 /// Descriptors that are nonsense in interesting ways more often than random bytes would be.
@@ -170,10 +173,10 @@ proptest! {
             pair.driver.put_avail(at, *head);
         }
         pair.driver.put_avail_idx(idx);
-        if let Ok(count) = pair.ring.available(&mut pair.dma) {
+        if let Ok(count) = split(&mut pair.ring).available(&mut pair.dma) {
             for _ in 0..count {
                 if pair.peek().is_err() {
-                    prop_assert!(pair.ring.rest.parked.is_some());
+                    prop_assert!(split(&mut pair.ring).rest.parked.is_some());
                     break;
                 }
                 let (readable, writable) = (pair.chain.readable(), pair.chain.writable());
@@ -188,7 +191,7 @@ proptest! {
                 }
                 prop_assert!(count <= 16 + MAX_INDIRECT);
                 prop_assert_eq!(total, u64::from(readable.len()) + u64::from(writable.len()));
-                pair.ring.take(&pair.chain);
+                pair.ring.advance(&pair.chain);
             }
         }
     }

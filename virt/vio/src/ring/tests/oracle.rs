@@ -27,7 +27,7 @@ fn ours(pair: &mut Pair, ahead: u16) -> Walked {
         chains: ahead,
         descs: ahead,
     };
-    let found = pair.ring.peek_ahead(&mut pair.dma, at, &mut pair.chain);
+    let found = split(&mut pair.ring).peek_ahead(&mut pair.dma, at, &mut pair.chain);
     assert_eq!(found, Ok(true), "a valid chain");
     let list = |buffers: Buffers<'_>, writable| {
         let segments = buffers.segments().iter();
@@ -102,20 +102,20 @@ proptest! {
                 added += 1;
             }
             pair.driver.publish();
-            prop_assert_eq!(pair.ring.available(&mut pair.dma), Ok(added));
+            prop_assert_eq!(split(&mut pair.ring).available(&mut pair.dma), Ok(added));
             let want = theirs(&pair, next_avail, added);
             let got: Vec<Walked> = (0..added).map(|ahead| ours(&mut pair, ahead)).collect();
             prop_assert_eq!(&got, &want);
             for (head, _) in &got {
                 prop_assert_eq!(pair.peek(), Ok(true));
                 prop_assert_eq!(pair.chain.head(), *head);
-                waiting.push(pair.ring.take(&pair.chain));
+                waiting.push(pair.ring.advance(&pair.chain));
             }
             next_avail += added;
             // Some end, out of order, so that later chains are scattered over the table.
             for _ in 0..waiting.len() / 2 {
                 let token = waiting.swap_remove(pick.index(waiting.len()));
-                pair.ring.give_back(&mut pair.dma, token, 0).unwrap();
+                pair.ring.stage(&mut pair.dma, token, 0).unwrap();
             }
             pair.ring.publish(&mut pair.dma).unwrap();
             while pair.driver.used().is_some() {}

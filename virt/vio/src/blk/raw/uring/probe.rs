@@ -9,8 +9,11 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, opcode, types};
 use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::super::call::{Call, Vectors};
+use crate::blk::range::FallocateStep;
 
 /// The host's refusal of io_uring, or of a part that disks need.
 #[derive(Debug, thiserror::Error)]
@@ -32,27 +35,21 @@ pub(super) fn try_operations(ring: &mut IoUring) -> Result<(), UringRefusal> {
     // Without a file every operation that is there fails for want of one, and the others as ever.
     let file = memfd_create("io_uring trial", MemfdFlags::CLOEXEC).ok();
     let fd = types::Fd(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-    let operations: [(&str, squeue::Entry); 5] = [
-        (
-            "READV in io_uring",
-            opcode::Readv::new(fd, std::ptr::null(), 0).build(),
-        ),
-        (
-            "WRITEV in io_uring",
-            opcode::Writev::new(fd, std::ptr::null(), 0).build(),
-        ),
-        (
-            "FSYNC in io_uring",
-            opcode::Fsync::new(fd)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
-        ),
-        (
-            "FALLOCATE in io_uring",
-            opcode::Fallocate::new(fd, 4096)
-                .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-                .build(),
-        ),
+    let none = Vectors::new(&[], 0);
+    let write = Call::Write {
+        data: none,
+        durable: false,
+    };
+    let punch = Call::Fallocate {
+        mode: FallocateStep::Punch.mode(),
+        offset: 0,
+        len: 4096,
+    };
+    let operations = [
+        ("READV in io_uring", Call::Read(none).entry(fd)),
+        ("WRITEV in io_uring", write.entry(fd)),
+        ("FSYNC in io_uring", Call::Sync.entry(fd)),
+        ("FALLOCATE in io_uring", punch.entry(fd)),
         // Nothing has this number.
         (
             "ASYNC_CANCEL in io_uring",
