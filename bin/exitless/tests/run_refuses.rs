@@ -10,9 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use spawned::files;
 use tempfile::TempDir;
-
-mod support;
 
 /// A directory with a kernel that passes the first checks, an initrd that does, and disks.
 struct Files {
@@ -24,8 +23,8 @@ impl Files {
         let files = Self {
             dir: TempDir::new().unwrap(),
         };
-        files.write("kernel", &support::kernel());
-        files.write("cut", &support::kernel()[..4000]);
+        files.write("kernel", &files::kernel());
+        files.write("cut", &files::kernel()[..4000]);
         files.write("initrd", b"070701 and so on");
         files.write("disk", &[0; 8192]);
         files.write("odd", &[0; 1000]);
@@ -314,7 +313,7 @@ fn software_kvm_points_to_the_lab() {
         println!("skipped: this host has hardware virtualization");
         return;
     }
-    Files::new().refuses(&["--iommu", "none"], &["exitless lab -- run"]);
+    Files::new().refuses(&["--iommu", "none"], &["exitless-lab lab -- run"]);
 }
 
 #[test]
@@ -463,11 +462,11 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
     fs::set_permissions(files.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // Where programs are built no other user may look. What stands open can be started.
     let program = fs::File::open(env!("CARGO_BIN_EXE_exitless")).unwrap();
-    let mut command = Command::new(support::inheritable(&program));
+    let mut command = Command::new(files::inheritable(&program));
     command.arg("run").current_dir(files.dir.path());
     command.args(["--kernel", "kernel", "--memory", "256M", "--iommu", "none"]);
     command.args(["--resident", "64M", "--swap", "path=swap,size=256M"]);
-    command.uid(support::NOBODY).gid(support::NOBODY);
+    command.uid(files::NOBODY).gid(files::NOBODY);
     let output = match command.output() {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             return println!("skipped: temporary files are root's alone");

@@ -83,14 +83,9 @@ const KNOWN_CYCLES: [Listed; 10] = [
         &["core_map", "lines", "reclaim", "shared"],
         MAPPER,
     ),
-    ("exitless", "run", &["config", "swapped"], PROGRAM),
-    ("exitless", "run", &["devices", "remote"], PROGRAM),
-    (
-        "exitless",
-        "serve",
-        &["disk", "prepare", "sockets"],
-        PROGRAM,
-    ),
+    ("vmm", "run", &["config", "swapped"], PROGRAM),
+    ("vmm", "run", &["devices", "remote"], PROGRAM),
+    ("vmm", "serve", &["disk", "prepare", "sockets"], PROGRAM),
     (
         "harness",
         "selftest",

@@ -5,7 +5,4 @@
 mod check;
 mod front_ends;
 mod program;
-mod selections;
 mod settings;
-#[path = "../support/mod.rs"]
-mod support;

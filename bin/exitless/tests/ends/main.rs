@@ -7,7 +7,6 @@ mod balloon;
 mod button;
 mod console;
 mod daemon;
-mod guest;
 mod ledger;
 mod log;
 mod panics;

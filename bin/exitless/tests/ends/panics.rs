@@ -8,13 +8,13 @@ use rustix::process::Signal;
 use tempfile::NamedTempFile;
 use vhost_blk::RunError;
 
-use crate::daemon::{Place, load};
-use crate::guest::{Ask, Steps};
-use crate::program::{Program, has_kvm, run};
+use crate::program::{Program, has_kvm, place, run};
+use spawned::daemon::load;
+use spawned::guest::{Ask, Steps};
 
 #[test]
 fn a_core_that_panics_ends_the_daemon_and_a_successor_serves() {
-    let place = Place::new();
+    let place = place();
     let disks = [
         format!("path={}", place.image("image").display()),
         "path=ram:1M".into(),
@@ -40,7 +40,7 @@ fn a_sidecore_that_panics_ends_the_machine() {
     if !has_kvm() {
         return;
     }
-    let place = Place::new();
+    let place = place();
     let mut kernel = NamedTempFile::new().unwrap();
     let guest = Steps::default().ask(Ask::Read).wait_for_typing();
     kernel.write_all(&guest.kernel()).unwrap();

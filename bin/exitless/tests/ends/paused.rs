@@ -10,8 +10,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::guest::Steps;
 use crate::program::{Program, has_kvm, run, until};
+use spawned::guest::Steps;
 
 /// 24 MiB of the guest's memory, of which 17 may be there.
 const PAGES: std::ops::Range<u32> = 0x400..0x1c00;

@@ -1,4 +1,4 @@
-//! `exitless demo --wide`: what one read at a time of a slow disk does not show. Requests are answered while the guest is awake: a disk
+//! `exitless-lab demo --wide`: what one read at a time of a slow disk does not show. Requests are answered while the guest is awake: a disk
 //! that takes 100 µs is read and written 32 deep, and UDP datagrams are echoed, one at a time and 32 in flight.
 //!
 //! A guest for each column does all of it, window after window; the columns follow one another. In the lab the guest is slow, so

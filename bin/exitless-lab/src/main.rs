@@ -1,0 +1,156 @@
+//! `exitless-lab`: what shows and tests `exitless`.
+//!
+//! This file only names the subcommands. Those that judge whole guests are in the crate `harness`;
+//! `run` and `serve` are those of `exitless`, out of the crate `vmm`.
+//!
+//! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
+//! says why), 1 for a failure under way.
+#![forbid(unsafe_code)]
+
+mod doctor;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+use clap::{Parser, Subcommand};
+use harness::{demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
+use vmm::{log, program, run, serve};
+
+/// With the commit that it was built from, as far as the makefile has said.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  For bash, from the next login on:
+    mkdir -p ~/.local/share/bash-completion/completions
+    exitless-lab completions bash >~/.local/share/bash-completion/completions/exitless-lab";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  One page, in a terminal:
+    exitless-lab man lab | man -l -
+  All of them, where man finds them:
+    exitless-lab man --dir ~/.local/share/man/man1";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  For people:
+    exitless-lab doctor
+  For programs:
+    exitless-lab doctor --json
+
+Exit status:
+  0  Guests run here, or in the lab.
+  1  They run in neither.";
+
+const EXAMPLES: &str = "\
+Examples:
+  Whether the lab can be started here, and what this host offers:
+    exitless-lab doctor
+  A guest inside an emulated host, which needs nothing of this one:
+    exitless-lab lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
+  Exits of a stock guest, counted:
+    exitless-lab demo
+
+Exit status:
+  0  The subcommand has done what it was asked for.
+  1  It failed under way, or a check that it makes did not hold.
+  2  It could not start; one line on standard error says why.
+  other  The subcommand's own: see its page.";
+
+/// What shows and tests exitless: whole guests in an emulated host, and machines whose parts fail on
+/// purpose.
+#[derive(Parser)]
+#[command(name = "exitless-lab", version = VERSION.as_str(), about, after_long_help = EXAMPLES, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    log: log::LogArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run an exitless command inside an emulated AMD host, where KVM is complete.
+    Lab(lab_cmd::LabArgs),
+    /// Show the main job: exits with no IOMMU, trap, logged and shared, side by side.
+    Demo(demo::DemoArgs),
+    /// Count the exits of an assigned device's interrupts under the micro-hypervisor, in four
+    /// modes, and attack it.
+    Eli(eli::EliArgs),
+    /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
+    Selftest(selftest::SelftestArgs),
+    /// Run a virtual machine.
+    Run(Box<run::RunArgs>),
+    /// Serve block devices to any VMM over vhost-user, all on a few cores.
+    Serve(serve::ServeArgs),
+    /// Count the exits of guests that share one `exitless serve`; what `make bench-serve-lab` runs.
+    #[command(hide = true)]
+    ServeLab(serve_lab::ServeLabArgs),
+    /// Count what guests with too little memory move, five ways; what `make bench-swap` runs.
+    #[command(hide = true)]
+    SwapLab(swap_lab::SwapLabArgs),
+    /// Count what guests with too little memory move, by memory allowed, by program, and four at
+    /// once; what `make bench-swap-figures` runs.
+    #[command(hide = true)]
+    SwapFigures(swap_figures::SwapFiguresArgs),
+    /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
+    #[command(hide = true)]
+    Payload(selftest::payload::PayloadArgs),
+    /// Say what this host offers to virtual machines and to the lab, and what to do next.
+    #[command(after_long_help = DOCTOR_EXAMPLES)]
+    Doctor(vmm::doctor::DoctorArgs),
+    /// Print a completion script for a shell: bash, elvish, fish, powershell or zsh.
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff) of the program or a subcommand, or write all of them.
+    #[command(after_long_help = MAN_EXAMPLES)]
+    Man {
+        /// A subcommand.
+        #[arg(value_name = "SUBCOMMAND")]
+        subcommand: Option<String>,
+        /// Write the pages of the program and of each subcommand into this folder, which is made if
+        /// need be.
+        #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// A command that writes a report, if that can be written: better said now than after the last
+/// measurement.
+fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
+    program::check_report("--report", report)?;
+    main()
+}
+
+fn run(command: Command) -> anyhow::Result<u8> {
+    match command {
+        Command::Lab(args) => lab_cmd::main(&args),
+        Command::Demo(args) => with_report(&args.report, || demo::main(&args)),
+        Command::Eli(args) => with_report(&args.report, || eli::main(&args)),
+        Command::Selftest(args) => selftest::main(&args),
+        Command::Run(args) => run::main(&args),
+        Command::Serve(args) => serve::main(&args),
+        Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
+        Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),
+        Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),
+        Command::Payload(args) => selftest::payload::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+        Command::Completions { shell } => program::completions::<Cli>(shell),
+        Command::Man { subcommand, dir } => {
+            program::man::<Cli>(subcommand.as_deref(), dir.as_deref())
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    program::main(|cli: &Cli| &cli.log, |cli| run(cli.command))
+}
+
+#[cfg(test)]
+mod help_tests;

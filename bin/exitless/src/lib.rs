@@ -1,0 +1,120 @@
+//! `exitless`: virtual machines whose I/O does not exit.
+//!
+//! This crate only names the subcommands of the product: what they do is in the crate `vmm`. It is a
+//! library so that the tests of `exitless-lab` can read the examples of all documents by the command
+//! line that they are for.
+//!
+//! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
+//! says why), 1 for a failure under way.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+use clap::{Parser, Subcommand};
+use vmm::{doctor, log, program, run, serve};
+
+/// With the commit that it was built from, as far as the makefile has said.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  For bash, from the next login on:
+    mkdir -p ~/.local/share/bash-completion/completions
+    exitless completions bash >~/.local/share/bash-completion/completions/exitless";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  One page, in a terminal:
+    exitless man serve | man -l -
+  All of them, where man finds them:
+    exitless man --dir ~/.local/share/man/man1";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  For people:
+    exitless doctor
+  For programs:
+    exitless doctor --json
+
+Exit status:
+  0  Guests run here.
+  1  They do not.";
+
+const EXAMPLES: &str = "\
+Examples:
+  What this host offers, and what to do next:
+    exitless doctor
+  A guest behind the emulated VT-d unit, with a network:
+    exitless run --kernel vmlinuz --initrd initrd.img --net responder
+  A daemon whose log has what front ends do, an object a line:
+    exitless serve --block id=disk0,path=ram:64M,socket=/tmp/disk0.sock --log info --log-format json
+
+Exit status:
+  0  The subcommand has done what it was asked for.
+  1  It failed under way.
+  2  It could not start; one line on standard error says why.
+  other  The subcommand's own: see its page.
+
+Notes:
+  Guests in an emulated host, counts of exits, tests of whole guests and parts that fail on purpose are in another program, \
+exitless-lab.";
+
+/// Virtual machines whose I/O does not exit.
+#[derive(Debug, Parser)]
+#[command(name = "exitless", version = VERSION.as_str(), about, after_long_help = EXAMPLES, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    log: log::LogArgs,
+    /// What is asked for.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A subcommand.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a virtual machine.
+    Run(Box<run::RunArgs>),
+    /// Serve block devices to any VMM over vhost-user, all on a few cores.
+    Serve(serve::ServeArgs),
+    /// Say what this host offers to virtual machines, and what to do next.
+    #[command(after_long_help = DOCTOR_EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
+    /// Print a completion script for a shell: bash, elvish, fish, powershell or zsh.
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff) of the program or a subcommand, or write all of them.
+    #[command(after_long_help = MAN_EXAMPLES)]
+    Man {
+        /// A subcommand.
+        #[arg(value_name = "SUBCOMMAND")]
+        subcommand: Option<String>,
+        /// Write the pages of the program and of each subcommand into this folder, which is made if
+        /// need be.
+        #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Runs the program.
+#[must_use]
+pub fn main() -> ExitCode {
+    program::main(
+        |cli: &Cli| &cli.log,
+        |cli| match cli.command {
+            Command::Run(args) => run::main(&args),
+            Command::Serve(args) => serve::main(&args),
+            Command::Doctor(args) => doctor::main(&args, |_| None),
+            Command::Completions { shell } => program::completions::<Cli>(shell),
+            Command::Man { subcommand, dir } => {
+                program::man::<Cli>(subcommand.as_deref(), dir.as_deref())
+            }
+        },
+    )
+}

@@ -1,0 +1,90 @@
+//! `exitless run`: one virtual machine on this host's KVM.
+//!
+//! 1. [`args`]: the command line as clap sees it.
+//! 2. [`config`]: checked. Every file is open and every value in range before anything starts; the
+//!    first thing wrong is one line on stderr and exit status 2.
+//! 3. [`machine`]: built step by step, run, wound down.
+//! 4. [`restart`]: the same again, if its guest asked for a reset.
+//!
+//! With `--check` the machine is built and taken down again, and the guest does not run
+//! ([`check`]).
+//!
+//! Exit status: see [`crate::ending`].
+
+pub mod args;
+pub mod attach;
+mod balloon;
+mod check;
+pub mod composed;
+pub mod config;
+mod devices;
+mod disk;
+mod followed;
+mod holes;
+mod ledger;
+mod machine;
+mod memory;
+mod net;
+#[cfg(feature = "punch")]
+mod punched;
+mod ram;
+mod remote;
+mod remote_disk;
+mod restart;
+mod stopped;
+mod swapped;
+
+pub use args::RunArgs;
+
+use crate::ending::{self, STATUS_NOT_RESTARTED, signals};
+use crate::messages::say;
+use machine::After;
+
+/// Runs `exitless run`.
+pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
+    let restarts = restart::count();
+    if restarts > 0 {
+        restart::take_name_back();
+    }
+    let config = config::Config::check(args, restarts);
+    if args.check {
+        return config.and_then(check::check).map(|()| 0);
+    }
+    let error = match config.and_then(machine::run) {
+        Ok(After::Exit(status)) => return Ok(status),
+        Ok(After::Restart) => restart::again(restarts),
+        Err(error) => {
+            // It may be why something could not be waited for.
+            if let Some(signal) = signals::end_asked_by() {
+                say!("ended by signal {signal} before the machine was there");
+                return Ok(ending::status_of_signal(signal));
+            }
+            if restarts == 0 {
+                return Err(error);
+            }
+            error
+        }
+    };
+    say!(
+        "the guest asked for a reset, but its machine cannot be started again: {error:#} (--on-reboot exit ends with status 3 instead)"
+    );
+    Ok(STATUS_NOT_RESTARTED)
+}
+
+/// Errors in the lists of keys, whether or not the files exist that they name: for tests of
+/// examples.
+pub fn misunderstood(args: &RunArgs) -> Vec<String> {
+    let disks = args.disk.iter().filter(|text| !text.starts_with("socket="));
+    let disks = disks.map(|text| disk::DiskConfig::check(text, 0).map(drop));
+    let nets = args.net.iter().filter(|text| !text.starts_with("tap="));
+    let nets = nets.map(|text| net::NetConfig::check(text, 0).map(drop));
+    let memory = std::iter::once(ram::RamConfig::check(&args.memory).map(drop));
+    disks
+        .chain(nets)
+        .chain(memory)
+        .filter_map(Result::err)
+        .map(|error| format!("{error:#}"))
+        // Files of the reader's, and how much memory there is.
+        .filter(|text| !text.contains("cannot be opened") && !text.contains("more than this host"))
+        .collect()
+}
