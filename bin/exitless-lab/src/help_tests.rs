@@ -157,8 +157,8 @@ fn understand_ours(words: &[String], place: &str) {
     }
     let cli = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{}", at(&error)));
     match cli.command {
-        OfLab::Serve(args) => understand_serve(&args, &at),
-        OfLab::Run(args) => understand_run(&args, &at),
+        OfLab::Serve(args) => understand_serve(&args.serve, &at),
+        OfLab::Run(args) => understand_run(&args.run, &at),
         OfLab::Lab(args) => {
             if let Some(inside) = args.inside().filter(|inside| !inside.is_empty()) {
                 let inside: Vec<String> = std::iter::once("exitless".to_owned())

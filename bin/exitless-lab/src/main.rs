@@ -8,14 +8,17 @@
 #![forbid(unsafe_code)]
 
 mod doctor;
+mod faults;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use clap::{Parser, Subcommand};
 use harness::{demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
 use vmm::{log, program, run, serve};
+
+use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Program};
 
 /// With the commit that it was built from, as far as the makefile has said.
 static VERSION: LazyLock<String> =
@@ -60,6 +63,27 @@ Exit status:
   2  It could not start; one line on standard error says why.
   other  The subcommand's own: see its page.";
 
+const RUN_EXAMPLES: &str = "\
+Examples:
+  A disk as slow as an SSD:
+    exitless-lab run --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw --fault disk0:latency=100
+  A disk that writes where it may not, and an IOMMU that stops it:
+    exitless-lab run --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw --fault disk0:unmapped
+  A swap store whose third write finds no room:
+    exitless-lab run --kernel vmlinuz --initrd initramfs.cpio --memory 512M --resident 100M \\
+        --swap path=/var/tmp/swap0,size=1G --fault swap:enospc@3
+
+Notes:
+  Exit status, signals, environment and files are those of exitless run: see its page.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  A core that panics at the first request of its device:
+    exitless-lab serve --block id=disk0,path=ram:64M,socket=/tmp/disk0.sock --fault disk0:panic
+
+Notes:
+  Exit status, signals, environment and files are those of exitless serve: see its page.";
+
 /// What shows and tests exitless: whole guests in an emulated host, and machines whose parts fail on
 /// purpose.
 #[derive(Parser)]
@@ -82,10 +106,10 @@ enum Command {
     Eli(eli::EliArgs),
     /// Boot whole guests and check what comes of it; what `make test` and `make soak` run.
     Selftest(selftest::SelftestArgs),
-    /// Run a virtual machine.
-    Run(Box<run::RunArgs>),
-    /// Serve block devices to any VMM over vhost-user, all on a few cores.
-    Serve(serve::ServeArgs),
+    /// Run a virtual machine as `exitless run` does, with parts that fail on purpose.
+    Run(Box<RunArgs>),
+    /// Serve block devices as `exitless serve` does, with parts that fail on purpose.
+    Serve(ServeArgs),
     /// Count the exits of guests that share one `exitless serve`; what `make bench-serve-lab` runs.
     #[command(hide = true)]
     ServeLab(serve_lab::ServeLabArgs),
@@ -121,6 +145,30 @@ enum Command {
     },
 }
 
+/// Arguments of `exitless-lab run`.
+#[derive(clap::Args)]
+#[command(after_long_help = RUN_EXAMPLES)]
+struct RunArgs {
+    #[command(flatten)]
+    run: run::RunArgs,
+
+    /// A part that fails on purpose; repeat for more (see --help).
+    #[arg(long, value_name = "WHERE:WHAT", help_heading = "Faults", long_help = FAULTS_OF_MACHINES)]
+    fault: Vec<String>,
+}
+
+/// Arguments of `exitless-lab serve`.
+#[derive(clap::Args)]
+#[command(after_long_help = SERVE_EXAMPLES)]
+struct ServeArgs {
+    #[command(flatten)]
+    serve: serve::ServeArgs,
+
+    /// A part that fails on purpose; repeat for more (see --help).
+    #[arg(long, value_name = "WHERE:WHAT", help_heading = "Faults", long_help = FAULTS_OF_DAEMONS)]
+    fault: Vec<String>,
+}
+
 /// A command that writes a report, if that can be written: better said now than after the last
 /// measurement.
 fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
@@ -134,8 +182,14 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Demo(args) => with_report(&args.report, || demo::main(&args)),
         Command::Eli(args) => with_report(&args.report, || eli::main(&args)),
         Command::Selftest(args) => selftest::main(&args),
-        Command::Run(args) => run::main(&args),
-        Command::Serve(args) => serve::main(&args),
+        Command::Run(args) => {
+            let faults = Faults::parse(Program::Machine, &args.fault)?;
+            run::main(&args.run, &(Arc::new(faults) as _))
+        }
+        Command::Serve(args) => {
+            let faults = Faults::parse(Program::Daemon, &args.fault)?;
+            serve::main(&args.serve, &faults)
+        }
         Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
         Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),
         Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),

@@ -51,16 +51,6 @@ fn an_empty_selection_fails_and_lists_the_choices() {
             "there is no subcommand \"nosuchcommand\"",
         ),
         (&["completions", "nosuchshell"], "bash"),
-        (
-            &[
-                "serve",
-                "--force-panic",
-                "b",
-                "--block",
-                "id=a,path=ram:1M,socket=a",
-            ],
-            "there is no such device",
-        ),
     ] {
         let ended = run(folder.path(), args);
         assert_eq!(ended.status, Some(2), "{args:?}: {ended:?}");

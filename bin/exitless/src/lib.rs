@@ -10,9 +10,12 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use clap::{Parser, Subcommand};
+use virtio_pci::VirtioFunction;
+use vmm::composition::Composition;
+use vmm::run::{Assembly, Attached, MachineComposition};
 use vmm::{doctor, log, program, run, serve};
 
 /// With the commit that it was built from, as far as the makefile has said.
@@ -102,14 +105,30 @@ pub enum Command {
     },
 }
 
+vmm::functions! {
+    /// The functions of its machines: those of every program's.
+    enum Functions {}
+}
+
+/// What it composes: nothing beyond what every program has.
+struct Product;
+
+impl Composition for Product {}
+
+impl MachineComposition for Product {
+    fn attach(&self, assembly: Assembly<'_>) -> anyhow::Result<Attached> {
+        assembly.build::<Functions>(&|_, source, disk| VirtioFunction::new(source, disk).into())
+    }
+}
+
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
     program::main(
         |cli: &Cli| &cli.log,
         |cli| match cli.command {
-            Command::Run(args) => run::main(&args),
-            Command::Serve(args) => serve::main(&args),
+            Command::Run(args) => run::main(&args, &(Arc::new(Product) as _)),
+            Command::Serve(args) => serve::main(&args, &Product),
             Command::Doctor(args) => doctor::main(&args, |_| None),
             Command::Completions { shell } => program::completions::<Cli>(shell),
             Command::Man { subcommand, dir } => {
@@ -117,4 +136,43 @@ pub fn main() -> ExitCode {
             }
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    use super::*;
+
+    /// Names of what is hidden in a command and below it.
+    fn hidden(command: &Command) -> Vec<String> {
+        let name = command.get_name();
+        let mut found = Vec::new();
+        if command.is_hide_set() {
+            found.push(name.to_owned());
+        }
+        for arg in command.get_arguments() {
+            let arg_name = format!("{name} {}", arg.get_id());
+            if arg.is_hide_set() || arg.is_hide_short_help_set() || arg.is_hide_long_help_set() {
+                found.push(arg_name.clone());
+            }
+            let values = arg.get_possible_values();
+            let values = values.iter().filter(|value| value.is_hide_set());
+            found.extend(values.map(|value| format!("{arg_name}={}", value.get_name())));
+        }
+        found.extend(command.get_subcommands().flat_map(hidden));
+        found
+    }
+
+    #[test]
+    fn nothing_in_the_command_tree_is_hidden() {
+        let mut program = Cli::command();
+        program.build();
+        assert_eq!(hidden(&program), [""; 0]);
+        // It does find what is.
+        let arg = clap::Arg::new("arg").long("arg").hide(true);
+        let below = Command::new("below").hide(true).arg(arg);
+        let found = hidden(&Command::new("program").subcommand(below));
+        assert_eq!(found, ["below", "below arg"]);
+    }
 }

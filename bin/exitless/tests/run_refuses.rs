@@ -174,10 +174,6 @@ fn disks_of_the_wrong_kind_or_size() {
     );
     files.refuses(&["--disk", "path=disk,readonly=maybe"], &["on or off"]);
     files.refuses(
-        &["--disk", "path=disk,misbehave=often"],
-        &["unmapped, readonly or panic"],
-    );
-    files.refuses(
         &["--disk", "path=disk,id=longer-than-twenty-characters"],
         &["20"],
     );
@@ -362,19 +358,6 @@ fn less_memory_than_a_guest_needs_or_what_does_not_go_with_it() {
         &["--resident", "64M", "--swap", "path=swap,discard=maybe"],
         &["--swap: discard is on or off", "maybe"],
     );
-    for fault in [
-        "foo@1", "eio@0", "eio@x", "eio@", "eio@-1", "enospc", "@1", "",
-    ] {
-        let swap = format!("path=swap,misbehave={fault}");
-        with(
-            &["--resident", "64M", "--swap", &swap],
-            &[
-                "--swap: misbehave is eio@N, enospc@N or corrupt@N",
-                "at least 1",
-                &format!("not {fault:?}"),
-            ],
-        );
-    }
     with(
         &["--resident", "64M", "--swap", swap, "--dma", "bounce"],
         &["--dma bounce"],
@@ -423,10 +406,6 @@ fn a_balloon_that_no_guest_can_fill() {
         &["--balloon: deflate-on-oom is on or off"],
     );
     with("reporting=1", &["--balloon: reporting is on or off"]);
-    files.refuses(
-        &["--balloon", "target=1M", "--punch"],
-        &["--balloon does not go with --punch"],
-    );
     files.refuses(
         &["--balloon", "target=1M", "--balloon-period", "0"],
         &["--balloon-period is 1 to 3600000 ms"],

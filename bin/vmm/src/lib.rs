@@ -20,15 +20,29 @@ mod image_lock;
 mod lacks;
 mod log_line;
 mod messages;
+mod moved;
 mod notify;
 mod output;
 mod resident;
 mod terminal;
 mod values;
 
+pub mod composition;
 pub mod doctor;
 pub mod help;
 pub mod log;
 pub mod program;
 pub mod run;
 pub mod serve;
+
+/// For [`functions!`](crate::functions).
+#[doc(hidden)]
+pub mod __private {
+    pub use machine::functions;
+    pub use vio::Remote;
+    pub use vio::balloon::Balloon;
+    pub use vio::blk::Blk;
+    pub use vio::net::Net;
+    pub use vio::rng::Rng;
+    pub use virtio_pci::VirtioFunction;
+}

@@ -4,12 +4,12 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Parser;
 use clap_complete::Shell;
 
 use crate::log::LogArgs;
-use crate::{ending, help, messages};
+use crate::{ending, help, messages, moved};
 
 pub use crate::output::check_report;
 
@@ -50,6 +50,10 @@ fn parse<C: Parser>() -> Result<C, ExitCode> {
     parsed.map_err(|error| {
         let args = std::env::args_os().skip(1);
         let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+        if let Some(place) = moved::of_error(&error, &command, &args) {
+            messages::say!("{place}");
+            return ExitCode::from(2);
+        }
         help::print(error, &command, &args)
     })
 }
@@ -74,6 +78,9 @@ pub fn man<C: Parser>(subcommand: Option<&str>, dir: Option<&Path>) -> Result<u8
     if let Some(dir) = dir {
         help::write_manuals(&command, dir)?;
         return Ok(0);
+    }
+    if let Some(place) = subcommand.and_then(|name| moved::subcommand(&command, name)) {
+        bail!("{place}");
     }
     let page = help::manual(&command, subcommand)?;
     // A reader that went away has seen enough.

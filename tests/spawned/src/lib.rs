@@ -3,7 +3,8 @@
 //! - [`program`]: one that goes on until the test ends it, with signals and limits. [`short`]: one
 //!   that ends by itself.
 //! - [`guest`]: kernels of twenty instructions, for machines of any KVM.
-//! - [`daemon`]: where a daemon's sockets and images are. [`files`]: images, and files that pass for
+//! - [`daemon`]: where a daemon's sockets and images are. [`paused`]: a
+//!   machine up to its pause. [`files`]: images, and files that pass for
 //!   kernels.
 //!
 //! Which program is started is the test's to say: `env!("CARGO_BIN_EXE_…")`.
@@ -12,5 +13,6 @@
 pub mod daemon;
 pub mod files;
 pub mod guest;
+pub mod paused;
 pub mod program;
 pub mod short;

@@ -4,5 +4,6 @@
 
 mod check;
 mod front_ends;
+mod moved;
 mod program;
 mod settings;

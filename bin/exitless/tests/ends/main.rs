@@ -9,7 +9,6 @@ mod console;
 mod daemon;
 mod ledger;
 mod log;
-mod panics;
 mod paused;
 mod program;
 mod reboot;

@@ -6,7 +6,8 @@ use std::process::Command;
 use spawned::daemon::Place;
 pub use spawned::program::*;
 
-const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
+/// The program.
+pub const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
 
 /// `exitless` with these arguments.
 pub fn exitless(args: &[&str]) -> Command {

@@ -1,6 +1,5 @@
 //! The command line of `exitless run`.
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -79,16 +78,13 @@ A virtio disk, in a file or behind the vhost-user socket of another process; rep
     locking=on|off          off: without locks
     backing=on|off          on: a qcow2 image may have a backing file
     barriers=on|off         off: without the syncs that keep a qcow2 image's tables in order
-    latency=US              for measurements: each answer takes so long
-    misbehave=unmapped|readonly|panic
     socket=PATH             where another process serves a vhost-user block device
 
 direct needs block=4096 on storage in blocks of 4096 bytes. The file is locked as QEMU locks it, \
 one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
 and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
 may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. \
-With barriers=off a power cut may leave the image corrupt. latency in microseconds, and up to two thirds longer. misbehave makes a \
-rogue device for tests: DMA to an address nobody mapped, a write into the buffer of a write request, or a panic of the sidecore. \
+With barriers=off a power cut may leave the image corrupt. \
 Numbers may have K, M, G or T (powers of 1024).
 
 The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) reaches all of guest RAM, so this needs --iommu none. Of \
@@ -120,7 +116,6 @@ Where pages go that leave memory and are neither zeroes nor what a disk holds. A
     size=SIZE               as much as --memory unless given
     file=SIZEFILE           a larger size is read from there
     discard=on|off          on: what is free again is given back
-    misbehave=eio@N|enospc@N|corrupt@N
 
 FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
 on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
@@ -133,11 +128,7 @@ nothing changes.
 
 discard gives back what is behind slots that are not needed any more, a MiB at least at a time, while the store is idle: the blocks of \
 a block device, which the kernel has written with zeroes, and unmapped where the device can; or those of a file, which others may take \
-then: a guest whose page finds no room is paused until there is some. Off unless given, as swapon's.
-
-misbehave makes the store fail once, for tests: its Nth request with EIO, its Nth write with ENOSPC, or its Nth read with a bit \
-that was not written. The guest is paused, with the reason on standard error and in the ledger, and goes on when trying again has \
-succeeded.";
+then: a guest whose page finds no room is paused until there is some. Off unless given, as swapon's.";
 
 const BALLOON_HELP: &str = "\
 A virtio balloon: memory that the guest is asked to do without, and does when it can; the host gets it back. A list of these, without blanks:
@@ -215,9 +206,9 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = PreventerArg::On, value_name = "on|off")]
     pub preventer: PreventerArg,
 
-    /// Microseconds that vCPUs are waited for to say what they are about to do: longer where the
+    /// Microseconds that --preventer waits for a vCPU to say what it is about to do: longer where the
     /// host is emulated.
-    #[arg(long, value_name = "US", default_value_t = 1000, hide = true)]
+    #[arg(long, value_name = "US", default_value_t = 1000)]
     pub preventer_limit: u64,
 
     /// A balloon, by which the guest gives memory back: target=SIZE or auto, and options (see
@@ -226,7 +217,7 @@ pub struct RunArgs {
     pub balloon: Option<String>,
 
     /// Milliseconds between two questions for the balloon's statistics.
-    #[arg(long, value_name = "MS", default_value_t = 1000, hide = true)]
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub balloon_period: u64,
 
     /// vCPUs, 1 to 16.
@@ -268,23 +259,9 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = IdleArg::Adaptive)]
     pub idle: IdleArg,
 
-    /// Sleep after every N idle sweeps, whatever the policy says: for tests of sleeping and waking.
-    #[arg(long, value_name = "N", hide = true)]
-    pub force_sleep: Option<NonZeroU32>,
-
-    /// Run on software KVM as well, which boots no kernel: for tests with a guest of a few
-    /// instructions.
-    #[arg(long, hide = true)]
+    /// Run on software KVM as well, which boots no stock kernel: for guests of a few instructions.
+    #[arg(long)]
     pub any_kvm: bool,
-
-    /// Take pages of guest memory away and bring them back all the time: for tests.
-    #[arg(long, hide = true)]
-    pub punch: bool,
-
-    /// Offer the guest no more of KVM's paravirtual features than one under --resident has: to
-    /// measure beside such a one.
-    #[arg(long, hide = true)]
-    pub as_resident: bool,
 
     /// Where device data goes: straight into guest memory, or through buffers of ours.
     #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
@@ -339,9 +316,6 @@ pub enum PreventerArg {
     On,
     /// Nobody looks.
     Off,
-    /// It is read all the same, and counted: the control of measurements.
-    #[value(hide = true)]
-    Count,
 }
 
 /// `--mapper`.
@@ -351,10 +325,6 @@ pub enum MapperArg {
     On,
     /// They do not.
     Off,
-    /// They do, but are written to the store all the same, and counted; and what a disk is about to
-    /// overwrite is read first: the control of measurements.
-    #[value(hide = true)]
-    Stale,
 }
 
 /// `--iommu`.

@@ -103,9 +103,6 @@ impl BalloonSpec {
         let Some(text) = &args.balloon else {
             return Ok(None);
         };
-        if args.punch {
-            bail!("--balloon does not go with --punch: a page has one who takes it away");
-        }
         if !(1..=3_600_000).contains(&args.balloon_period) {
             bail!(
                 "--balloon-period is 1 to 3600000 ms, not {}",
@@ -159,13 +156,14 @@ impl BalloonSpec {
     }
 
     /// What runs beside the owner of the balloon `watched`, whose memory has this pager, if it has one.
-    pub fn start<M>(
+    pub fn start<F, M>(
         self,
-        owner: OwnerHandle<M>,
+        owner: OwnerHandle<F, M>,
         watched: &Watched,
         pager: Option<AskPager>,
     ) -> Result<Beside>
     where
+        F: Functions,
         M: PhysMem + Send + 'static,
     {
         let number = watched.number;
@@ -255,7 +253,10 @@ impl Watched {
     }
 
     /// The balloon, on its owner's thread.
-    pub fn balloon<'a, M: PhysMem>(&self, owner: &'a mut Owner<M>) -> Option<&'a mut Balloon> {
+    pub fn balloon<'a, F: Functions, M: PhysMem>(
+        &self,
+        owner: &'a mut Owner<F, M>,
+    ) -> Option<&'a mut Balloon> {
         balloon_of(owner, self.number)
     }
 
@@ -289,12 +290,12 @@ impl Beside {
 }
 
 /// The balloon as other threads reach it.
-struct Door<M> {
-    owner: OwnerHandle<M>,
+struct Door<F, M> {
+    owner: OwnerHandle<F, M>,
     number: usize,
 }
 
-impl<M> Clone for Door<M> {
+impl<F, M> Clone for Door<F, M> {
     fn clone(&self) -> Self {
         Self {
             owner: self.owner.clone(),
@@ -303,25 +304,25 @@ impl<M> Clone for Door<M> {
     }
 }
 
-impl<M: PhysMem + Send + 'static> Door<M> {
+impl<F: Functions, M: PhysMem + Send + 'static> Door<F, M> {
     /// What `ask` answers on the owner's thread; `None` once that has ended.
     fn with<R: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Balloon) -> R + Send + 'static,
     ) -> Option<R> {
         let number = self.number;
-        let question = move |owner: &mut Owner<M>| balloon_of(owner, number).map(ask);
+        let question = move |owner: &mut Owner<F, M>| balloon_of(owner, number).map(ask);
         let answer = self.owner.call(|reply| Request::ask(reply, question));
         answer.ok().flatten()
     }
 }
 
 /// The balloon that is function `number` of `owner`.
-fn balloon_of<M: PhysMem>(owner: &mut Owner<M>, number: usize) -> Option<&mut Balloon> {
-    match owner.function(number)? {
-        Functions::Balloon(function) => Some(function.device_mut()),
-        _ => None,
-    }
+fn balloon_of<F: Functions, M: PhysMem>(
+    owner: &mut Owner<F, M>,
+    number: usize,
+) -> Option<&mut Balloon> {
+    owner.function(number)?.balloon()
 }
 
 #[cfg(test)]

@@ -1,22 +1,26 @@
 //! `exitless run --check`: what a start would use, and whether it could.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use anyhow::Result;
 use platform::boot::KernelKind;
 
 use super::args::IommuMode;
-use super::config::{Config, Disk, NetBackend};
+use super::assembly::MachineComposition;
+use super::config::Config;
 use super::disk::Format;
+use super::disks::Disk;
 use super::machine;
+use super::net::NetBackend;
 
 /// Builds the machine as a start does, takes it down, and prints what was found.
 ///
 /// # Errors
 /// Fails as a start would, or prints what the machine is made of.
-pub fn check(config: Config) -> Result<()> {
+pub fn check(config: Config, composition: &Arc<dyn MachineComposition>) -> Result<()> {
     let found = found(&config);
-    machine::check(config)?;
+    machine::check(config, composition)?;
     println!("{found}the machine can be started");
     Ok(())
 }

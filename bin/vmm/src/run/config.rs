@@ -4,26 +4,21 @@
 
 use std::fs::File;
 use std::io;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, RebootArg, RunArgs};
+use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, MapperArg, RebootArg, RunArgs};
 use super::balloon::BalloonSpec;
-use super::disk::DiskConfig;
+use super::disks::{self, Disk};
 use super::net::NetConfig;
 use super::ram::{MIN_MEMORY, RamConfig};
-use super::remote_disk::RemoteDiskConfig;
 use super::swapped::SwapConfig;
-use crate::values::keys::Keys;
+use crate::composition::{Composition, MachineOutline};
 use crate::values::{counted, size};
 use crate::{lacks, output};
 use platform::boot::{self, KernelKind};
-
-pub use super::disk::Misbehave;
-pub use super::net::NetBackend;
 
 /// Most vCPUs.
 const MAX_CPUS: usize = 16;
@@ -65,15 +60,6 @@ impl PinPlan {
     }
 }
 
-/// A disk, by who serves it.
-#[derive(Debug)]
-pub enum Disk {
-    /// We do, from a file.
-    File(DiskConfig),
-    /// Another process.
-    Remote(RemoteDiskConfig),
-}
-
 /// A checked request.
 #[derive(Debug)]
 pub struct Config {
@@ -105,14 +91,12 @@ pub struct Config {
     pub pin: PinPlan,
     /// What an idle sidecore does.
     pub idle: IdleArg,
-    /// Sleep after this many idle sweeps, whatever the policy says: for tests.
-    pub force_sleep: Option<NonZeroU32>,
     /// Software KVM will do.
     pub any_kvm: bool,
-    /// Guest memory comes and goes.
-    pub punch: bool,
-    /// The guest is offered what one is whose memory does.
-    pub as_resident: bool,
+    /// Pages of guest memory come and go one by one.
+    pub pages_move: bool,
+    /// The guest is offered no more of KVM's paravirtual features than one whose pages move.
+    pub hides_paravirtual_features: bool,
     /// Where device data goes.
     pub dma: DmaArg,
     /// How long an invalidation waits for a device.
@@ -136,13 +120,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// Guest memory comes and goes page by page.
-    pub fn pages_move(&self) -> bool {
-        self.punch || self.swap.is_some()
-    }
-
-    /// Checks everything that can be checked without starting anything, for a machine that has been started again so often.
-    pub fn check(args: &RunArgs, restarts: u64) -> anyhow::Result<Self> {
+    /// Checks everything that can be checked without starting anything, for a machine of this composition that has been started
+    /// again so often.
+    pub fn check(
+        args: &RunArgs,
+        restarts: u64,
+        composition: &dyn Composition,
+    ) -> anyhow::Result<Self> {
         let kernel = kernel(&args.kernel)?;
         let initrd = args.initrd.as_deref().map(initrd).transpose()?;
         let ram = RamConfig::check(&args.memory)?;
@@ -169,7 +153,7 @@ impl Config {
             );
         }
         let pin = pin(args)?;
-        let disks = disks(&args.disk, args.iommu)?;
+        let disks = disks::check(&args.disk, args.iommu)?;
         let nets = (0..)
             .zip(&args.net)
             .map(|(index, text)| NetConfig::check(text, index))
@@ -185,22 +169,28 @@ impl Config {
             output::check("--ledger", path)?;
         }
         let swap = SwapConfig::check(args, memory, &disks)?;
-        if args.punch {
-            ram.shared_for("--punch")?;
-        }
         if swap.is_some() {
             ram.shared_for("--resident")?;
         }
         if disks.iter().any(|disk| matches!(disk, Disk::Remote(_))) {
             ram.shared_for("--disk socket=…")?;
         }
+        composition.check_machine(&MachineOutline {
+            disks_in_files: &disks::in_files(&disks),
+            is_memory_shared: ram.is_shared,
+            has_pager: swap.is_some(),
+            has_mapper: args.mapper == MapperArg::On,
+            has_balloon: balloon.is_some(),
+        })?;
         // What may have to wait comes last.
-        let disks = lock(disks)?;
+        let disks = disks::lock(disks)?;
         Ok(Self {
             kernel,
             initrd,
             cmdline: cmdline(&args.cmdline)?,
             ram,
+            pages_move: swap.is_some() || composition.moves_pages(),
+            hides_paravirtual_features: swap.is_some() || composition.hides_paravirtual_features(),
             swap,
             balloon,
             cpus: args.cpus as u8,
@@ -214,10 +204,7 @@ impl Config {
             sidecores: args.sidecores,
             pin,
             idle: args.idle,
-            force_sleep: args.force_sleep,
             any_kvm: args.any_kvm,
-            punch: args.punch,
-            as_resident: args.as_resident,
             dma: args.dma,
             drain_limit: Duration::from_millis(args.drain_limit),
             watchdog: Duration::from_secs(args.watchdog),
@@ -347,64 +334,6 @@ fn try_cpu(cpu: usize) -> io::Result<()> {
     trial
         .join()
         .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
-}
-
-fn disks(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
-    let mut disks: Vec<Disk> = Vec::new();
-    let mut files: Vec<(PathBuf, (u64, u64), bool)> = Vec::new();
-    for (index, text) in texts.iter().enumerate() {
-        let mut keys = Keys::parse("--disk", text)?;
-        if let Some(socket) = keys.take("socket") {
-            let disk = RemoteDiskConfig::check(socket, keys, index)?;
-            check_remote(&disk, &disks, iommu)?;
-            disks.push(Disk::Remote(disk));
-            continue;
-        }
-        let disk = DiskConfig::check(text, index)?;
-        let identity = disk
-            .identity()
-            .with_context(|| format!("disk {}", disk.path.display()))?;
-        let other = files.iter().find(|(_, other, other_read_only)| {
-            *other == identity && !(disk.read_only && *other_read_only)
-        });
-        if let Some((other, ..)) = other {
-            bail!(
-                "disks {} and {} are one file, which at least one of them may write to",
-                other.display(),
-                disk.path.display()
-            );
-        }
-        files.push((disk.path.clone(), identity, disk.read_only));
-        disks.push(Disk::File(disk));
-    }
-    Ok(disks)
-}
-
-/// Locks what the disks are on, in order. Until the last one is locked the others are already.
-fn lock(disks: Vec<Disk>) -> anyhow::Result<Vec<Disk>> {
-    disks
-        .into_iter()
-        .map(|disk| match disk {
-            Disk::File(disk) => disk.lock().map(Disk::File),
-            remote => Ok(remote),
-        })
-        .collect()
-}
-
-fn check_remote(disk: &RemoteDiskConfig, before: &[Disk], iommu: IommuArg) -> anyhow::Result<()> {
-    let socket = disk.socket.display();
-    if iommu != IommuArg::None {
-        bail!(
-            "--disk socket={socket}: whoever serves it reaches all of guest RAM and knows nothing of the emulated \
-             VT-d unit, so the two do not go together yet: add --iommu none"
-        );
-    }
-    let is_taken =
-        |other: &Disk| matches!(other, Disk::Remote(other) if other.socket == disk.socket);
-    if before.iter().any(is_taken) {
-        bail!("--disk socket={socket} is given twice: a socket serves one disk");
-    }
-    Ok(())
 }
 
 /// Whether the console's file could be had; it is neither made nor emptied.

@@ -6,11 +6,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use guest_mem::{Iova, NoIommu, PhysMem, SourceId};
-use kvm::doorbells::{IoEvents, KvmDoorbells};
+use guest_mem::{NoIommu, PhysMem, SourceId};
+use kvm::doorbells::KvmDoorbells;
 use kvm::register_page;
 use machine::port::{OwnedFunction, UnitRegisters};
-use machine::{FunctionShape, ResolveFunction, Wires};
 use platform::interrupt::InterruptSink;
 use platform::layout;
 use platform::power::MarkerSink;
@@ -19,7 +18,6 @@ use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, NetIo, Responder, Tap};
 use vio::rng::{HostEntropy, Rng};
 use vio::{Rate, RateLimits};
-use vio_faults::{Fault, LatencyDisk, PanicDisk, Rogue};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
@@ -28,22 +26,21 @@ use vtd_port::VtdPort;
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
-use super::composed::{Functions, Owner, Request, Units};
-use super::config::{Config, Disk, Misbehave, NetBackend};
+use super::composed::{Functions, MAX_LEASES, Owner, Request, Units};
+use super::config::Config;
 use super::disk::DiskConfig;
+use super::disks::Disk;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
-use super::memory::{Memory, Paging, Pieces, Plain};
-use super::net::NetConfig;
+use super::memory::{Memory, Paging};
+use super::net::{NetBackend, NetConfig};
+use super::plugs::Plugs;
 use super::remote;
-use super::swapped::Swapped;
+use crate::composition::Composition;
 use crate::ending::storage::{self, Dropping, Names};
 use crate::{lacks, messages};
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
-/// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
-/// in pages that lie scattered), and 32,767 for drivers that need more.
-const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 /// Requests in flight of one disk.
 const DISK_DEPTH: u32 = 256;
 /// Entries of a network queue.
@@ -61,43 +58,17 @@ const RNG_LIMITS: RateLimits = RateLimits {
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
-/// The request that makes a misbehaving disk attack: one that starts at this sector.
-const ROGUE_SECTOR: u64 = 64;
-/// Where a misbehaving disk writes: far from what a guest of a few GiB maps, inside 39 bits.
-const ROGUE_IOVA: u64 = 0x10_0000_0000;
 
-/// Builds everything `config` asks for and starts the sidecore. Takes files out of the configuration.
-pub fn attach(config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
-    let pieces = Pieces {
-        ram: parts.ram.clone(),
-        slots: parts.slots.to_vec(),
-        control: parts.control.clone(),
-    };
-    match config.swap.take() {
-        Some(swap) => attach_over(Swapped::new(swap, pieces), config, parts),
-        None if config.punch => attach_punched(pieces, config, parts),
-        None => attach_over(Plain(pieces.ram), config, parts),
-    }
-}
-
-#[cfg(feature = "punch")]
-fn attach_punched(pieces: Pieces, config: &mut Config, parts: &Parts<'_>) -> Result<Attached> {
-    attach_over(super::punched::Punched::new(pieces)?, config, parts)
-}
-
-#[cfg(not(feature = "punch"))]
-fn attach_punched(pieces: Pieces, _: &mut Config, _: &Parts<'_>) -> Result<Attached> {
-    let slots = pieces.slots.len();
-    anyhow::bail!(
-        "--punch: the {slots} slots of memory stay where they are: built without the feature punch"
-    )
-}
-
-/// The same over one kind of memory.
-fn attach_over<M: Memory>(
+/// Builds everything that `config` asks for over `memory`, and starts the sidecore. Takes files out of the configuration.
+///
+/// # Errors
+/// What the host lacks or refuses.
+pub fn attach<F: Functions, M: Memory<F>>(
     mut memory: M,
     config: &mut Config,
     parts: &Parts<'_>,
+    composition: &dyn Composition,
+    disk_function: &dyn Fn(usize, SourceId, Blk) -> F,
 ) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
     let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
@@ -105,25 +76,15 @@ fn attach_over<M: Memory>(
     let mut plugs = Plugs::new(&mut owner, unit);
     let mut forwarded = Vec::new();
     let mut names = Names::new();
-    for disk in std::mem::take(&mut config.disks) {
+    for (index, disk) in std::mem::take(&mut config.disks).into_iter().enumerate() {
         match disk {
             Disk::File(disk) => {
                 let name = format!("disk {}", disk.path.display());
-                let fault = disk.misbehave.and_then(fault);
-                let device = block(disk, config.dma, &mut memory).with_context(|| name.clone())?;
-                let source = parts.bus.reserve()?;
-                let (function, queues) = match fault {
-                    None => {
-                        let function = VirtioFunction::new(source, device);
-                        let queues = function.queues();
-                        (Functions::Disk(function), queues)
-                    }
-                    fault => {
-                        let function = VirtioFunction::new(source, Rogue::new(device, fault));
-                        let queues = function.queues();
-                        (Functions::Rogue(function), queues)
-                    }
-                };
+                let queues = disk.queues;
+                let wrap = |io| composition.disk(index, io);
+                let device = block(disk, config.dma, &mut memory, wrap);
+                let device = device.with_context(|| name.clone())?;
+                let function = disk_function(index, parts.bus.reserve()?, device);
                 let number = plugs.add(function, doorbells(parts, queues)?);
                 names.insert(number, name);
             }
@@ -138,26 +99,26 @@ fn attach_over<M: Memory>(
     for net in std::mem::take(&mut config.nets) {
         let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
         let queues = function.queues();
-        plugs.add(Functions::Net(function), doorbells(parts, queues)?);
+        plugs.add(function, doorbells(parts, queues)?);
     }
     if config.rng {
         let device = Rng::new(Box::new(HostEntropy), RNG_LIMITS);
         let function = VirtioFunction::new(parts.bus.reserve()?, device);
         let queues = function.queues();
-        plugs.add(Functions::Rng(function), doorbells(parts, queues)?);
+        plugs.add(function, doorbells(parts, queues)?);
     }
     let balloon = match config.balloon.take() {
         Some(spec) => {
             let device = spec.device(parts.ram, memory.balloon()?)?;
             let function = VirtioFunction::new(parts.bus.reserve()?, device);
             let doorbells = doorbells(parts, function.queues())?;
-            let number = plugs.add_beside(Functions::Balloon(function), doorbells);
+            let number = plugs.add_beside(function, doorbells);
             Some((spec, Watched::new(number)))
         }
         None => None,
     };
-    let plugged = plugs.plugged;
-    let core = start(config, owner)?;
+    let plugged = plugs.into_plugged();
+    let core = start(config, owner, composition)?;
     let handle = core.handle(0);
     let watched = balloon.as_ref().map(|(_, watched)| watched.clone());
     let paging = memory.start(handle.clone())?;
@@ -207,77 +168,16 @@ fn dmar_table() -> Vec<u8> {
     ))
 }
 
-/// What the port of a function needs.
-struct Plug {
-    source: SourceId,
-    number: usize,
-    shape: FunctionShape,
-    doorbells: Arc<IoEvents>,
-}
-
-/// Functions on their way to an owner that does not run yet, and what their doors need once it does.
-pub struct Plugs<'a, M> {
-    owner: &'a mut Owner<M>,
-    unit: usize,
-    plugged: Vec<Plug>,
-}
-
-impl<'a, M: PhysMem> Plugs<'a, M> {
-    fn new(owner: &'a mut Owner<M>, unit: usize) -> Self {
-        Self {
-            owner,
-            unit,
-            plugged: Vec::new(),
-        }
-    }
-
-    /// Adds `function`; its number.
-    pub fn add(&mut self, function: Functions, doorbells: KvmDoorbells) -> usize {
-        self.add_under(self.unit, function, doorbells)
-    }
-
-    /// Adds `function`, which no IOMMU stands before; its number.
-    fn add_beside(&mut self, function: Functions, doorbells: KvmDoorbells) -> usize {
-        let unit = self.owner.add_unit(Units::None(NoIommu::new(MAX_LEASES)));
-        self.add_under(unit, function, doorbells)
-    }
-
-    fn add_under(&mut self, unit: usize, function: Functions, doorbells: KvmDoorbells) -> usize {
-        let (source, shape) = (function.get().source(), function.get().shape());
-        let events = doorbells.events();
-        let wires = Wires {
-            doorbells: Some(Box::new(doorbells)),
-            pin: None,
-        };
-        let number = self.owner.add(unit, function, wires);
-        self.plugged.push(Plug {
-            source,
-            number,
-            shape,
-            doorbells: events,
-        });
-        number
-    }
-}
-
 fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
     KvmDoorbells::new(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")
 }
 
-/// What a disk that is to misbehave does to its guest.
-fn fault(misbehave: Misbehave) -> Option<Fault> {
-    let sector = ROGUE_SECTOR;
-    match misbehave {
-        Misbehave::Unmapped => Some(Fault::DmaUnmapped {
-            sector,
-            iova: Iova::new(ROGUE_IOVA),
-        }),
-        Misbehave::ReadOnly => Some(Fault::WriteToReadOnly { sector }),
-        Misbehave::Panic => None,
-    }
-}
-
-fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk> {
+fn block<F>(
+    disk: DiskConfig,
+    dma: DmaArg,
+    memory: &mut impl Memory<F>,
+    wrap: impl FnOnce(Box<dyn BlockIo>) -> Result<Box<dyn BlockIo>>,
+) -> Result<Blk> {
     let options = RawDiskOptions {
         read_only: disk.read_only,
         o_direct: disk.direct,
@@ -296,7 +196,7 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
         serial,
         ..BlkConfig::default()
     };
-    let mut io: Box<dyn BlockIo> = match disk.open_image(DISK_DEPTH)? {
+    let io: Box<dyn BlockIo> = match disk.open_image(DISK_DEPTH)? {
         Some(image) => Box::new(image),
         None => {
             let file = disk.file.try_clone().context("a second descriptor")?;
@@ -305,13 +205,7 @@ fn block(disk: DiskConfig, dma: DmaArg, memory: &mut impl Memory) -> Result<Blk>
             Box::new(disk)
         }
     };
-    if !disk.latency.is_zero() {
-        io = Box::new(LatencyDisk::new(io, disk.latency).context("a timer")?);
-    }
-    if disk.misbehave == Some(Misbehave::Panic) {
-        io = Box::new(PanicDisk::new(io));
-    }
-    let io = memory.disk(io, &disk)?;
+    let io = memory.disk(wrap(io)?, &disk)?;
     Blk::new(config, io).with_context(|| format!("disk {}", disk.path.display()))
 }
 
@@ -363,23 +257,29 @@ fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
     ))
 }
 
-fn start<M>(config: &Config, owner: Owner<M>) -> Result<Sidecore<Owner<M>>>
+fn start<F, M>(
+    config: &Config,
+    owner: Owner<F, M>,
+    composition: &dyn Composition,
+) -> Result<Sidecore<Owner<F, M>>>
 where
+    F: Functions,
     M: PhysMem + Send + 'static,
 {
     let host_cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    SidecoreBuilder::new("sidecore0")
+    let builder = SidecoreBuilder::new("sidecore0")
         .cpu(config.pin.sidecore(0))
         .idle(config.idle.policy())
-        .shares_cpu(host_cpus <= usize::from(config.cpus))
-        .force_sleep_every(config.force_sleep)
+        .shares_cpu(host_cpus <= usize::from(config.cpus));
+    composition
+        .sidecore(builder)
         .spawn(vec![owner])
         .context("starting the sidecore")
 }
 
 /// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in Linux).
-fn monitor<M: PhysMem + Send>(
-    core: &Sidecore<Owner<M>>,
+fn monitor<F: Functions, M: PhysMem + Send>(
+    core: &Sidecore<Owner<F, M>>,
     control: &Arc<Control>,
     limit: Duration,
 ) -> Result<Monitor> {
@@ -396,8 +296,8 @@ fn monitor<M: PhysMem + Send>(
 }
 
 /// What runs beside the vCPUs.
-struct Devices<M: PhysMem + Send + 'static> {
-    core: Sidecore<Owner<M>>,
+struct Devices<F: Functions, M: PhysMem + Send + 'static> {
+    core: Sidecore<Owner<F, M>>,
     _monitor: Monitor,
     /// Printer of the lines about a guest that has run.
     reporter: Option<Reporter>,
@@ -411,7 +311,7 @@ struct Devices<M: PhysMem + Send + 'static> {
     balloon: Option<Beside>,
 }
 
-impl<M: PhysMem + Send + 'static> Running for Devices<M> {
+impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {
     fn begin(&mut self) -> Result<()> {
         match &mut self.paging {
             Some(paging) => paging.begin(),

@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use disk_image::lock::Locking;
@@ -13,18 +12,7 @@ use disk_image::{Backing, ImageDisk, ImageOptions};
 use crate::ending::signals;
 use crate::values::block::{self, BlockSpec, all_but};
 use crate::values::keys::Keys;
-use crate::{image_format, image_lock};
-
-/// A deliberate fault of a disk, for tests of the IOMMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Misbehave {
-    /// DMA to an address that is not mapped.
-    Unmapped,
-    /// A write into the buffer of a write request, which is mapped read-only.
-    ReadOnly,
-    /// The core that polls it panics at its first request.
-    Panic,
-}
+use crate::{image_format, image_lock, moved};
 
 /// What is in a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +51,6 @@ pub struct DiskConfig {
     pub queue_size: u16,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
-    /// The disk answers no sooner than this.
-    pub latency: Duration,
-    /// A deliberate fault.
-    pub misbehave: Option<Misbehave>,
 }
 
 /// The keys of a block device that a disk in a file takes here.
@@ -93,6 +77,7 @@ impl DiskConfig {
     /// Checks one `--disk`, the `index`-th.
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;
+        moved::refuse_keys(&keys, "run", &format!("disk{index}"))?;
         // A socket would have made it a disk of another kind.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
             format!("for disks that machines share: exitless serve --block {key}=…, and --disk socket=… here")
@@ -110,14 +95,6 @@ impl DiskConfig {
         if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
             bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
         }
-        let latency = keys.take_number("latency", 0, 0..=10_000_000)?;
-        let misbehave = match keys.take("misbehave") {
-            None => None,
-            Some("unmapped") => Some(Misbehave::Unmapped),
-            Some("readonly") => Some(Misbehave::ReadOnly),
-            Some("panic") => Some(Misbehave::Panic),
-            Some(other) => bail!("--disk: misbehave is unmapped, readonly or panic, not {other:?}"),
-        };
         // Among what is known, where a key is not.
         keys.take("socket");
         let path = spec.path.as_deref().filter(|path| !path.is_empty());
@@ -146,8 +123,6 @@ impl DiskConfig {
             queues,
             queue_size,
             id,
-            latency: Duration::from_micros(latency),
-            misbehave,
         })
     }
 

@@ -18,7 +18,7 @@ use vtd_port::VtdPort;
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::balloon::{Said, Watched};
-use super::composed::{Owner, Units};
+use super::composed::{Functions, Owner, Units};
 use super::config::Config;
 use super::memory::{AskPager, OwnerHandle, Standing};
 use crate::messages;
@@ -39,10 +39,10 @@ use platform::power::MarkerSink;
 const KVM_GET_STATS_FD: u64 = 0xaece;
 
 /// Where a snapshot's parts come from.
-pub struct LedgerSource<M> {
+pub struct LedgerSource<F, M> {
     stats: Vec<VcpuStats>,
     exits: ExitLedger,
-    owner: OwnerHandle<M>,
+    owner: OwnerHandle<F, M>,
     sidecore: Watch,
     /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be had.
     histogram: OnceLock<Option<ExitHistogram>>,
@@ -56,12 +56,12 @@ pub struct LedgerSource<M> {
     balloon: Option<Watched>,
 }
 
-impl<M> LedgerSource<M> {
+impl<F, M> LedgerSource<F, M> {
     /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
     /// by the kernel from the first mark on.
     pub fn new(
         parts: &Parts<'_>,
-        owner: OwnerHandle<M>,
+        owner: OwnerHandle<F, M>,
         sidecore: Watch,
         forwarded: Vec<Arc<Places>>,
         pager: Option<AskPager>,
@@ -123,7 +123,7 @@ impl<M> LedgerSource<M> {
     }
 }
 
-impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
+impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
     fn prepare(&self) {
         self.histogram.get_or_init(|| {
             let threads = vcpu_threads();
@@ -157,7 +157,7 @@ impl<M: PhysMem + Send + 'static> Source for LedgerSource<M> {
         }
         let histogram = self.histogram.get().and_then(Option::as_ref);
         let watched = self.balloon.clone();
-        let figures = move |owner: &mut Owner<M>| {
+        let figures = move |owner: &mut Owner<F, M>| {
             let watched = watched.as_ref();
             let balloon = watched.and_then(|watched| {
                 let balloon = watched.balloon(owner)?;
@@ -297,7 +297,7 @@ fn major_faults_of(stat: &str) -> Option<u64> {
 }
 
 /// What the owner, its unit and its functions have counted.
-fn owner_counts<M: PhysMem>(owner: &mut Owner<M>) -> OwnerCounts {
+fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
     let totals = owner.totals();
     let mut counts = match owner.unit(0) {
         Some(Units::Vtd(port)) => vtd_counts(port),
@@ -356,7 +356,7 @@ pub struct MarkerLedger(Ledger);
 
 impl MarkerLedger {
     /// Opens the account.
-    pub fn new<M: PhysMem + Send + 'static>(source: LedgerSource<M>) -> Self {
+    pub fn new<F: Functions, M: PhysMem + Send + 'static>(source: LedgerSource<F, M>) -> Self {
         Self(Ledger::new(Box::new(source)))
     }
 }

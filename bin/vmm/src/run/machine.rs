@@ -32,9 +32,9 @@ use platform::layout;
 use platform::power::{KeyboardReset, Marker, PanicNotice, Power};
 
 use super::args::RebootArg;
+use super::assembly::{Assembly, MachineComposition};
 use super::attach::{Attached, Parts};
 use super::config::{Config, ConsoleConfig};
-use super::devices;
 use crate::ending::signals::{Asked, Listener, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
 use crate::lacks;
@@ -69,14 +69,14 @@ struct Built {
 
 /// Builds the machine and takes it down again, without having run the guest: what a start would
 /// refuse is refused.
-pub fn check(mut config: Config) -> anyhow::Result<()> {
+pub fn check(mut config: Config, composition: &Arc<dyn MachineComposition>) -> anyhow::Result<()> {
     let Built {
         vcpus,
         mut attached,
         output,
         listener,
         ..
-    } = build(&mut config)?;
+    } = build(&mut config, composition)?;
     let begun = match &mut attached.running {
         Some(running) => running.begin(),
         None => Ok(()),
@@ -95,7 +95,7 @@ pub fn check(mut config: Config) -> anyhow::Result<()> {
 }
 
 /// Runs the machine to its end.
-pub fn run(mut config: Config) -> anyhow::Result<After> {
+pub fn run(mut config: Config, composition: &Arc<dyn MachineComposition>) -> anyhow::Result<After> {
     let Built {
         vcpus,
         mut attached,
@@ -107,7 +107,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
         is_on_stdio,
         listener,
         button,
-    } = build(&mut config)?;
+    } = build(&mut config, composition)?;
     let control = machine.control.clone();
     let raw = match is_on_stdio {
         true => console_input(uart, control.clone())?,
@@ -167,7 +167,7 @@ pub fn run(mut config: Config) -> anyhow::Result<After> {
 }
 
 /// Makes everything that the guest needs, up to what it enters with.
-fn build(config: &mut Config) -> anyhow::Result<Built> {
+fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyhow::Result<Built> {
     let kvm = match config.any_kvm {
         true => kvm::vm::open_for_programs()?,
         false => kvm::vm::open()?,
@@ -183,7 +183,7 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
         swap.warn();
     }
 
-    let ram = config.ram.make(config.pages_move())?;
+    let ram = config.ram.make(config.pages_move)?;
     let vm = Arc::new(Vm::new(&kvm)?);
     let slots = vm.map_ram(&ram)?;
     let control = Arc::new(Control::new().context("an eventfd")?);
@@ -216,7 +216,7 @@ fn build(config: &mut Config) -> anyhow::Result<Built> {
             exits: &exits,
             bus: &bus,
         };
-        devices::attach(config, &parts)?
+        composition.attach(Assembly::new(composition.clone(), config, &parts))?
     };
     let acpi = acpi::build(&AcpiConfig {
         cpus: config.cpus,
@@ -289,7 +289,7 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
 fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<Vcpu>> {
     let cpus = config.cpus;
     let mut supported = cpuid::supported(kvm)?;
-    if config.pages_move() || config.as_resident {
+    if config.hides_paravirtual_features {
         cpuid::hide_what_moving_pages_disturb(&mut supported);
     }
     let mut vcpus = Vec::new();

@@ -15,10 +15,10 @@ use sidecore::Handle;
 use swap::pager::Report;
 
 /// What others ask of the owner.
-pub type OwnerHandle<M> = Handle<Request<M>>;
+pub type OwnerHandle<F, M> = Handle<Request<F, M>>;
 
-/// Memory, before devices are built over it.
-pub trait Memory {
+/// Memory, before devices are built over it, of a machine with functions of this set.
+pub trait Memory<F> {
     /// How the owner reaches it.
     type Ram: PhysMem + Send + 'static;
 
@@ -35,7 +35,7 @@ pub trait Memory {
     fn balloon(&self) -> Result<Box<dyn BalloonIo>>;
 
     /// The owner runs: who moves pages, if anybody does.
-    fn start(self, owner: OwnerHandle<Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
+    fn start(self, owner: OwnerHandle<F, Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
 }
 
 /// How a pager stands.
@@ -69,7 +69,7 @@ pub trait Paging {
 /// All of it is here.
 pub struct Plain(pub GuestRam);
 
-impl Memory for Plain {
+impl<F> Memory<F> for Plain {
     type Ram = GuestRam;
 
     fn ram(&self) -> GuestRam {
@@ -80,7 +80,7 @@ impl Memory for Plain {
         Ok(Box::new(Holes::new(self.0.clone())))
     }
 
-    fn start(self, _: OwnerHandle<GuestRam>) -> Result<Option<Box<dyn Paging>>> {
+    fn start(self, _: OwnerHandle<F, GuestRam>) -> Result<Option<Box<dyn Paging>>> {
         Ok(None)
     }
 }

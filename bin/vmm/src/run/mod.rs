@@ -11,22 +11,23 @@
 //!
 //! Exit status: see [`crate::ending`].
 
-pub mod args;
-pub mod attach;
+mod args;
+mod assembly;
+mod attach;
 mod balloon;
 mod check;
-pub mod composed;
-pub mod config;
+mod composed;
+mod config;
 mod devices;
 mod disk;
+mod disks;
 mod followed;
 mod holes;
 mod ledger;
 mod machine;
 mod memory;
 mod net;
-#[cfg(feature = "punch")]
-mod punched;
+mod plugs;
 mod ram;
 mod remote;
 mod remote_disk;
@@ -35,22 +36,33 @@ mod stopped;
 mod swapped;
 
 pub use args::RunArgs;
+pub use assembly::{Assembly, DiskFunction, MachineComposition};
+pub use attach::{Attached, Parts, Running};
+pub use composed::{Functions, Owner, Request, Units};
+pub use memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Plain, Standing};
+
+use std::sync::Arc;
 
 use crate::ending::{self, STATUS_NOT_RESTARTED, signals};
 use crate::messages::say;
 use machine::After;
 
-/// Runs `exitless run`.
-pub fn main(args: &RunArgs) -> anyhow::Result<u8> {
+/// Runs `run`, by a program of this composition; the exit status.
+///
+/// # Errors
+/// Nothing was started.
+pub fn main(args: &RunArgs, composition: &Arc<dyn MachineComposition>) -> anyhow::Result<u8> {
     let restarts = restart::count();
     if restarts > 0 {
         restart::take_name_back();
     }
-    let config = config::Config::check(args, restarts);
+    let config = config::Config::check(args, restarts, composition.as_ref());
     if args.check {
-        return config.and_then(check::check).map(|()| 0);
+        return config
+            .and_then(|config| check::check(config, composition))
+            .map(|()| 0);
     }
-    let error = match config.and_then(machine::run) {
+    let error = match config.and_then(|config| machine::run(config, composition)) {
         Ok(After::Exit(status)) => return Ok(status),
         Ok(After::Restart) => restart::again(restarts),
         Err(error) => {

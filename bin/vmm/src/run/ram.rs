@@ -133,7 +133,7 @@ mod tests {
             let config = RamConfig::check(text).expect(text);
             let ram = config.make(false).expect("memory");
             assert_eq!(ram.memfd().is_some(), is_shared);
-            assert_eq!(config.shared_for("--punch").is_ok(), is_shared);
+            assert_eq!(config.shared_for("--resident").is_ok(), is_shared);
         }
     }
 }

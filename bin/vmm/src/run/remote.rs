@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::attach::Parts;
 use super::composed::Functions;
-use super::devices::Plugs;
+use super::plugs::Plugs;
 use super::remote_disk::RemoteDiskConfig;
 use crate::lacks;
 use kvm::doorbells::{KvmDoorbells, Places};
@@ -25,8 +25,8 @@ use virtio_pci::function::NOTIFY_STRIDE;
 ///
 /// # Errors
 /// What the back end lacks, and what to do about it.
-pub fn add<M: PhysMem>(
-    plugs: &mut Plugs<'_, M>,
+pub fn add<F: Functions, M: PhysMem>(
+    plugs: &mut Plugs<'_, F, M>,
     disk: RemoteDiskConfig,
     parts: &Parts<'_>,
 ) -> Result<(usize, Arc<Places>)> {
@@ -60,7 +60,7 @@ pub fn add<M: PhysMem>(
     let places = doorbells.places().context("doorbells for others")?;
     let function =
         VirtioFunction::new(source, vio::Remote::new(import)).with_lines(Box::new(calls));
-    let number = plugs.add(Functions::Remote(function), doorbells);
+    let number = plugs.add(function, doorbells);
     Ok((number, places))
 }
 

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::bail;
 
 use super::disk::of_disk;
-use crate::values::block::{BlockSpec, MAX_SOCKET, OF_TESTS, all_but};
+use crate::moved;
+use crate::values::block::{BlockSpec, MAX_SOCKET, all_but};
 use crate::values::keys::Keys;
 
 /// One disk behind a socket.
@@ -35,15 +36,13 @@ impl RemoteDiskConfig {
                 "--disk: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
             );
         }
+        moved::refuse_keys(&keys, "run", &format!("disk{index}"))?;
         // The socket has been taken.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
             format!(
                 "for whoever serves socket={}, for instance exitless serve --block {key}=…",
                 socket.display()
             )
-        })?;
-        keys.refuse(OF_TESTS, |_| {
-            "for tests, of a disk that this process serves: --disk path=…".into()
         })?;
         let spec = BlockSpec::take(&mut keys, &KEYS)?;
         let queues = of_disk(spec.queues())?;

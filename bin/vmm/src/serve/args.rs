@@ -1,6 +1,5 @@
 //! The command line of `exitless serve`.
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -150,13 +149,4 @@ pub struct ServeArgs {
     /// SIGUSR1. Each time a new file takes the place of the old one.
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
-
-    /// The core that serves this device panics at its first request: for tests of what becomes of
-    /// the others.
-    #[arg(long, value_name = "ID", hide = true)]
-    pub force_panic: Option<String>,
-
-    /// Sleep after every N idle sweeps, whatever the policy says: for tests of sleeping and waking.
-    #[arg(long, value_name = "N", hide = true)]
-    pub force_sleep: Option<NonZeroU32>,
 }

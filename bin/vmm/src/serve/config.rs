@@ -4,7 +4,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -15,10 +14,10 @@ use vio::{Rate, RateLimits};
 
 use super::access::Access;
 use super::args::ServeArgs;
-use crate::host_memory;
 use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, in_range};
 use crate::values::keys::Keys;
 use crate::values::{counted, file, size};
+use crate::{host_memory, moved};
 
 /// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
 const MAX_DEVICES: usize = 4096;
@@ -31,8 +30,6 @@ pub struct Config {
     pub cores: Cores,
     /// The devices: at least one, with different names and sockets.
     pub blocks: Vec<BlockConfig>,
-    /// This device's core panics: for tests.
-    pub force_panic: Option<String>,
     /// Where counters are written.
     pub stats: Option<PathBuf>,
 }
@@ -48,8 +45,6 @@ pub struct Cores {
     pub idle: IdlePolicy,
     /// How long calls may wait under load, in nanoseconds.
     pub call_delay_ns: u64,
-    /// Sleep after this many idle sweeps: for tests.
-    pub force_sleep: Option<NonZeroU32>,
 }
 
 /// Where a device's blocks are.
@@ -137,11 +132,7 @@ struct CoresSpec {
 /// Reads the value of `--block`; `option` is named in messages.
 fn parse(option: &str, text: &str) -> Result<BlockSpec> {
     let mut keys = Keys::parse(option, text)?;
-    keys.refuse(block::OF_TESTS, |key| {
-        format!(
-            "for tests, of a disk that the machine's process serves: exitless run --disk {key}=…"
-        )
-    })?;
+    moved::refuse_keys(&keys, "serve", "diskN")?;
     let spec = BlockSpec::take(&mut keys, &block::ALL)?;
     keys.finish()?;
     Ok(spec)
@@ -234,7 +225,6 @@ impl Config {
         check_all(&blocks)?;
         Ok(Self {
             cores: cores(args, &file.cores)?,
-            force_panic: args.force_panic.clone(),
             blocks,
             stats: args.stats.clone().or(file.stats),
         })
@@ -358,7 +348,6 @@ fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {
         cpus,
         idle: idle_policy(idle)?,
         call_delay_ns: delay_us * 1000,
-        force_sleep: args.force_sleep,
     })
 }
 

@@ -13,8 +13,10 @@ use vio::blk::{Blk, BlkClass};
 use super::config::{BlockConfig, Config, Cores};
 use super::counters;
 use super::of_device;
-use super::prepare::{self, Purpose};
+use super::prepare;
+use super::purpose::Purpose;
 use super::sockets::Sockets;
+use crate::composition::Composition;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
@@ -27,8 +29,8 @@ const SILENCE: Duration = Duration::from_secs(2);
 const STATS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Serves until a signal asks for the end; the exit status.
-pub fn run(config: Config) -> Result<u8> {
-    prepare::begin(&config)?;
+pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
+    prepare::begin(&config, composition)?;
     let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
     messages::start().context("standard error")?;
     let (tell, asked) = channel();
@@ -41,7 +43,7 @@ pub fn run(config: Config) -> Result<u8> {
     raise_descriptor_limit(&config);
     check_calls();
     // All disks before the first socket: until every one can be served, none is.
-    let disks = match prepare::disks(&config, Purpose::Start) {
+    let disks = match prepare::disks(&config, Purpose::Start, composition) {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
@@ -53,7 +55,7 @@ pub fn run(config: Config) -> Result<u8> {
         export(block, blk, listener, &config.cores).with_context(|| of_device(block))
     });
     let exports = exports.collect::<Result<Vec<_>>>()?;
-    let mut fleet = start(&config.cores)?;
+    let mut fleet = start(&config.cores, composition)?;
     let mut handles = Vec::new();
     for export in exports {
         let id = export.id().to_owned();
@@ -132,7 +134,7 @@ fn wind_down(fleet: &mut Fleet<Export<BlkClass>>, config: &Config) -> Vec<(Strin
 }
 
 /// The cores, without devices.
-fn start(cores: &Cores) -> Result<Fleet<Export<BlkClass>>> {
+fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Export<BlkClass>>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
         if stuck.cause == StuckCause::Panicked {
@@ -142,15 +144,16 @@ fn start(cores: &Cores) -> Result<Fleet<Export<BlkClass>>> {
         }
     })
     .context("starting the monitor")?;
-    FleetBuilder::new("core")
+    let builder = FleetBuilder::new("core")
         .cpus(cores.cpus.clone())
         .idle(cores.idle)
-        .force_sleep_every(cores.force_sleep)
         .control(ControlConfig {
             max_cores: cores.count,
             ..ControlConfig::default()
         })
-        .monitor(monitor)
+        .monitor(monitor);
+    composition
+        .fleet(builder)
         .spawn()
         .context("starting a core")
 }

@@ -10,10 +10,8 @@ use disk_image::{Backing, FileUse, ImageDisk, ImageOptions};
 use rustix::fs::Access as Permission;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk, RawDiskOptions, Transfer};
 
-use vio_faults::PanicDisk;
-
 use super::config::{BlockConfig, Source};
-use super::prepare::Purpose;
+use super::purpose::Purpose;
 use crate::ending::signals;
 use crate::{image_format, image_lock, lacks};
 
@@ -56,18 +54,17 @@ impl ImagesInUse {
     }
 }
 
-/// Opens what the device serves; `panics`, for tests: as soon as anything is asked of it. In a
-/// check nothing is locked or changed.
+/// Opens what the device serves, which `wrap` may wrap. In a check nothing is locked or changed.
 ///
 /// # Errors
 /// Names the file and what is wrong with it.
 pub fn open(
     config: &BlockConfig,
-    panics: bool,
+    wrap: impl FnOnce(Box<dyn BlockIo>) -> Result<Box<dyn BlockIo>>,
     purpose: Purpose,
     images: &mut ImagesInUse,
 ) -> Result<Blk> {
-    let mut io: Box<dyn BlockIo> = match &config.source {
+    let io: Box<dyn BlockIo> = match &config.source {
         Source::Raw(path) => {
             let disk = raw(config, path, purpose, images);
             Box::new(disk.with_context(|| format!("disk image {}", path.display()))?)
@@ -79,9 +76,7 @@ pub fn open(
         Source::Ram(bytes) => Box::new(ram(*bytes)?),
         Source::Null(bytes) => Box::new(NullDisk::new(*bytes)),
     };
-    if panics {
-        io = Box::new(PanicDisk::new(io));
-    }
+    let io = wrap(io)?;
     let mut serial = [0; 20];
     serial[..config.id.len()].copy_from_slice(config.id.as_bytes());
     let blk = BlkConfig {

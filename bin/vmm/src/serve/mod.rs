@@ -15,6 +15,7 @@ mod counters;
 mod daemon;
 mod disk;
 mod prepare;
+mod purpose;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -25,20 +26,25 @@ pub use args::ServeArgs;
 
 use config::BlockConfig;
 
+use crate::composition::Composition;
+
 /// Says which device an error is of.
 fn of_device(block: &BlockConfig) -> String {
     format!("device {}", block.id)
 }
 
-/// Runs the daemon; the exit status.
-pub fn main(args: &ServeArgs) -> Result<u8> {
+/// Runs the daemon of a program of this composition; the exit status.
+///
+/// # Errors
+/// Nothing was started, or a failure under way.
+pub fn main(args: &ServeArgs, composition: &dyn Composition) -> Result<u8> {
     let config = config::Config::load(args)?;
     if args.check {
-        prepare::check(&config)?;
+        prepare::check(&config, composition)?;
         println!("{}: the configuration is good", config.extent());
         return Ok(0);
     }
-    daemon::run(config)
+    daemon::run(config, composition)
 }
 
 /// Checks that flags and file say what can be served, if it is there: for tests of examples.

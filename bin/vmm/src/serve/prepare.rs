@@ -7,7 +7,6 @@
 //! no client knows, and removed.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixListener;
 
@@ -17,33 +16,22 @@ use vio::blk::Blk;
 use super::config::{Config, Cores};
 use super::disk::{self, ImagesInUse};
 use super::of_device;
+use super::purpose::Purpose;
 use super::sockets::{self, Sockets};
+use crate::composition::Composition;
 use crate::{lacks, output};
-
-/// Purpose of making devices ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// To be served.
-    Start,
-    /// To see whether they could be.
-    Check,
-}
 
 /// Checks all that can be checked before images are waited for.
 ///
 /// # Errors
 /// Names the option, or the device.
-pub fn begin(config: &Config) -> Result<()> {
+pub fn begin(config: &Config, composition: &dyn Composition) -> Result<()> {
     lacks::look_for_given()?;
     lacks::look_for_front_ends()?;
     if let Some(path) = &config.stats {
         output::check("--stats", path)?;
     }
-    if let Some(id) = &config.force_panic
-        && config.blocks.iter().all(|block| block.id != *id)
-    {
-        bail!("--force-panic {id}: there is no such device");
-    }
+    composition.check_daemon(config.blocks.len())?;
     lacks::say_if_nothing_is_kept();
     let mut places = HashSet::new();
     for block in &config.blocks {
@@ -60,13 +48,13 @@ pub fn begin(config: &Config) -> Result<()> {
 ///
 /// # Errors
 /// Names the device, the file and what is wrong with it.
-pub fn disks(config: &Config, purpose: Purpose) -> Result<Vec<Blk>> {
+pub fn disks(config: &Config, purpose: Purpose, composition: &dyn Composition) -> Result<Vec<Blk>> {
     let mut images = ImagesInUse::default();
-    let blocks = config.blocks.iter();
+    let blocks = config.blocks.iter().enumerate();
     blocks
-        .map(|block| {
-            let panics = config.force_panic.as_ref() == Some(&block.id);
-            disk::open(block, panics, purpose, &mut images).with_context(|| of_device(block))
+        .map(|(number, block)| {
+            let wrap = |io| composition.disk(number, io);
+            disk::open(block, wrap, purpose, &mut images).with_context(|| of_device(block))
         })
         .collect()
 }
@@ -93,9 +81,9 @@ pub fn listen(
 ///
 /// # Errors
 /// Fails as a start would.
-pub fn check(config: &Config) -> Result<()> {
-    begin(config)?;
-    disks(config, Purpose::Check)?;
+pub fn check(config: &Config, composition: &dyn Composition) -> Result<()> {
+    begin(config, composition)?;
+    disks(config, Purpose::Check, composition)?;
     listen(config, Purpose::Check, &mut Sockets::default()).map(drop)
 }
 
@@ -132,6 +120,3 @@ fn allowed() -> String {
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     line.map_or("others", str::trim).to_owned()
 }
-
-/// A place for a socket: its folder's device and inode, and its name in it.
-pub type SocketPlace = ((u64, u64), OsString);

@@ -1,5 +1,6 @@
 //! The sockets that front ends connect to.
 
+use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,8 +12,11 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{Access as Permission, Mode, OFlags};
 
 use super::access::{self, Access};
-use super::prepare::{Purpose, SocketPlace};
+use super::purpose::Purpose;
 use crate::lacks;
+
+/// A place for a socket: its folder's device and inode, and its name in it.
+pub type SocketPlace = ((u64, u64), OsString);
 
 /// The sockets that were made, removed with this. Device and inode number tell ours from one that
 /// another process has made in its place.

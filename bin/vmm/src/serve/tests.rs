@@ -7,7 +7,7 @@ use clap::Parser;
 use super::args::ServeArgs;
 use super::config::{Config, Source};
 use super::disk::{self, ImagesInUse};
-use super::prepare::Purpose;
+use super::purpose::Purpose;
 
 #[derive(Parser)]
 struct Cli {
@@ -194,7 +194,7 @@ fn an_image_has_one_writer_or_several_readers() {
         let config = load(&["--block", &block]).expect("a good configuration");
         disk::open(
             &config.blocks[0],
-            false,
+            Ok,
             Purpose::Start,
             &mut ImagesInUse::default(),
         )
@@ -244,7 +244,7 @@ fn an_image_of_which_nobody_said_so_is_not_served_as_raw_blocks() {
         let config = load(&["--block", &block]).expect("a good configuration");
         disk::open(
             &config.blocks[0],
-            false,
+            Ok,
             Purpose::Start,
             &mut ImagesInUse::default(),
         )

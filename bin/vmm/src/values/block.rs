@@ -37,9 +37,6 @@ pub const ALL: [&str; 20] = [
     "bps-burst",
 ];
 
-/// Keys of disks that a machine serves itself: for tests and measurements.
-pub const OF_TESTS: [&str; 2] = ["latency", "misbehave"];
-
 /// Every key but these.
 pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
     let accepted = accepted.to_vec();

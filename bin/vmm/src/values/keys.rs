@@ -50,6 +50,12 @@ impl<'a> Keys<'a> {
         Some(self.pairs.remove(at).1)
     }
 
+    /// The value of a key, if it is given.
+    pub fn peek(&self, key: &str) -> Option<&'a str> {
+        let given = self.pairs.iter().find(|(given, _)| *given == key);
+        given.map(|(_, value)| *value)
+    }
+
     /// Refuses keys that the option does not have and others do; `whose` says of one whose it is.
     ///
     /// # Errors
@@ -60,7 +66,7 @@ impl<'a> Keys<'a> {
         whose: impl Fn(&str) -> String,
     ) -> anyhow::Result<()> {
         for key in foreign {
-            if self.pairs.iter().any(|(given, _)| *given == key) {
+            if self.peek(key).is_some() {
                 bail!("{}: {key} is {}", self.option, whose(key));
             }
         }
@@ -87,21 +93,6 @@ impl<'a> Keys<'a> {
         let option = self.option;
         let number = |text| size::number(text).with_context(|| format!("{option}: {key}"));
         self.take(key).map(number).transpose()
-    }
-
-    /// Takes a number in `range`; `default` if it is absent.
-    pub fn take_number(
-        &mut self,
-        key: &str,
-        default: u64,
-        range: std::ops::RangeInclusive<u64>,
-    ) -> anyhow::Result<u64> {
-        let number = self.take_optional_number(key)?.unwrap_or(default);
-        if !range.contains(&number) {
-            let (low, high) = (range.start(), range.end());
-            bail!("{}: {key} is {low} to {high}, not {number}", self.option);
-        }
-        Ok(number)
     }
 
     /// Nothing may be left.

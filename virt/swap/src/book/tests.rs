@@ -77,7 +77,7 @@ fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
 fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
     world.book.saves_what_blocks_hold();
-    // As `--mapper stale` has it.
+    // As `exitless-lab run --fault mapper:stale` has it.
     world.book.reads_before_overwrites();
     if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);

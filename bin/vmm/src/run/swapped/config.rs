@@ -1,6 +1,5 @@
 //! What is asked for, checked.
 
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,14 +7,14 @@ use anyhow::{Context, Result, bail};
 use guest_mem::PAGE_SIZE;
 use swap::pager;
 use swap::store::Store;
-use vio_faults::StoreFault;
 
 use super::STORE_FILE;
 use crate::messages::say;
+use crate::moved;
 use crate::resident::Host;
 use crate::run::args::{DmaArg, IdleArg, MapperArg, PreventerArg, RunArgs};
-use crate::run::config::Disk;
 use crate::run::disk::Format;
+use crate::run::disks::Disk;
 use crate::values::keys::Keys;
 use crate::values::{counted, size};
 
@@ -35,14 +34,10 @@ pub struct SwapConfig {
     pub(super) store_file: Option<PathBuf>,
     /// Blocks behind slots that no page needs any more are given back.
     pub(super) discards: bool,
-    /// What the store does wrong, for tests.
-    pub(super) fault: Option<StoreFault>,
     /// Whether disks' blocks may stand for pages.
     pub(super) mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
     pub(super) preventer: Option<(usize, Duration)>,
-    /// What they overwrite is read all the same, and counted.
-    pub(super) reads_overwritten: bool,
     /// Where a new limit is read from.
     pub(super) file: Option<PathBuf>,
     pub(super) idle: IdleArg,
@@ -77,9 +72,6 @@ impl SwapConfig {
         if args.dma == DmaArg::Bounce {
             bail!("--resident does not go with --dma bounce: disks read straight into pages");
         }
-        if args.punch {
-            bail!("--resident does not go with --punch: a page has one pager");
-        }
         if let Some(Disk::Remote(disk)) = disks.iter().find(|d| matches!(d, Disk::Remote(_))) {
             bail!(
                 "--disk socket={}: whoever serves it reaches guest memory past the pager, so it does not go with --resident",
@@ -89,6 +81,7 @@ impl SwapConfig {
         let limit = size::bytes(resident).context("--resident")?;
         let limit = Limit::check(limit, memory, disks.len()).context("--resident")?;
         let mut keys = Keys::parse("--swap", swap)?;
+        moved::refuse_keys(&keys, "run", "swap")?;
         let path = keys.take("path").filter(|path| !path.is_empty());
         let bytes = match keys.take("size") {
             Some(text) => size::bytes(text).context("--swap: size")?,
@@ -101,7 +94,6 @@ impl SwapConfig {
             file => file.map(PathBuf::from),
         };
         let discards = keys.take_switch("discard", false)?;
-        let fault = keys.take("misbehave").map(fault).transpose()?;
         keys.finish()?;
         let Some(path) = path.map(PathBuf::from) else {
             bail!("--swap {swap:?} names no file: write path=FILE,size=SIZE");
@@ -118,11 +110,9 @@ impl SwapConfig {
             store,
             path,
             store_file,
-            fault,
             mapper: args.mapper,
             preventer: (args.preventer != PreventerArg::Off)
                 .then(|| (args.cpus, Duration::from_micros(args.preventer_limit))),
-            reads_overwritten: args.preventer == PreventerArg::Count,
             file: args.resident_file.clone(),
             idle: args.idle,
             warning: host.warning(),
@@ -177,20 +167,6 @@ fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Opti
     }
 }
 
-/// A store's deliberate fault.
-fn fault(text: &str) -> Result<StoreFault> {
-    let nth = |nth: &str| nth.parse::<NonZeroU64>().ok();
-    let fault = text.split_once('@').and_then(|(kind, at)| match kind {
-        "eio" => nth(at).map(StoreFault::Eio),
-        "enospc" => nth(at).map(StoreFault::Enospc),
-        "corrupt" => nth(at).map(StoreFault::Corrupt),
-        _ => None,
-    });
-    fault.with_context(|| {
-        format!("--swap: misbehave is eio@N, enospc@N or corrupt@N, N at least 1, not {text:?}")
-    })
-}
-
 /// How much may be in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
@@ -234,18 +210,6 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_fault_of_the_store_has_a_kind_and_a_number() {
-        let nth = |n| NonZeroU64::new(n).expect("counted from 1");
-        for (text, wanted) in [
-            ("eio@1", StoreFault::Eio(nth(1))),
-            ("enospc@20", StoreFault::Enospc(nth(20))),
-            ("corrupt@300", StoreFault::Corrupt(nth(300))),
-        ] {
-            assert_eq!(fault(text).expect(text), wanted);
-        }
-    }
 
     #[test]
     fn a_changed_limit_keeps_to_the_machines_least() {

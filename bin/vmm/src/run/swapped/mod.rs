@@ -22,13 +22,14 @@ use swap::ram::SwappedRam;
 use uffd::Source;
 use vio::balloon::BalloonIo;
 use vio::blk::{BlockIo, RawDisk, RawDiskOptions, Transfer};
-use vio_faults::FaultyStore;
 
 use super::args::MapperArg;
+use super::composed::Functions;
 use super::disk::{DiskConfig, Format};
 use super::followed::follow;
 use super::memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Standing};
 use super::stopped;
+use crate::composition::Composition;
 use crate::lacks;
 use crate::messages::say;
 use crate::values::size;
@@ -50,11 +51,12 @@ pub struct Swapped {
     ram: SwappedRam,
     images: Vec<Box<dyn BlockIo>>,
     names: Names,
+    composition: Arc<dyn Composition>,
 }
 
 impl Swapped {
-    /// Of these pieces.
-    pub fn new(config: SwapConfig, pieces: Pieces) -> Self {
+    /// Of these pieces; `composition` wraps the store and sets up the pager.
+    pub fn new(config: SwapConfig, pieces: Pieces, composition: Arc<dyn Composition>) -> Self {
         Self {
             ram: SwappedRam::new(pieces.ram.clone()),
             names: Names {
@@ -66,11 +68,12 @@ impl Swapped {
             config,
             pieces,
             images: Vec::new(),
+            composition,
         }
     }
 }
 
-impl Memory for Swapped {
+impl<F: Functions> Memory<F> for Swapped {
     type Ram = SwappedRam;
 
     fn ram(&self) -> SwappedRam {
@@ -101,7 +104,7 @@ impl Memory for Swapped {
         Ok(Box::new(SwappedBalloon::new(self.ram.clone())))
     }
 
-    fn start(self, owner: OwnerHandle<SwappedRam>) -> Result<Option<Box<dyn Paging>>> {
+    fn start(self, owner: OwnerHandle<F, SwappedRam>) -> Result<Option<Box<dyn Paging>>> {
         Ok(Some(Box::new(Swapper {
             names: self.names.clone(),
             handle: Arc::default(),
@@ -112,8 +115,8 @@ impl Memory for Swapped {
 }
 
 /// The pager, before and while it runs.
-struct Swapper {
-    waiting: Option<(Swapped, OwnerHandle<SwappedRam>)>,
+struct Swapper<F> {
+    waiting: Option<(Swapped, OwnerHandle<F, SwappedRam>)>,
     running: Option<Running>,
     names: Names,
     handle: Arc<OnceLock<Handle<Message>>>,
@@ -125,7 +128,7 @@ struct Running {
     _monitor: Monitor,
 }
 
-impl Paging for Swapper {
+impl<F: Functions> Paging for Swapper<F> {
     fn begin(&mut self) -> Result<()> {
         let Some((swapped, owner)) = self.waiting.take() else {
             return Ok(());
@@ -136,6 +139,7 @@ impl Paging for Swapper {
             ram,
             images,
             names,
+            composition,
         } = swapped;
         let slots = config.store.slots() as usize;
         let growth = config.store.growth().context("--swap")?;
@@ -148,10 +152,7 @@ impl Paging for Swapper {
         let store = RawDisk::from_file(config.store.into_file(), options)
             .with_context(|| format!("--swap path={}", config.path.display()))?;
         lacks::say_how_served(&store);
-        let store: Box<dyn BlockIo> = match config.fault {
-            None => Box::new(store),
-            Some(fault) => Box::new(FaultyStore::new(Box::new(store), pieces.ram, fault)),
-        };
+        let store = composition.store(Box::new(store), &pieces.ram);
         let limit = config.limit;
         let parts = pager::Parts {
             ram: ram.clone(),
@@ -173,15 +174,9 @@ impl Paging for Swapper {
             status: status.clone(),
         };
         let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
-        if config.mapper == MapperArg::Stale {
-            pager.reads_before_overwrites();
-            pager.saves_what_blocks_hold();
-        }
+        composition.pager(&mut pager);
         if config.discards {
             pager.trims_slots();
-        }
-        if config.reads_overwritten {
-            pager.reads_what_vcpus_overwrite();
         }
         let core = SidecoreBuilder::new("pager")
             .idle(config.idle.policy())
@@ -261,8 +256,8 @@ fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
 }
 
 /// The machine as the pager reaches it.
-struct Door {
-    owner: OwnerHandle<SwappedRam>,
+struct Door<F> {
+    owner: OwnerHandle<F, SwappedRam>,
     pager: Arc<OnceLock<Handle<Message>>>,
     vcpus: usize,
     control: Arc<Control>,
@@ -270,7 +265,7 @@ struct Door {
     status: Arc<Status>,
 }
 
-impl pager::Machine for Door {
+impl<F: Functions> pager::Machine for Door<F> {
     fn evict(&self, pages: Pages) {
         // The answer comes by way of the memory. An owner that has ended releases nothing.
         let (reply, _) = Reply::pair();

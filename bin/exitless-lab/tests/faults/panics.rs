@@ -20,7 +20,7 @@ fn a_core_that_panics_ends_the_daemon_and_a_successor_serves() {
         "path=ram:1M".into(),
     ];
     let mut command = place.command(&disks);
-    command.args(["--force-panic", "d0"]);
+    command.args(["--fault", "disk0:panic"]);
     let program = Program::start(command, true);
     program.wait_for("ready");
     let since = Instant::now();
@@ -45,9 +45,9 @@ fn a_sidecore_that_panics_ends_the_machine() {
     let guest = Steps::default().ask(Ask::Read).wait_for_typing();
     kernel.write_all(&guest.kernel()).unwrap();
     let mut command = run(kernel.path());
-    let disk = format!("path={},misbehave=panic", place.image("image").display());
+    let disk = format!("path={}", place.image("image").display());
     command
-        .args(["--disk", &disk])
+        .args(["--disk", &disk, "--fault", "disk0:panic"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null());
     let since = Instant::now();

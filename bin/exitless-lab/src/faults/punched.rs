@@ -1,12 +1,10 @@
-//! Who takes pages of a running guest's memory away: `run --punch`, for tests.
-//!
-//! Only with the feature `punch`, which builds the owner and its devices once more, over memory that may be absent.
+//! Memory whose pages a thread takes away and brings back while the guest runs: `--fault memory:punch`.
 
 use anyhow::{Context, Result, bail};
 use punch::{PunchedRam, Puncher};
 use vio::balloon::BalloonIo;
 
-use super::memory::{Memory, OwnerHandle, Paging, Pieces};
+use vmm::run::{Functions, Memory, OwnerHandle, Paging, Pieces};
 
 /// Memory that comes and goes.
 pub struct Punched {
@@ -27,7 +25,7 @@ impl Punched {
     }
 }
 
-impl Memory for Punched {
+impl<F: Functions> Memory<F> for Punched {
     type Ram = PunchedRam;
 
     fn ram(&self) -> PunchedRam {
@@ -38,7 +36,7 @@ impl Memory for Punched {
         bail!("memory that comes and goes has no balloon")
     }
 
-    fn start(self, owner: OwnerHandle<PunchedRam>) -> Result<Option<Box<dyn Paging>>> {
+    fn start(self, owner: OwnerHandle<F, PunchedRam>) -> Result<Option<Box<dyn Paging>>> {
         let puncher = Puncher::start(self.ram, self.pieces.slots, owner);
         Ok(Some(Box::new(Running(
             puncher.context("memory that comes and goes")?,

@@ -1,0 +1,10 @@
+//! What devices are made ready for.
+
+/// Purpose of making devices ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be served.
+    Start,
+    /// To see whether they could be.
+    Check,
+}
