@@ -122,10 +122,11 @@ fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
     let mut guest = column.guest(&script);
     guest.pin = host.quiet_pin().map(str::to_owned);
     guest.limit *= 1 + args.rounds;
-    let latency = format!(",latency={LATENCY_US}");
-    let readonly = format!("{latency},readonly=on");
-    workloads::add_disk(&mut guest, host, SEED_READ, &readonly)?;
-    workloads::add_disk(&mut guest, host, SEED_READ, &latency)?;
+    for (number, options) in [",readonly=on", ""].into_iter().enumerate() {
+        workloads::add_disk(&mut guest, host, SEED_READ, options)?;
+        let fault = format!("disk{number}:latency={LATENCY_US}");
+        guest.faults.push(fault);
+    }
     workloads::add_network(&mut guest);
     Ok(guest)
 }
