@@ -2,7 +2,7 @@
 # What the scripts of this directory share: a scratch directory, the daemon, guests, verdicts.
 #
 # Environment: EXITLESS  the program under test           [target/release/exitless]
-#              EXITLESS_LAB  the program that has the lab   [beside it]
+#              EXITLESS_LAB_PROGRAM  the one that has the lab [exitless-lab beside it]
 #              GUEST_DIR what `exitless-lab lab --export` wrote [made in the scratch directory]
 #              BACKEND   exitless, or qsd (qemu-storage-daemon) to tell whose fault a failure is
 #              KEEP=1    keep the scratch directory
@@ -12,7 +12,7 @@ set -euo pipefail
 
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 EXITLESS=${EXITLESS:-$tree/target/release/exitless}
-EXITLESS_LAB=${EXITLESS_LAB:-$(dirname "$EXITLESS")/exitless-lab}
+EXITLESS_LAB_PROGRAM=${EXITLESS_LAB_PROGRAM:-$(dirname "$EXITLESS")/exitless-lab}
 BACKEND=${BACKEND:-exitless}
 # Short, because a socket's path has at most 107 bytes.
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/xlc-XXXXXX")
@@ -92,7 +92,7 @@ need_guest() {
     [ -x "$EXITLESS" ] || fail "there is no program $EXITLESS (make build)"
     if [ -z "${GUEST_DIR:-}" ]; then
         GUEST_DIR=$scratch/guest
-        "$EXITLESS_LAB" lab --export "$GUEST_DIR" 2>"$scratch/export.log" ||
+        "$EXITLESS_LAB_PROGRAM" lab --export "$GUEST_DIR" 2>"$scratch/export.log" ||
             skip "no guest: $(tail -n 1 "$scratch/export.log")"
     fi
 }

@@ -22,14 +22,34 @@ const SUBCOMMANDS: [&str; 8] = [
 ];
 /// That program.
 const LAB: &str = "exitless-lab";
-/// Options of `run` and `serve`, the value that has moved if not all have, and the fault in their
-/// place.
-const OPTIONS: [(&str, Option<&str>, &str); 5] = [
-    ("--as-resident", None, "memory:as-resident"),
-    ("--force-panic", None, "diskN:panic"),
-    ("--force-sleep", None, "sidecores:sleep=N"),
-    ("--mapper", Some("stale"), "mapper:stale"),
-    ("--punch", None, "memory:punch"),
+/// An option in whose place there is a fault.
+struct Moved {
+    option: &'static str,
+    /// The value that has moved, if the option is still there.
+    value: Option<&'static str>,
+    /// Commands that had it.
+    of: &'static [&'static str],
+    fault: &'static str,
+}
+
+const fn moved(option: &'static str, of: &'static [&'static str], fault: &'static str) -> Moved {
+    Moved {
+        option,
+        value: None,
+        of,
+        fault,
+    }
+}
+
+const OPTIONS: [Moved; 5] = [
+    moved("--as-resident", &["run"], "memory:as-resident"),
+    moved("--force-panic", &["serve"], "diskN:panic"),
+    moved("--force-sleep", &["run", "serve"], "sidecores:sleep=N"),
+    moved("--punch", &["run"], "memory:punch"),
+    Moved {
+        value: Some("stale"),
+        ..moved("--mapper", &["run"], "mapper:stale")
+    },
 ];
 
 /// Where the subcommand `name` of `program` is now; `None`: not elsewhere.
@@ -53,15 +73,17 @@ pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Opti
     let called = args
         .iter()
         .find(|word| program.find_subcommand(word).is_some());
-    let called = called.filter(|name| ["run", "serve"].contains(&name.as_str()))?;
+    let called = called?.as_str();
     let value = text(ContextKind::InvalidValue);
-    let is_moved = |(name, only, _): &&(&str, Option<&str>, &str)| {
-        *name == option && (only.is_none() || *only == value)
-    };
-    let (name, only, fault) = OPTIONS.iter().find(is_moved)?;
-    let only = only.map(|value| format!(" {value}")).unwrap_or_default();
+    let moved = OPTIONS.iter().find(|moved| {
+        let is_value = moved.value.is_none() || moved.value == value;
+        moved.option == option && moved.of.contains(&called) && is_value
+    })?;
+    let value = moved.value.map(|value| format!(" {value}"));
     Some(format!(
-        "{name}{only} is now {LAB} {called} --fault {fault}"
+        "{option}{} is now {LAB} {called} --fault {}",
+        value.unwrap_or_default(),
+        moved.fault
     ))
 }
 

@@ -172,6 +172,7 @@ fn what_was_never_there_is_an_ordinary_slip() {
         (&["demos"] as &[&str], "unrecognized subcommand"),
         (&["run", "--punsh"], "unexpected argument"),
         (&["doctor", "--punch"], "unexpected argument"),
+        (&["serve", "--punch"], "unexpected argument"),
         (
             &["run", "--kernel", "k", "--mapper", "fresh"],
             "possible values: on, off",

@@ -115,7 +115,7 @@ pub fn run(client: &Client, guest: Result<&PathBuf, &String>) -> Result<Ran> {
         .args(client.argument)
         .envs(client.environment.iter().copied())
         .env("EXITLESS", programs.exitless)
-        .env("EXITLESS_LAB", programs.exitless_lab)
+        .env("EXITLESS_LAB_PROGRAM", programs.exitless_lab)
         .env("GUEST_DIR", guest)
         .stdin(Stdio::null())
         .output()
