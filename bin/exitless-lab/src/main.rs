@@ -61,7 +61,12 @@ Exit status:
   0  The subcommand has done what it was asked for.
   1  It failed under way, or a check that it makes did not hold.
   2  It could not start; one line on standard error says why.
-  other  The subcommand's own: see its page.";
+  other  The subcommand's own: see its page.
+
+Files:
+  ~/.cache/exitless/lab  What the lab has fetched and built. $XDG_CACHE_HOME/exitless/lab where that is set; $EXITLESS_LAB_DIR names \
+another directory.
+  exitless  The product, in the folder of this program: what is shown and tested.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -73,16 +78,28 @@ Examples:
     exitless-lab run --kernel vmlinuz --initrd initramfs.cpio --memory 512M --resident 100M \\
         --swap path=/var/tmp/swap0,size=1G --fault swap:enospc@3
 
-Notes:
-  Exit status, signals, environment and files are those of exitless run: see its page.";
+Exit status:
+  0 to 7, 128+n  As of exitless run: see its page.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP, SIGQUIT  As of exitless run.
+
+Files:
+  /dev/kvm  The host's KVM, and others as of exitless run.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
   A core that panics at the first request of its device:
     exitless-lab serve --block id=disk0,path=ram:64M,socket=/tmp/disk0.sock --fault disk0:panic
 
-Notes:
-  Exit status, signals, environment and files are those of exitless serve: see its page.";
+Exit status:
+  0 to 5  As of exitless serve: see its page.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1  As of exitless serve.
+
+Files:
+  serve.toml  As of exitless serve.";
 
 /// What shows and tests exitless: whole guests in an emulated host, and machines whose parts fail on
 /// purpose.

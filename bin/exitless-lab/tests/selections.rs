@@ -1,4 +1,5 @@
-//! A selection that selects nothing is refused, and what there is is named. Nothing is started.
+//! A selection that selects nothing is refused, and what there is is named; so is a report that cannot be written. Nothing is
+//! started.
 
 use std::path::Path;
 
@@ -63,4 +64,15 @@ fn an_empty_selection_fails_and_lists_the_choices() {
         ended.output.lines().count() > 0
             && ended.output.lines().all(|line| line.contains("shared"))
     );
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["demo", "eli", "serve-lab", "swap-lab", "swap-figures"] {
+        let ended = run(folder.path(), &[command, "--report", "/dev/null/x"]);
+        assert_eq!(ended.status, Some(2), "{command}: {ended:?}");
+        assert!(ended.error.contains("--report /dev/null/x"), "{ended:?}");
+        assert_eq!(ended.error.lines().count(), 1, "{ended:?}");
+    }
 }

@@ -61,6 +61,9 @@ Exit status:
   2  It could not start; one line on standard error says why.
   other  The subcommand's own: see its page.
 
+Files:
+  /dev/kvm  The host's KVM, for machines.
+
 Notes:
   Guests in an emulated host, counts of exits, tests of whole guests and parts that fail on purpose are in another program, \
 exitless-lab.";

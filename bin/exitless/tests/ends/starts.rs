@@ -84,11 +84,6 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_starts() {
     serve.stdin(Stdio::null());
     refuses(serve, &["--stats /dev/null/x"]);
     assert!(!place.path("a").exists(), "a socket was made");
-    for command in ["demo", "eli", "serve-lab", "swap-lab", "swap-figures"] {
-        let mut command = exitless(&[command, "--report", "/dev/null/x"]);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        refuses(command, &["--report /dev/null/x"]);
-    }
 }
 
 #[test]

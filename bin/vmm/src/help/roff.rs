@@ -10,7 +10,8 @@ use clap::{Arg, ArgAction, Command};
 
 use super::page::{self, Block, HEADINGS, Section};
 
-/// Sections of every page that its command does not write itself, in the plain form.
+/// Sections of every page that its command does not write itself, in the plain form. Files are those
+/// of the program.
 const COMMON: &str = "\
 Exit status:
   0  The command has done what it was asked for.
@@ -22,10 +23,7 @@ Signals:
 
 Environment:
   RUST_LOG  What the log has, where --log is not given: a level (off, error, warn, info, debug, trace), or a list of levels by module such as `warn,machine=debug`.
-  NO_COLOR  If it is set and not empty, nothing is coloured.
-
-Files:
-  ~/.cache/exitless/lab  What the lab has fetched and built. $XDG_CACHE_HOME/exitless/lab where that is set; $EXITLESS_LAB_DIR names another directory.";
+  NO_COLOR  If it is set and not empty, nothing is coloured.";
 
 /// Returns the page of the program, or of one of its subcommands.
 ///
@@ -93,7 +91,10 @@ fn write(out: &mut String, program: &Command, command: &Command) -> std::fmt::Re
             )?;
         }
     }
-    let common = page::sections(COMMON);
+    let of_program = program.get_after_long_help().map(ToString::to_string);
+    let mut common = page::sections(&of_program.unwrap_or_default());
+    common.retain(|section| section.heading == "Files");
+    common.extend(page::sections(COMMON));
     for heading in HEADINGS {
         let of = |sections: &[Section]| sections.iter().find(|it| it.heading == heading).cloned();
         if let Some(section) = of(&own).or_else(|| of(&common)) {
