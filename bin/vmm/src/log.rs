@@ -1,6 +1,6 @@
 //! The log: what goes to standard error, and how it is written.
 //!
-//! All of it has one form: what this program says ([`say!`](crate::messages::say)), and events of
+//! All of it has one form: what this program says (`say!`), and events of
 //! guests and devices. Which events there are is chosen by `--log`, else by the variable
 //! `RUST_LOG`: warnings and errors, unless something is said. As text each is a line `exitless: …`,
 //! events with their level, without a time: collectors of lines (journald, syslog) stamp them. As

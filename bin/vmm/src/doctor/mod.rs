@@ -1,6 +1,6 @@
 //! `doctor`: what this host offers to virtual machines, why it matters, what to do next.
 //!
-//! [`probe`] collects [`Facts`](facts::Facts) from files and a few harmless system calls; [`assess`]
+//! `probe` collects `Facts` from files and a few harmless system calls; `assess`
 //! turns facts into findings and a verdict without looking at the machine again, so that tests can
 //! feed it the facts of machines they do not have. Changes nothing on the host.
 //!

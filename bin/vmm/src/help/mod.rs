@@ -6,7 +6,7 @@
 //! - the help: clap wraps paragraphs to the terminal. It would wrap examples, too, which a shell
 //!   could not read then; so their blanks are handed to clap as ones that it does not break at
 //!   ([`unbroken`]), and put back when the text is printed;
-//! - the manual page ([`roff`]), where verbatim blocks are neither filled nor hyphenated.
+//! - the manual page (`roff`), where verbatim blocks are neither filled nor hyphenated.
 
 pub mod page;
 mod roff;

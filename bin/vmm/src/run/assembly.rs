@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use guest_mem::SourceId;
-use vio::blk::Blk;
 
 use super::attach::{Attached, Parts};
 use super::composed::Functions;
 use super::config::Config;
-use super::devices;
+use super::devices::{self, DiskFunction};
 use super::memory::{Memory, Pieces, Plain};
 use super::swapped::Swapped;
 use crate::composition::Composition;
@@ -32,9 +30,6 @@ pub struct Assembly<'a> {
     config: &'a mut Config,
     parts: &'a Parts<'a>,
 }
-
-/// Makes a function of the disk of this number.
-pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
 
 impl<'a> Assembly<'a> {
     /// Of what `config` asks for. Files are taken out of it.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use guest_mem::{NoIommu, PhysMem, SourceId};
-use kvm::doorbells::KvmDoorbells;
+use kvm::doorbells::{KvmDoorbells, Places};
 use kvm::register_page;
 use machine::port::{OwnedFunction, UnitRegisters};
 use platform::interrupt::InterruptSink;
@@ -59,6 +59,9 @@ const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
 
+/// Makes a function of the disk of this number.
+pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
+
 /// Builds everything that `config` asks for over `memory`, and starts the sidecore. Takes files out of the configuration.
 ///
 /// # Errors
@@ -68,34 +71,14 @@ pub fn attach<F: Functions, M: Memory<F>>(
     config: &mut Config,
     parts: &Parts<'_>,
     composition: &dyn Composition,
-    disk_function: &dyn Fn(usize, SourceId, Blk) -> F,
+    disk_function: DiskFunction<'_, F>,
 ) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
     let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
     let unit = owner.add_unit(iommu(config, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
-    let mut forwarded = Vec::new();
-    let mut names = Names::new();
-    for (index, disk) in std::mem::take(&mut config.disks).into_iter().enumerate() {
-        match disk {
-            Disk::File(disk) => {
-                let name = format!("disk {}", disk.path.display());
-                let queues = disk.queues;
-                let wrap = |io| composition.disk(index, io);
-                let device = block(disk, config.dma, &mut memory, wrap);
-                let device = device.with_context(|| name.clone())?;
-                let function = disk_function(index, parts.bus.reserve()?, device);
-                let number = plugs.add(function, doorbells(parts, queues)?);
-                names.insert(number, name);
-            }
-            Disk::Remote(disk) => {
-                let name = format!("disk socket={}", disk.socket.display());
-                let (number, places) = remote::add(&mut plugs, disk, parts)?;
-                names.insert(number, name);
-                forwarded.push(places);
-            }
-        }
-    }
+    let wrapped = (composition, disk_function);
+    let (names, forwarded) = add_disks(&mut plugs, &mut memory, config, parts, wrapped)?;
     for net in std::mem::take(&mut config.nets) {
         let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
         let queues = function.queues();
@@ -159,6 +142,42 @@ pub fn attach<F: Functions, M: Memory<F>>(
             balloon,
         })),
     })
+}
+
+/// What a program makes of a disk: what wraps its blocks, and which function it is.
+type DiskWrapping<'a, F> = (&'a dyn Composition, DiskFunction<'a, F>);
+
+/// Adds all disks. Their names by number of function, and the doorbells that others read.
+fn add_disks<F: Functions, M: Memory<F>>(
+    plugs: &mut Plugs<'_, F, M::Ram>,
+    memory: &mut M,
+    config: &mut Config,
+    parts: &Parts<'_>,
+    (composition, function): DiskWrapping<'_, F>,
+) -> Result<(Names<usize>, Vec<Arc<Places>>)> {
+    let mut forwarded = Vec::new();
+    let mut names = Names::new();
+    for (index, disk) in std::mem::take(&mut config.disks).into_iter().enumerate() {
+        match disk {
+            Disk::File(disk) => {
+                let name = format!("disk {}", disk.path.display());
+                let queues = disk.queues;
+                let wrap = |io| composition.disk(index, io);
+                let device = block(disk, config.dma, memory, wrap);
+                let device = device.with_context(|| name.clone())?;
+                let function = function(index, parts.bus.reserve()?, device);
+                let number = plugs.add(function, doorbells(parts, queues)?);
+                names.insert(number, name);
+            }
+            Disk::Remote(disk) => {
+                let name = format!("disk socket={}", disk.socket.display());
+                let (number, places) = remote::add(plugs, disk, parts)?;
+                names.insert(number, name);
+                forwarded.push(places);
+            }
+        }
+    }
+    Ok((names, forwarded))
 }
 
 fn dmar_table() -> Vec<u8> {

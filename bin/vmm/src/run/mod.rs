@@ -1,15 +1,15 @@
 //! `exitless run`: one virtual machine on this host's KVM.
 //!
-//! 1. [`args`]: the command line as clap sees it.
-//! 2. [`config`]: checked. Every file is open and every value in range before anything starts; the
+//! 1. `args`: the command line as clap sees it.
+//! 2. `config`: checked. Every file is open and every value in range before anything starts; the
 //!    first thing wrong is one line on stderr and exit status 2.
-//! 3. [`machine`]: built step by step, run, wound down.
-//! 4. [`restart`]: the same again, if its guest asked for a reset.
+//! 3. `machine`: built step by step, run, wound down.
+//! 4. `restart`: the same again, if its guest asked for a reset.
 //!
 //! With `--check` the machine is built and taken down again, and the guest does not run
-//! ([`check`]).
+//! (`check`).
 //!
-//! Exit status: see [`crate::ending`].
+//! Exit status: see the module `ending`.
 
 mod args;
 mod assembly;
@@ -36,9 +36,10 @@ mod stopped;
 mod swapped;
 
 pub use args::RunArgs;
-pub use assembly::{Assembly, DiskFunction, MachineComposition};
+pub use assembly::{Assembly, MachineComposition};
 pub use attach::{Attached, Parts, Running};
 pub use composed::{Functions, Owner, Request, Units};
+pub use devices::DiskFunction;
 pub use memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Plain, Standing};
 
 use std::sync::Arc;
