@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_lab_lacks_is_named() {
+    fn each_obstacle_of_the_lab_is_named() {
         let found = |obstacles: &[&str], is_inside, mib| {
             let obstacles: Vec<_> = obstacles.iter().map(|it| (*it).to_owned()).collect();
             let lab = lab(&obstacles, is_inside, mib);

@@ -1,8 +1,8 @@
 //! `exitless`: virtual machines whose I/O does not exit.
 //!
-//! This crate only names the subcommands of the product: what they do is in the crate `vmm`. It is a
-//! library so that the tests of `exitless-lab` can read the examples of all documents by the command
-//! line that they are for.
+//! This crate only names the subcommands of the product: what they do is in the crate `vmm`. It is
+//! a library so that the tests of `exitless-lab` can read the examples of all documents by the
+//! command line that they are for.
 //!
 //! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
 //! says why), 1 for a failure under way.
@@ -74,7 +74,7 @@ exitless-lab.";
 pub struct Cli {
     #[command(flatten)]
     log: log::LogArgs,
-    /// What is asked for.
+    /// The subcommand that is asked for.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -113,7 +113,7 @@ vmm::functions! {
     enum Functions {}
 }
 
-/// What it composes: nothing beyond what every program has.
+/// The product's composition: nothing beyond what every program has.
 struct Product;
 
 impl Composition for Product {}

@@ -1,7 +1,7 @@
-//! What a program composes its machines and daemons of, beyond what all have.
+//! Composition of a program's machines and daemons, beyond the parts that all have.
 //!
-//! A program is one [`Composition`], which is called while a machine or a daemon is built, and never
-//! for a request: it may wrap disks, the swap store and sidecores. Every method has the identity as
+//! A program is one [`Composition`], which is called while a machine or a daemon is built, and
+//! never for a request: it may wrap disks, the swap store and sidecores. Every method has the identity as
 //! its default, which is what the product has. Of machines it names the closed set of functions as
 //! well, and may replace memory ([`MachineComposition`](crate::run::MachineComposition)).
 
@@ -16,7 +16,7 @@ pub trait Composition: Send + Sync {
     /// Refuses a machine that this program cannot compose.
     ///
     /// # Errors
-    /// Why not, and the option.
+    /// Names the option, and why not.
     fn check_machine(&self, machine: &MachineOutline<'_>) -> Result<()> {
         let _ = machine;
         Ok(())
@@ -25,7 +25,7 @@ pub trait Composition: Send + Sync {
     /// Refuses a daemon of so many devices that this program cannot compose.
     ///
     /// # Errors
-    /// Why not, and the option.
+    /// Names the option, and why not.
     fn check_daemon(&self, devices: usize) -> Result<()> {
         let _ = devices;
         Ok(())
@@ -34,7 +34,7 @@ pub trait Composition: Send + Sync {
     /// Wraps the disk of this number, from 0 in the order in which they are given.
     ///
     /// # Errors
-    /// What the host refuses.
+    /// Names what the host refuses.
     fn disk(&self, number: usize, io: Box<dyn BlockIo>) -> Result<Box<dyn BlockIo>> {
         let _ = number;
         Ok(io)

@@ -8,8 +8,8 @@
 //! - Inside: how a process ends (`ending`), its terminal, its messages (`messages`, `notify`,
 //!   `output`), values of options (`values`), what a host may lack (`lacks`, `resident`).
 //!
-//! Both programs, `exitless` and `exitless-lab`, are built over this crate, which has their names in
-//! messages alone: it is generic over the closed set of a machine's functions, and lets a program
+//! Both programs, `exitless` and `exitless-lab`, are built over this crate, which has their names
+//! in messages alone: it is generic over the closed set of a machine's functions, and lets a program
 //! wrap disks, stores, memory and sidecores. The product wraps nothing.
 
 mod ending;

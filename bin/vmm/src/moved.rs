@@ -87,8 +87,8 @@ pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Opti
     ))
 }
 
-/// Refuses the keys `latency` and `misbehave` in a list of `run` or `serve` (`command`), of a part that
-/// is named so in faults.
+/// Refuses the keys `latency` and `misbehave` in a list of `run` or `serve` (`command`), of a part
+/// that is named so in faults.
 ///
 /// # Errors
 /// One of them is given.

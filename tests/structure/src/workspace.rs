@@ -90,8 +90,8 @@ impl Workspace {
     }
 }
 
-/// Names of all packages that `package` of the main workspace is built from, itself among them, with
-/// the features it has unless others are asked for; not what its tests and its builds need.
+/// Names of all packages that `package` of the main workspace is built from, itself among them,
+/// with the features it has unless others are asked for; not what its tests and its builds need.
 ///
 /// # Errors
 /// Cargo does not answer.
@@ -111,7 +111,7 @@ fn metadata(folder: &Path) -> Result<Value> {
     Ok(serde_json::from_slice(&cargo(folder, &asked)?)?)
 }
 
-/// What cargo answers in `folder`.
+/// Runs cargo in `folder`; its answer.
 fn cargo(folder: &Path, args: &[&str]) -> Result<Vec<u8>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let asked = Command::new(cargo).args(args).current_dir(folder).output();

@@ -10,7 +10,7 @@ use vio_faults::StoreFault;
 /// Longest latency of a disk, in microseconds.
 const MAX_LATENCY_US: u64 = 10_000_000;
 
-/// What `run --fault` takes, for its help.
+/// Help of `run --fault`.
 pub const FAULTS_OF_MACHINES: &str = "\
 A part that fails, or is slow, on purpose; repeat for more. WHERE is the part, WHAT it does:
 
@@ -29,7 +29,7 @@ A part that fails, or is slow, on purpose; repeat for more. WHERE is the part, W
 disk0 is the first --disk. A failure of the store pauses the guest, with the reason on standard error and in the ledger; it goes on when \
 trying again has succeeded.";
 
-/// What `serve --fault` takes, for its help.
+/// Help of `serve --fault`.
 pub const FAULTS_OF_DAEMONS: &str = "\
 A part that fails, or is slow, on purpose; repeat for more. WHERE is the part, WHAT it does:
 
@@ -49,7 +49,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// What may stand before the colon.
+    /// Lists the parts that may stand before the colon.
     fn places(self) -> &'static str {
         match self {
             Self::Machine => "disk0 (disk1, …), swap, mapper, memory, sidecores",
@@ -57,7 +57,7 @@ impl Program {
         }
     }
 
-    /// What a disk may do.
+    /// Lists the faults of a disk.
     fn of_disks(self) -> &'static str {
         match self {
             Self::Machine => "latency=US, unmapped, readonly, panic",
@@ -75,7 +75,7 @@ pub enum Attack {
     ReadOnly,
 }
 
-/// What one disk does wrong.
+/// Faults of one disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskFaults {
     /// It answers no sooner than this.
@@ -86,7 +86,7 @@ pub struct DiskFaults {
     pub panics: bool,
 }
 
-/// What fails, and where.
+/// All faults of a machine or a daemon, by part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Of disks, by number.

@@ -1,4 +1,5 @@
-//! Memory whose pages a thread takes away and brings back while the guest runs: `--fault memory:punch`.
+//! Memory whose pages a thread takes away and brings back while the guest runs:
+//! `--fault memory:punch`.
 
 use anyhow::{Context, Result, bail};
 use punch::{PunchedRam, Puncher};

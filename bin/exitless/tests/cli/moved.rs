@@ -1,4 +1,5 @@
-//! Subcommands, options and keys that are `exitless-lab`'s: each is refused with one line that names its place.
+//! Subcommands, options and keys that are `exitless-lab`'s: each is refused with one line that names
+//! its place.
 
 use std::fs;
 
@@ -142,7 +143,7 @@ const MOVED: &[(&[&str], &str)] = &[
 ];
 
 #[test]
-fn what_is_the_labs_now_is_refused_with_its_place() {
+fn each_moved_name_is_refused_with_its_new_place() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("KERNEL"), spawned::files::kernel()).unwrap();
@@ -166,7 +167,7 @@ fn what_is_the_labs_now_is_refused_with_its_place() {
 }
 
 #[test]
-fn what_was_never_there_is_an_ordinary_slip() {
+fn a_name_that_was_never_there_is_an_ordinary_slip() {
     let folder = tempfile::tempdir().unwrap();
     for (args, words) in [
         (&["demos"] as &[&str], "unrecognized subcommand"),

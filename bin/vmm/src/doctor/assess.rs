@@ -50,15 +50,15 @@ pub enum Verdict {
 pub struct OtherHost {
     /// Whether it can be had: if its state is good.
     pub finding: Finding,
-    /// What this machine is, if it is that host.
+    /// Name of this machine in the summary, if it is that host.
     pub is_this: Option<&'static str>,
-    /// What to do where it can be had.
+    /// Advice where it can be had.
     pub remedy: &'static str,
-    /// What to do where it cannot.
+    /// Advice where it cannot.
     pub no_remedy: &'static str,
 }
 
-/// What to do, said by a program that has no other host.
+/// Advice of a program that has no other host.
 const ELSEWHERE: &str = "`exitless-lab lab -- run …` runs guests on an emulated host, which needs nothing of this one \
                          (`exitless-lab doctor` says whether it can be started).";
 

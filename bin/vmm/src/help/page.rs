@@ -26,7 +26,7 @@ pub const HEADINGS: [&str; 6] = [
 pub struct Section {
     /// One of [`HEADINGS`]; empty for what stands before the first.
     pub heading: &'static str,
-    /// What stands below it.
+    /// The blocks below it.
     pub blocks: Vec<Block>,
 }
 

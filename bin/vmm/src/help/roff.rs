@@ -10,8 +10,8 @@ use clap::{Arg, ArgAction, Command};
 
 use super::page::{self, Block, HEADINGS, Section};
 
-/// Sections of every page that its command does not write itself, in the plain form. Files are those
-/// of the program.
+/// Sections of every page that its command does not write itself, in the plain form. Files are
+/// those of the program.
 const COMMON: &str = "\
 Exit status:
   0  The command has done what it was asked for.

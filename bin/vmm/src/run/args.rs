@@ -206,8 +206,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = PreventerArg::On, value_name = "on|off")]
     pub preventer: PreventerArg,
 
-    /// Microseconds that --preventer waits for a vCPU to say what it is about to do: longer where the
-    /// host is emulated.
+    /// Microseconds that --preventer waits for a vCPU to say what it is about to do: longer where
+    /// the host is emulated.
     #[arg(long, value_name = "US", default_value_t = 1000)]
     pub preventer_limit: u64,
 

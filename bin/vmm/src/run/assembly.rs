@@ -1,4 +1,4 @@
-//! Where a program says over which memory its machines' devices are built, and as which set of functions.
+//! The place where a program chooses the memory of its machines, and their set of functions.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::memory::{Memory, Pieces, Plain};
 use super::swapped::Swapped;
 use crate::composition::Composition;
 
-/// What a program composes its machines of: what it wraps, and a closed set of functions.
+/// Composition of a program's machines: its wrappers, and a closed set of functions.
 pub trait MachineComposition: Composition {
     /// Builds the devices of a machine over its memory, as a closed set of functions
     /// ([`functions!`](crate::functions)): the only place where that set is named, so that the code
     /// of an owner exists once for each memory.
     ///
     /// # Errors
-    /// What the host lacks or refuses.
+    /// Names what the host lacks or refuses.
     fn attach(&self, assembly: Assembly<'_>) -> Result<Attached>;
 }
 
@@ -45,7 +45,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// What memory is made of.
+    /// Returns the pieces of which memory is made.
     pub fn pieces(&self) -> Pieces {
         Pieces {
             ram: self.parts.ram.clone(),
@@ -57,7 +57,7 @@ impl<'a> Assembly<'a> {
     /// Builds everything over the memory that is asked for, and starts the sidecore.
     ///
     /// # Errors
-    /// What the host lacks or refuses.
+    /// Names what the host lacks or refuses.
     pub fn build<F: Functions>(self, disk: DiskFunction<'_, F>) -> Result<Attached> {
         let pieces = self.pieces();
         match self.config.swap.take() {
@@ -72,7 +72,7 @@ impl<'a> Assembly<'a> {
     /// The same over this memory.
     ///
     /// # Errors
-    /// What the host lacks or refuses.
+    /// Names what the host lacks or refuses.
     pub fn build_over<F: Functions, M: Memory<F>>(
         self,
         memory: M,

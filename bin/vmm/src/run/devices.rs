@@ -62,10 +62,11 @@ const HOST_ADDRESS_WIDTH: u8 = 48;
 /// Makes a function of the disk of this number.
 pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
 
-/// Builds everything that `config` asks for over `memory`, and starts the sidecore. Takes files out of the configuration.
+/// Builds everything that `config` asks for over `memory`, and starts the sidecore. Takes files out
+/// of the configuration.
 ///
 /// # Errors
-/// What the host lacks or refuses.
+/// Names what the host lacks or refuses.
 pub fn attach<F: Functions, M: Memory<F>>(
     mut memory: M,
     config: &mut Config,
@@ -144,7 +145,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
     })
 }
 
-/// What a program makes of a disk: what wraps its blocks, and which function it is.
+/// Treatment of a disk by the program: the wrapper of its blocks, and the function it becomes.
 type DiskWrapping<'a, F> = (&'a dyn Composition, DiskFunction<'a, F>);
 
 /// Adds all disks. Their names by number of function, and the doorbells that others read.

@@ -21,7 +21,7 @@ pub enum Disk {
 /// Checks all `--disk`.
 ///
 /// # Errors
-/// What is wrong with one, or two exclude each other.
+/// One is wrong, or two exclude each other.
 pub fn check(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
     let mut disks: Vec<Disk> = Vec::new();
     let mut files: Vec<(PathBuf, (u64, u64), bool)> = Vec::new();
@@ -56,7 +56,7 @@ pub fn check(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
 /// Locks what the disks are on, in order. Until the last one is locked the others are already.
 ///
 /// # Errors
-/// Who has one, and what to do.
+/// Another process has one; says which, and what to do.
 pub fn lock(disks: Vec<Disk>) -> anyhow::Result<Vec<Disk>> {
     disks
         .into_iter()

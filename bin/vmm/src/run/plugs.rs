@@ -44,7 +44,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_under(unit, function.into(), doorbells)
     }
 
-    /// What the ports of all that were added need.
+    /// Returns what the ports of all added functions need.
     pub fn into_plugged(self) -> Vec<Plug> {
         self.plugged
     }

@@ -1,4 +1,4 @@
-//! What devices are made ready for.
+//! Purpose of making devices ready: a start, or a check.
 
 /// Purpose of making devices ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
