@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-EXITLESS := target/release/exitless
+LAB := target/release/exitless-lab
 REPORT := target/report
 
 .PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak vfio debian soak clean
@@ -19,15 +19,15 @@ setup:
 setup-clients: setup
 	@./scripts/setup.sh clients
 
-build: setup ## the program and the micro-hypervisor, in target/release
-	cargo build --release --quiet -p exitless
+build: setup ## the programs (exitless, exitless-lab) and the micro-hypervisor, in target/release
+	cargo build --release --quiet -p exitless -p exitless-lab
 	@./scripts/hypervisor.sh
 
 demo: build ## a stock Linux guest with no IOMMU, trap, logged and shared, strict and lazy, and as `run` has it without flags: exits counted side by side
-	$(EXITLESS) demo --report $(REPORT)/demo.json
+	$(LAB) demo --report $(REPORT)/demo.json
 
 demo-wide: build ## the same for requests that meet a guest awake: a disk of 100 µs, read and written 32 deep, and UDP -> target/report/demo-wide.json
-	$(EXITLESS) demo --wide --report $(REPORT)/demo-wide.json
+	$(LAB) demo --wide --report $(REPORT)/demo-wide.json
 
 test: setup-clients ## all tests, suite by suite, with the seconds and the budget of each: crates natively, then clients of the daemon and whole guests in the lab (with the program this has built)
 	@./scripts/suites.sh
@@ -78,7 +78,7 @@ bench-serve-old: build ## block devices for other VMMs, beside this program of a
 	@old=$$(./scripts/old.sh exitless); cargo run --release --quiet -p serve-bench -- serve-bench --only pairs --repetitions 11 --report $(REPORT)/serve-old.json --beside "$$old serve {blocks} --cpu {cpu} --idle {idle}"
 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
-	$(EXITLESS) serve-lab --report $(REPORT)/serve-lab.json
+	$(LAB) serve-lab --report $(REPORT)/serve-lab.json
 
 bench-swap-native: setup ## the swapper beside the bare system calls: a fault, batches out and in, markers, bytes a page; a minute on 2 idle CPUs -> target/report/swap-native.json
 	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json
@@ -87,17 +87,17 @@ bench-image: setup-clients ## what barriers cost a qcow2 image: 4 KiB random wri
 	cargo run --release --quiet -p disk-image --example barriers -- target
 
 bench-swap: build ## what guests with too little memory move, in the lab: the host's swap, a balloon, the pager with and without its parts, three rounds; then bench-swap-native: 45 minutes -> target/report/swap.json
-	status=0; $(EXITLESS) swap-lab --report $(REPORT)/swap.json || status=$$?; \
+	status=0; $(LAB) swap-lab --report $(REPORT)/swap.json || status=$$?; \
 	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json --into $(REPORT)/swap.json; exit $$status
 
 bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
-	$(EXITLESS) swap-figures --report $(REPORT)/swap-figures.json
+	$(LAB) swap-figures --report $(REPORT)/swap-figures.json
 
 eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate; nine attacks, each without its defence and with it; 8 minutes -> target/report/eli.json
-	$(EXITLESS) eli --all --reads 20000 --report $(REPORT)/eli.json
+	$(LAB) eli --all --reads 20000 --report $(REPORT)/eli.json
 
 eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 11 minutes -> target/report/eli-soak.json
-	$(EXITLESS) eli --soak --report $(REPORT)/eli-soak.json
+	$(LAB) eli --soak --report $(REPORT)/eli-soak.json
 
 vfio: setup ## the NVMe driver in user space: 100,000 verified blocks under each of six policies and DMA where it may not be, behind an emulated VT-d in the lab: 2 minutes
 	EXITLESS_LAB=1 cargo test --release --quiet -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy
@@ -107,10 +107,10 @@ setup-debian: setup
 	@./scripts/setup.sh debian
 
 debian: setup-debian build ## a stock Debian 12 (systemd, generic kernels 6.1 and 6.12) on a disk behind VT-d: raw and qcow2, strict and lazy, verified by fio, rebooted 5 times, powered off by SIGTERM; in the lab, 12 minutes and 5 GB of disk
-	$(EXITLESS) selftest --debian
+	$(LAB) selftest --debian
 
 soak: setup-clients setup-debian ## the long runs; with SOAK_MINUTES=N short cases of them, those that were run longest ago, for so long (scripts/soak.sh). Whole, resumable at the same commit: DMA_SOAK_OPS (10^9) operations of IOVA allocators and mapping policies, twenty self-tests, a stock Debian in 14 cases (15 minutes), daemon killed 35 times, 5-minute verified I/O polling and adaptive, 16 vCPUs, ELF kernels, verified pages of guests with too little memory (8 minutes each), forced sleeps (resumable so far), 100,000 verified blocks by a driver in user space under each policy, every mistake that a test must find, BARRIER_OPERATIONS (10^8) with cores stopped anywhere, EPISODES (2000) of storage that misbehaves natively and LAB_EPISODES (50) in the lab, SWAP_EVENTS (10^8) of the swapper's model, SWAP_SECONDS (300) of its threads, an hour of each fuzz target
 	@./scripts/soak.sh
 
-clean: ## removes everything built; what the lab downloaded is in the cache that `exitless lab --help` names
+clean: ## removes everything built; what the lab downloaded is in the cache that `exitless-lab lab --help` names
 	rm -rf target

@@ -4,7 +4,7 @@
 # bench/dma-linux. Prints the shared object's path, or nothing and why: then the ratios to Linux are void.
 #
 # The source is Debian's linux-source of the first suite that has one of at least 6.19: the machine's, its backports, then
-# the suites that follow on the same mirror. It and what is built of it stay in the cache directory (`exitless lab --help`
+# the suites that follow on the same mirror. It and what is built of it stay in the cache directory (`exitless-lab lab --help`
 # names it, EXITLESS_LAB_DIR chooses it); nothing of it comes into this tree, and nothing is installed.
 set -eu
 need=6.19

@@ -3,7 +3,7 @@
 # compiler, for libFuzzer. `setup.sh clients`: only the programs that tests/clients runs, as far as that is possible
 # (tests that need them are skipped without). `setup.sh debian`: what the lab makes its Debian root with.
 # Installs only what is missing; says what it does; asks sudo only when it must. Everything the lab
-# needs (QEMU, a guest kernel, busybox) is fetched later by `exitless lab` itself, without installing it.
+# needs (QEMU, a guest kernel, busybox) is fetched later by `exitless-lab lab` itself, without installing it.
 set -eu
 
 need_rust=1.88

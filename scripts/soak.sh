@@ -18,7 +18,7 @@ set -euo pipefail
 cd "${SOAK_TREE:-$(dirname "$0")/..}"
 
 state=target/soak
-exitless=target/release/exitless
+lab=target/release/exitless-lab
 seed=$(date +%s)
 mkdir -p $state
 scratch=$(mktemp -d)
@@ -47,12 +47,12 @@ row() { printf '%s\t%s\t%s\n' "$@"; }
 whole_table() {
     local test="cargo test --release --quiet"
     row "dma-soak" 0 "cargo run --release --quiet -p dma-soak -- --operations ${DMA_SOAK_OPS:-1000000000} --state $state/dma"
-    row "self-tests" 0 "$exitless selftest --soak"
-    row "self-tests of Debian" 0 "$exitless selftest --soak --debian"
-    row "self-tests with Linux 6.12: too little memory" 0 "$exitless selftest --soak --kernel 6.12 --only 'of 256 MiB in memory'"
+    row "self-tests" 0 "$lab selftest --soak"
+    row "self-tests of Debian" 0 "$lab selftest --soak --debian"
+    row "self-tests with Linux 6.12: too little memory" 0 "$lab selftest --soak --kernel 6.12 --only 'of 256 MiB in memory'"
     row "vfio" 0 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
     row "barriers" 0 "BARRIER_OPERATIONS=${BARRIER_OPERATIONS:-100000000} $test -p dma-map --test barrier -- --ignored --nocapture"
-    row "episodes in the lab" 0 "$exitless selftest --soak --episodes ${LAB_EPISODES:-50} --seed ${EPISODE_SEED:-1}"
+    row "episodes in the lab" 0 "$lab selftest --soak --episodes ${LAB_EPISODES:-50} --seed ${EPISODE_SEED:-1}"
     row "episodes" 0 "EPISODES=${EPISODES:-2000} EPISODE_SEED=${EPISODE_SEED:-1000} $test -p exitless --test episodes"
     row "swapper's model" 0 "SWAP_EVENTS=${SWAP_EVENTS:-100000000} $test -p swap --lib book"
     row "swapper's threads" 0 "SWAP_SECONDS=${SWAP_SECONDS:-300} $test -p swap --test threads"
@@ -72,9 +72,9 @@ mutants() {
 # self_tests OPTIONS SECONDS: each by its name.
 self_tests() {
     local name
-    $exitless selftest --soak $1 --list >"$scratch/names"
+    $lab selftest --soak $1 --list >"$scratch/names"
     while IFS= read -r name; do
-        row "self-test${1:+ $1}: $name" "$2" "$exitless selftest --soak --restart $1 --exact --only $(printf %q "$name")"
+        row "self-test${1:+ $1}: $name" "$2" "$lab selftest --soak --restart $1 --exact --only $(printf %q "$name")"
     done <"$scratch/names"
 }
 
@@ -90,9 +90,9 @@ slice_table() {
         row "fuzz: $target" 120 "FUZZ_SECONDS=60 ./scripts/fuzz.sh $target"
     done
     mutants 60
-    row "episodes in the lab" 300 "$exitless selftest --episodes 2 --seed $seed"
+    row "episodes in the lab" 300 "$lab selftest --episodes 2 --seed $seed"
     row "vfio" 180 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
-    row "self-tests with Linux 6.12: a store that fails" 300 "$exitless selftest --soak --restart --kernel 6.12 --only 'a store with'"
+    row "self-tests with Linux 6.12: a store that fails" 300 "$lab selftest --soak --restart --kernel 6.12 --only 'a store with'"
     self_tests "" 180
     self_tests --debian 300
 }
@@ -190,7 +190,7 @@ touch $state/history
 if [ -n "${SOAK_CASES:-}" ]; then
     sed "s/{seed}/$seed/g" "$SOAK_CASES" >"$table"
 else
-    cargo build --release --quiet -p exitless --features punch
+    cargo build --release --quiet -p exitless -p exitless-lab
     if [ -n "${SOAK_MINUTES:-}" ]; then slice_table; else whole_table; fi >"$table"
 fi
 if [ -n "${SOAK_MINUTES:-}" ]; then

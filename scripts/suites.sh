@@ -71,9 +71,9 @@ while read -r -u 3 dir kind name file; do
     is_beside "${dir#"$PWD"/}/$kind/$name" || binary "$dir" "$kind" "$name" "$file"
 done 3<"$scratch/binaries"
 suite doc cargo test --release "${crates[@]}" --doc --quiet
-suite selftest target/release/exitless selftest
+suite selftest target/release/exitless-lab selftest
 scripts/hypervisor.sh
-suite eli target/release/exitless eli --quick --report target/report/eli-quick.json
+suite eli target/release/exitless-lab eli --quick --report target/report/eli-quick.json
 
 if [ ! -e "$scratch/chosen" ]; then
     echo "suites: no suite's name contains '$only'; there are" >&2

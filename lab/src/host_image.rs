@@ -2,7 +2,7 @@
 //!
 //! | path inside | what |
 //! |---|---|
-//! | `/bin/exitless` | the program under test, with the libraries it links to |
+//! | `/bin/exitless`, `/bin/exitless-lab` | the programs under test, with the libraries they link to |
 //! | `/boot/vmlinuz`, `/boot/vmlinux` | the guest's kernel, as bzImage and as ELF (PVH) |
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
 //! | `/bin/workload` | the guest's program, for the other end of its conversations |
@@ -98,8 +98,13 @@ pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabErro
         0o644,
         guest_image::build(packages)?.to_bytes(),
     );
-    if let Some(exitless) = &config.exitless {
-        with_libraries(&mut archive, "bin/exitless", exitless)?;
+    for (at, program) in [
+        ("bin/exitless", &config.exitless),
+        ("bin/exitless-lab", &config.exitless_lab),
+    ] {
+        if let Some(program) = program {
+            with_libraries(&mut archive, at, program)?;
+        }
     }
     for (host, inside) in &config.files {
         if is_program(host) {

@@ -12,7 +12,7 @@
 //! [`protocol`]; the kernel's console is a separate serial line, so kernel messages never mix with
 //! a program's output.
 //!
-//! **Who calls.** `exitless lab`, and tests of the whole system:
+//! **Who calls.** `exitless-lab lab`, and tests of the whole system:
 //!
 //! ```no_run
 //! use lab::{Lab, LabConfig};

@@ -31,6 +31,8 @@ pub struct LabConfig {
     pub one_thread: bool,
     /// The `exitless` program to run inside; none if only other programs are of interest.
     pub exitless: Option<PathBuf>,
+    /// The `exitless-lab` program beside it.
+    pub exitless_lab: Option<PathBuf>,
     /// More files to include: path here, path inside. Programs bring the libraries they link to. All of them lie
     /// in the memory of the emulated host.
     pub files: Vec<(PathBuf, String)>,
@@ -55,6 +57,7 @@ impl Default for LabConfig {
             cpus: 3,
             one_thread: false,
             exitless: None,
+            exitless_lab: None,
             files: Vec::new(),
             disks: Vec::new(),
             qemu_args: Vec::new(),
@@ -70,6 +73,13 @@ impl LabConfig {
     #[must_use]
     pub fn with_exitless(mut self, program: impl Into<PathBuf>) -> Self {
         self.exitless = Some(program.into());
+        self
+    }
+
+    /// Sets the `exitless-lab` program to run inside.
+    #[must_use]
+    pub fn with_exitless_lab(mut self, program: impl Into<PathBuf>) -> Self {
+        self.exitless_lab = Some(program.into());
         self
     }
 
@@ -99,6 +109,7 @@ impl LabConfig {
             .iter()
             .map(|(host, _)| host)
             .chain(&self.exitless)
+            .chain(&self.exitless_lab)
         {
             if !path.is_file() {
                 return Err(LabError::Config(format!(

@@ -2,7 +2,8 @@
 # What the scripts of this directory share: a scratch directory, the daemon, guests, verdicts.
 #
 # Environment: EXITLESS  the program under test           [target/release/exitless]
-#              GUEST_DIR what `exitless lab --export` wrote [made in the scratch directory]
+#              EXITLESS_LAB_PROGRAM  the one that has the lab [exitless-lab beside it]
+#              GUEST_DIR what `exitless-lab lab --export` wrote [made in the scratch directory]
 #              BACKEND   exitless, or qsd (qemu-storage-daemon) to tell whose fault a failure is
 #              KEEP=1    keep the scratch directory
 # Exit status: 0 passed, 1 failed (logs are printed and kept), 77 skipped (the last line says why).
@@ -11,6 +12,7 @@ set -euo pipefail
 
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 EXITLESS=${EXITLESS:-$tree/target/release/exitless}
+EXITLESS_LAB_PROGRAM=${EXITLESS_LAB_PROGRAM:-$(dirname "$EXITLESS")/exitless-lab}
 BACKEND=${BACKEND:-exitless}
 # Short, because a socket's path has at most 107 bytes.
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/xlc-XXXXXX")
@@ -90,7 +92,7 @@ need_guest() {
     [ -x "$EXITLESS" ] || fail "there is no program $EXITLESS (make build)"
     if [ -z "${GUEST_DIR:-}" ]; then
         GUEST_DIR=$scratch/guest
-        "$EXITLESS" lab --export "$GUEST_DIR" 2>"$scratch/export.log" ||
+        "$EXITLESS_LAB_PROGRAM" lab --export "$GUEST_DIR" 2>"$scratch/export.log" ||
             skip "no guest: $(tail -n 1 "$scratch/export.log")"
     fi
 }

@@ -8,10 +8,8 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{has_qemu_img, make_qcow2, patch};
+use spawned::files::{has_qemu_img, make_qcow2, patch};
 use tempfile::TempDir;
-
-mod support;
 
 const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
 

@@ -16,12 +16,10 @@ use std::time::{Duration, Instant};
 use denied::Denied;
 use disk_image::lock::{Access, LIVE_PATIENCE, Locking, lock};
 use held_fs::{HeldFs, Kind};
-use support::make_qcow2;
+use spawned::files::{self, make_qcow2};
 use tempfile::TempDir;
 use vhost_blk::queue::{Extent, Op};
 use vhost_blk::{Client, Options};
-
-mod support;
 
 const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
 const MIB: u64 = 1 << 20;
@@ -50,7 +48,7 @@ struct Images(TempDir);
 impl Images {
     fn new() -> Self {
         let images = Self(TempDir::new().unwrap());
-        fs::write(images.path("kernel"), support::kernel()).unwrap();
+        fs::write(images.path("kernel"), files::kernel()).unwrap();
         images
     }
 

@@ -22,7 +22,9 @@ use platform::layout;
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// No device file.
-    #[error("this host has no /dev/kvm; `exitless lab -- run …` brings an emulated host with one")]
+    #[error(
+        "this host has no /dev/kvm; `exitless-lab lab -- run …` brings an emulated host with one"
+    )]
     Missing,
     /// No permission.
     #[error(
@@ -32,7 +34,7 @@ pub enum KvmError {
     /// No vmx or svm.
     #[error(
         "/dev/kvm here is software KVM (no vmx or svm in /proc/cpuinfo) and cannot boot a kernel: \
-         use `exitless lab -- run …`"
+         use `exitless-lab lab -- run …`"
     )]
     Software,
     /// A capability is absent.

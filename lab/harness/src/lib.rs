@@ -1,7 +1,7 @@
 //! Whole guests, run by `exitless` as a user runs it, and what is seen of them.
 //!
-//! The program has these as commands and knows nothing else of them; they start it as a process, in the lab or here,
-//! with the flags that a user would give.
+//! `exitless-lab` has these as commands and knows nothing else of them; they start `exitless` as a process, in the lab or
+//! here, with the flags that a user would give, or `exitless-lab` for a guest whose parts fail on purpose.
 //!
 //! * `system`: a guest, a daemon, a host, storage that does what a test says.
 //! * [`demo`]: exits with no IOMMU and in each register mode, side by side.

@@ -90,23 +90,35 @@ impl Workspace {
     }
 }
 
+/// Names of all packages that `package` of the main workspace is built from, itself among them,
+/// with the features it has unless others are asked for; not what its tests and its builds need.
+///
+/// # Errors
+/// Cargo does not answer.
+pub fn built_from(package: &str) -> Result<BTreeSet<String>> {
+    let edges = ["--edges", "normal", "--prefix", "none", "--format", "{p}"];
+    let tree = [&["tree", "--offline", "--package", package][..], &edges].concat();
+    let said = cargo(&root()?, &tree)?;
+    let said = String::from_utf8(said).context("cargo tree")?;
+    let names = said.lines().filter_map(|line| line.split(' ').next());
+    Ok(names.map(str::to_owned).collect())
+}
+
 /// Cargo's description of the workspace in `folder`.
 fn metadata(folder: &Path) -> Result<Value> {
+    let version = ["--format-version", "1"];
+    let asked = [&["metadata", "--no-deps", "--offline"][..], &version].concat();
+    Ok(serde_json::from_slice(&cargo(folder, &asked)?)?)
+}
+
+/// Runs cargo in `folder`; its answer.
+fn cargo(folder: &Path, args: &[&str]) -> Result<Vec<u8>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let asked = Command::new(cargo)
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--no-deps",
-            "--offline",
-        ])
-        .current_dir(folder)
-        .output()
-        .context("cargo metadata")?;
+    let asked = Command::new(cargo).args(args).current_dir(folder).output();
+    let asked = asked.with_context(|| format!("cargo {args:?}"))?;
     let said = String::from_utf8_lossy(&asked.stderr);
-    ensure!(asked.status.success(), "cargo metadata: {said}");
-    Ok(serde_json::from_slice(&asked.stdout)?)
+    ensure!(asked.status.success(), "cargo {args:?}: {said}");
+    Ok(asked.stdout)
 }
 
 fn packages(metadata: &Value, root: &Path) -> Result<BTreeMap<String, Package>> {

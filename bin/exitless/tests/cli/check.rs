@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::program::{RunResult, end, exitless, start};
-use crate::support::{NOBODY, has_qemu_img, make_qcow2, patch};
+use spawned::files::{NOBODY, has_qemu_img, make_qcow2, patch};
 
 /// One configuration that cannot be served.
 struct Case {

@@ -4,8 +4,6 @@
 
 mod check;
 mod front_ends;
+mod moved;
 mod program;
-mod selections;
 mod settings;
-#[path = "../support/mod.rs"]
-mod support;

@@ -104,7 +104,7 @@ const LISTS: [(&[&str], &str); 7] = [
     ),
     (
         &["run", "--kernel", "KERNEL", "--disk"],
-        "path format readonly block direct queues queue-size id locking backing barriers latency misbehave",
+        "path format readonly block direct queues queue-size id locking backing barriers",
     ),
     (
         &["run", "--kernel", "KERNEL", "--iommu", "none", "--disk"],
@@ -124,7 +124,7 @@ const LISTS: [(&[&str], &str); 7] = [
     ),
     (
         &["run", "--kernel", "KERNEL", "--resident", "64M", "--swap"],
-        "path size file discard misbehave",
+        "path size file discard",
     ),
 ];
 
@@ -160,12 +160,7 @@ fn a_key_of_a_block_device_that_is_another_commands_names_that_command() {
             args.push(&text);
             let ended = run(folder.path(), &args);
             assert_eq!(ended.status, Some(2), "{args:?}: {ended:?}");
-            // A test's key is for disks that this process serves.
-            let theirs = match *key {
-                "latency" | "misbehave" if list == of_socket => "--disk path=",
-                _ => theirs,
-            };
-            let names = format!("{theirs}{}", if theirs.ends_with('=') { "" } else { key });
+            let names = format!("{theirs}{key}");
             assert!(ended.error.contains(&names), "{args:?}: {}", ended.error);
         }
     }

@@ -6,8 +6,8 @@ use std::process::Stdio;
 
 use tempfile::{NamedTempFile, TempDir};
 
-use crate::guest::Steps;
 use crate::program::{Program, exitless, has_kvm};
+use spawned::guest::Steps;
 
 /// The ledger's whole run.
 fn whole(dir: &TempDir, args: &[&str], iommu: &str, file: Option<&str>) -> serde_json::Value {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
 
-use crate::guest::Steps;
 use crate::program::{END_LIMIT, Program, has_kvm, run};
+use spawned::guest::Steps;
 
 /// Longer than within what two signals are one.
 const A_WHILE: Duration = Duration::from_millis(400);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::{NamedTempFile, TempDir};
 
-use crate::guest::Steps;
 use crate::program::{Program, has_kvm, run, until, wait_until_full};
 use crate::terminal::{Terminal, modes};
+use spawned::guest::Steps;
 
 /// A kernel file of these steps, as long as it is kept.
 fn kernel(steps: Steps) -> NamedTempFile {

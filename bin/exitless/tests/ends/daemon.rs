@@ -1,6 +1,5 @@
 //! `exitless serve` ends whatever its disks and front ends do, and leaves nothing behind.
 
-use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,107 +9,17 @@ use std::time::{Duration, Instant};
 
 use held_fs::{HeldFs, Kind};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
-use tempfile::TempDir;
-use vhost_blk::client::Options;
-use vhost_blk::load::{Mix, Mode, VmSpec};
+use spawned::daemon::{Place, load};
 use vhost_blk::queue::{Extent, Op, Status};
-use vhost_blk::{Client, Run, RunError, drive};
+use vhost_blk::{Client, RunError};
 
-use crate::program::{PATIENCE, Program, exitless, until};
+use crate::program::{PATIENCE, Program, place, until};
 
 const BLOCK: u32 = 4096;
-const IMAGE: u64 = 16 << 20;
-
-/// Where a daemon's sockets and counters are.
-pub struct Place(TempDir);
-
-impl Place {
-    /// On a disk, not in memory.
-    pub fn new() -> Self {
-        Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    pub fn image(&self, name: &str) -> PathBuf {
-        let path = self.path(name);
-        let file = File::create(&path).unwrap();
-        // Written, so that a write to it is a write and nothing else.
-        let mebibyte = vec![0x5a; 1 << 20];
-        (0..IMAGE >> 20).for_each(|at| file.write_all_at(&mebibyte, at << 20).unwrap());
-        file.sync_all().unwrap();
-        path
-    }
-
-    /// A daemon for these disks; device `dN` at socket `dN`.
-    pub fn command(&self, disks: &[String]) -> Command {
-        let mut command = exitless(&["serve", "--idle", "sleep"]);
-        command.arg("--stats").arg(self.path("stats"));
-        for (number, disk) in disks.iter().enumerate() {
-            let socket = self.path(&format!("d{number}"));
-            let block = format!("id=d{number},socket={},{disk}", socket.display());
-            command.args(["--block", &block]);
-        }
-        command
-    }
-
-    pub fn serve(&self, disks: &[String]) -> Program {
-        let program = Program::start(self.command(disks), true);
-        for number in 0..disks.len() {
-            self.wait_for_socket(number);
-        }
-        program
-    }
-
-    pub fn wait_for_socket(&self, number: usize) {
-        let socket = self.path(&format!("d{number}"));
-        until("its socket", || UnixStream::connect(&socket).is_ok());
-    }
-
-    fn connect(&self, disk: usize, depth: u16) -> Client {
-        let socket = self.path(&format!("d{disk}"));
-        Client::connect(&socket, Options::new(depth, BLOCK)).unwrap()
-    }
-
-    /// Nothing is left of the daemon but its counters.
-    #[track_caller]
-    pub fn check(&self, disks: usize) -> serde_json::Value {
-        for number in 0..disks {
-            assert!(
-                !self.path(&format!("d{number}")).exists(),
-                "socket {number} is left"
-            );
-        }
-        serde_json::from_slice(&std::fs::read(self.path("stats")).unwrap()).unwrap()
-    }
-}
-
-/// Makes requests of disk 0 until it is hung up on.
-pub fn load(socket: &Path) -> Result<(), RunError> {
-    let options = Options::new(32, BLOCK);
-    drive(&Run {
-        vms: vec![VmSpec::closed(socket.to_owned(), 32, BLOCK)],
-        options,
-        mix: Mix {
-            read: 10,
-            flush: 5,
-            is_sequential: false,
-        },
-        sectors: None,
-        mode: Mode::Event,
-        warm_up: Duration::ZERO,
-        measure: Duration::from_secs(60),
-        seed: 7,
-        server: None,
-    })
-    .map(drop)
-}
 
 #[test]
 fn sigterm_ends_a_daemon_whose_disks_are_busy() {
-    let place = Place::new();
+    let place = place();
     let disks: Vec<String> = (0..4)
         .map(|number| {
             format!(
@@ -149,7 +58,7 @@ fn sigterm_ends_a_daemon_whose_disks_are_busy() {
 
 /// A daemon with a write of one client that its storage holds, and beside that a RAM disk.
 fn held(fs: HeldFs, options: &str) -> (Place, HeldFs, Program, Client, u16) {
-    let place = Place::new();
+    let place = place();
     let gate = fs.create("held.raw", 1 << 20);
     let disk = format!("path={}{options}", fs.path("held.raw").display());
     let program = place.serve(&[disk, "path=ram:1M".into()]);
@@ -230,7 +139,7 @@ fn an_error_of_the_storage_is_said_with_its_file_and_a_flood_of_them_is_not() {
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
     };
-    let place = Place::new();
+    let place = place();
     let gate = fs.create("bad.raw", 1 << 20);
     let disk = format!("path={},format=raw,direct=on", fs.path("bad.raw").display());
     let program = place.serve(&[disk]);
@@ -276,7 +185,7 @@ fn a_second_signal_ends_a_daemon_over_a_held_write_at_once() {
 
 #[test]
 fn a_front_end_that_is_silent_in_mid_message_holds_no_end_up() {
-    let place = Place::new();
+    let place = place();
     let program = place.serve(&["path=ram:1M".into()]);
     let mut socket = UnixStream::connect(place.path("d0")).unwrap();
     // GET_FEATURES has a header of 12 bytes.
@@ -288,7 +197,7 @@ fn a_front_end_that_is_silent_in_mid_message_holds_no_end_up() {
 
 #[test]
 fn a_hang_up_ends_a_daemon_in_order_unless_it_was_started_to_ignore_it() {
-    let place = Place::new();
+    let place = place();
     let program = place.serve(&["path=ram:1M".into()]);
     program.ends_by(Signal::HUP, 0);
     place.check(1);
@@ -310,7 +219,7 @@ fn a_hang_up_ends_a_daemon_in_order_unless_it_was_started_to_ignore_it() {
 
 #[test]
 fn a_socket_that_a_successor_has_made_in_its_place_is_left_alone() {
-    let place = Place::new();
+    let place = place();
     let program = place.serve(&["path=ram:1M".into(), "path=ram:1M".into()]);
     std::fs::remove_file(place.path("d0")).unwrap();
     let _successor = UnixListener::bind(place.path("d0")).unwrap();
@@ -359,7 +268,7 @@ fn limit_descriptors(program: &Program, end: Option<u64>) {
 
 #[test]
 fn requests_for_which_no_descriptor_is_left_wait_and_end_well_later() {
-    let place = Place::new();
+    let place = place();
     let disk = format!("path={},direct=on", place.image("image").display());
     let program = place.serve(&[disk]);
     let mut client = place.connect(0, 4);
@@ -385,7 +294,7 @@ fn requests_for_which_no_descriptor_is_left_wait_and_end_well_later() {
 #[test]
 fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     const DEVICES: usize = 12;
-    let place = Place::new();
+    let place = place();
     let program = Program::start(place.command(&vec!["path=ram:1M".into(); DEVICES]), true);
     // Nobody has connected yet: what is open stays so.
     program.wait_for("ready");
@@ -424,7 +333,7 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
 
 #[test]
 fn a_limit_of_descriptors_too_low_for_the_devices_is_said_at_the_start() {
-    let place = Place::new();
+    let place = place();
     let daemon = place.command(&["path=ram:1M".into()]);
     let mut command = Command::new("sh");
     command

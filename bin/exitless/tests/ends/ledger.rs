@@ -8,8 +8,8 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use tempfile::{NamedTempFile, TempDir};
 
-use crate::guest::Steps;
 use crate::program::{Program, has_kvm, run};
+use spawned::guest::Steps;
 
 /// What a machine says at its end whose guest marks one window and waits, and whether it had tracepoints set up meanwhile.
 fn marked(ledger: Option<&Path>) -> (String, bool) {

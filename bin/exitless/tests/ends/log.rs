@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
-use crate::guest::Steps;
 use crate::program::{Program, has_kvm, run};
+use spawned::guest::Steps;
 
 #[test]
 fn ten_thousand_refused_starts_leave_a_bounded_log() {

@@ -1,215 +1,25 @@
-//! `exitless` as a child whose ends are in the test's hands.
+//! `exitless` as a child of a test.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use spawned::daemon::Place;
+pub use spawned::program::*;
 
-/// How long anything may take that is expected to happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
-/// What an end may take.
-pub const END_LIMIT: Duration = Duration::from_secs(2);
-
-/// Waits until `done`; panics when that takes too long.
-#[track_caller]
-pub fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// A running `exitless`; killed if the test does not see its end.
-pub struct Program {
-    child: Child,
-    said: Arc<Mutex<Vec<u8>>>,
-    reader: Option<JoinHandle<()>>,
-}
-
-/// How it ended.
-#[derive(Debug)]
-pub struct Ended {
-    /// Exit status; `None`: killed by a signal.
-    pub status: Option<i32>,
-    /// From the last signal.
-    pub took: Duration,
-    /// Its standard error, if that was a pipe of ours.
-    pub said: String,
-}
+/// The program.
+pub const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
 
 /// `exitless` with these arguments.
 pub fn exitless(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_exitless"));
-    command.args(args);
-    command
+    command(EXITLESS, args)
 }
 
 /// `exitless run` of this kernel, without an IOMMU.
 pub fn run(kernel: &Path) -> Command {
-    let mut command = exitless(&["run", "--any-kvm", "--iommu", "none", "--memory", "64M"]);
-    command.arg("--kernel").arg(kernel);
-    command
+    run_of(EXITLESS, kernel)
 }
 
-impl Program {
-    /// Starts it; its standard error is read in the background unless `command` says where it goes.
-    pub fn start(mut command: Command, is_error_read: bool) -> Self {
-        if is_error_read {
-            command.stderr(Stdio::piped());
-        }
-        let mut child = command.spawn().unwrap();
-        let said = Arc::default();
-        let reader = child.stderr.take().map(|stderr| collect(stderr, &said));
-        Self {
-            child,
-            said,
-            reader,
-        }
-    }
-
-    /// Its standard output, for the caller to read, or not to read.
-    pub fn output(&mut self) -> OwnedFd {
-        self.child.stdout.take().unwrap().into()
-    }
-
-    /// Its standard input.
-    pub fn input(&mut self) -> File {
-        File::from(OwnedFd::from(self.child.stdin.take().unwrap()))
-    }
-
-    /// What it has said so far.
-    pub fn said(&self) -> String {
-        String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
-    }
-
-    /// Waits until it has said this.
-    #[track_caller]
-    pub fn wait_for(&self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        while !self.said().contains(text) {
-            let said = self.said();
-            assert!(
-                Instant::now() < deadline,
-                "never said {text:?}, but: {said}"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// Its process.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).unwrap();
-    }
-
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Whether it runs.
-    pub fn is_alive(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
-
-    /// Waits for its end, `since` a signal.
-    #[track_caller]
-    pub fn end(mut self, since: Instant) -> Ended {
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            let said = self.said();
-            assert!(
-                since.elapsed() < PATIENCE,
-                "it does not end; it said: {said}"
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        let took = since.elapsed();
-        if let Some(reader) = self.reader.take() {
-            reader.join().unwrap();
-        }
-        Ended {
-            status: status.code(),
-            took,
-            said: self.said(),
-        }
-    }
-
-    /// Sends a signal and waits for the end, which must come in time and with this status.
-    #[track_caller]
-    pub fn ends_by(self, signal: Signal, status: i32) -> Ended {
-        let since = Instant::now();
-        self.signal(signal);
-        let ended = self.end(since);
-        ended.check(status);
-        ended
-    }
-}
-
-impl Ended {
-    /// It ended in time, with this status.
-    #[track_caller]
-    pub fn check(&self, status: i32) {
-        println!("ended with {:?} after {:?}", self.status, self.took);
-        assert_eq!(self.status, Some(status), "{}", self.said);
-        assert!(self.took < END_LIMIT, "{:?}: {}", self.took, self.said);
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        // Not for ever: what it waits for in the kernel may be released only when the test goes on unwinding.
-        let deadline = Instant::now() + END_LIMIT;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-fn collect(mut from: ChildStderr, into: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> {
-    let into = Arc::clone(into);
-    std::thread::spawn(move || {
-        let mut buffer = [0; 4096];
-        while let Ok(len @ 1..) = from.read(&mut buffer) {
-            into.lock().unwrap().extend(&buffer[..len]);
-        }
-    })
-}
-
-/// Waits until nothing more fits into the pipe or terminal behind `fd`, the reading end: its fill has not changed for a while.
-pub fn wait_until_full(fd: impl AsFd) {
-    let mut before = 0;
-    let mut same_since = Instant::now();
-    until("a full pipe", || {
-        let now = rustix::io::ioctl_fionread(&fd).unwrap();
-        if now != before {
-            (before, same_since) = (now, Instant::now());
-        }
-        now > 0 && same_since.elapsed() > Duration::from_millis(300)
-    });
-}
-
-/// Whether there is a KVM that the guest of these tests can run on; says why not.
-pub fn has_kvm() -> bool {
-    let is_usable = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .inspect_err(|error| println!("skipped: no usable /dev/kvm: {error}"));
-    is_usable.is_ok()
+/// A place for a daemon.
+pub fn place() -> Place {
+    Place::new(EXITLESS, env!("CARGO_TARGET_TMPDIR"))
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::guest::{Ask, Steps};
 use crate::program::{Program, exitless, has_kvm, run, until};
 use crate::terminal::{Terminal, modes};
+use spawned::guest::{Ask, Steps};
 
 /// A directory with the kernel of a guest.
 struct Place(TempDir);

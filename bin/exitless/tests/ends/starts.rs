@@ -10,9 +10,9 @@ use std::time::Instant;
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
 
-use crate::daemon::Place;
-use crate::guest::Steps;
-use crate::program::{PATIENCE, Program, exitless, has_kvm, run};
+use crate::program::{PATIENCE, Program, exitless, has_kvm, place, run};
+use spawned::daemon::Place;
+use spawned::guest::Steps;
 
 /// It ends at once with status 2, having said all of `words` in one line.
 #[track_caller]
@@ -28,7 +28,7 @@ fn refuses(command: Command, words: &[&str]) {
 
 #[test]
 fn a_check_names_an_image_that_is_missing() {
-    let place = Place::new();
+    let place = place();
     let missing = place.path("missing.raw").display().to_string();
     for format in ["raw", "qcow2"] {
         let disk = format!("path={missing},format={format}");
@@ -40,7 +40,7 @@ fn a_check_names_an_image_that_is_missing() {
 
 #[test]
 fn a_check_names_a_folder_that_is_missing() {
-    let place = Place::new();
+    let place = place();
     let check = |args: &[&str]| {
         let mut command = exitless(&["serve", "--check"]);
         command.args(args);
@@ -61,7 +61,7 @@ fn a_check_names_a_folder_that_is_missing() {
 
 #[test]
 fn a_check_beside_a_daemon_says_what_is_in_use_and_disturbs_nobody() {
-    let place = Place::new();
+    let place = place();
     let disk = format!("path={}", place.image("image").display());
     let program = place.serve(std::slice::from_ref(&disk));
     // Locked, and served: a start would be refused.
@@ -78,22 +78,17 @@ fn a_check_beside_a_daemon_says_what_is_in_use_and_disturbs_nobody() {
 
 #[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_starts() {
-    let place = Place::new();
+    let place = place();
     let block = format!("id=a,path=ram:1M,socket={}", place.path("a").display());
     let mut serve = exitless(&["serve", "--stats", "/dev/null/x", "--block", &block]);
     serve.stdin(Stdio::null());
     refuses(serve, &["--stats /dev/null/x"]);
     assert!(!place.path("a").exists(), "a socket was made");
-    for command in ["demo", "eli", "serve-lab", "swap-lab", "swap-figures"] {
-        let mut command = exitless(&[command, "--report", "/dev/null/x"]);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        refuses(command, &["--report /dev/null/x"]);
-    }
 }
 
 #[test]
 fn no_socket_listens_before_every_image_is_open() {
-    let (first, second) = (Place::new(), Place::new());
+    let (first, second) = (place(), place());
     let disk = format!("path={}", first.image("image").display());
     let served = first.serve(std::slice::from_ref(&disk));
     let waits = Program::start(second.command(&["path=ram:1M".into(), disk]), true);
@@ -107,7 +102,7 @@ fn no_socket_listens_before_every_image_is_open() {
 
 #[test]
 fn a_daemon_says_when_it_is_ready() {
-    let place = Place::new();
+    let place = place();
     for (disks, line) in [
         (1, "serving 1 device on 1 core\n"),
         (2, "serving 2 devices on 1 core\n"),
@@ -125,7 +120,7 @@ fn a_daemon_says_when_it_is_ready() {
 
 #[test]
 fn a_socket_has_the_mode_and_the_group_that_were_asked_for() {
-    let place = Place::new();
+    let place = place();
     let group = match rustix::process::geteuid().is_root() {
         true => 12_345,
         false => rustix::process::getegid().as_raw(),
@@ -157,7 +152,7 @@ fn a_socket_has_the_mode_and_the_group_that_were_asked_for() {
 
 #[test]
 fn a_check_names_a_group_that_is_not_there() {
-    let place = Place::new();
+    let place = place();
     let mut check = place.command(&["path=ram:1M,group=no-such".into()]);
     check.arg("--check");
     refuses(check, &["--block", "there is no group \"no-such\" here"]);
@@ -194,7 +189,7 @@ fn is_told(manager: &UnixDatagram, what: &str) {
 
 #[test]
 fn a_service_manager_is_told() {
-    let place = Place::new();
+    let place = place();
     for (manager, name) in managers(&place) {
         let mut command = place.command(&["path=ram:1M".into()]);
         command.env("NOTIFY_SOCKET", name);
@@ -209,7 +204,7 @@ fn a_service_manager_is_told() {
 
 #[test]
 fn a_service_manager_that_cannot_be_told_ends_nothing() {
-    let place = Place::new();
+    let place = place();
     for name in ["relative", "/dev/null", ""] {
         let mut command = place.command(&["path=ram:1M".into()]);
         command.env("NOTIFY_SOCKET", name);
@@ -228,7 +223,7 @@ fn a_service_manager_is_told_of_a_machine() {
     let mut kernel = NamedTempFile::new().unwrap();
     let guest = Steps::default().say(b'!');
     std::io::Write::write_all(&mut kernel, &guest.kernel()).unwrap();
-    let place = Place::new();
+    let place = place();
     let [(manager, name), _] = managers(&place);
     let mut command = run(kernel.path());
     command.env("NOTIFY_SOCKET", name);

@@ -10,8 +10,8 @@ use held_fs::{Gate, HeldFs, Kind};
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
 
-use crate::guest::{Ask, Steps};
 use crate::program::{Program, has_kvm, run, until};
+use spawned::guest::{Ask, Steps};
 
 /// Longer than what would happen at once takes.
 const A_WHILE: Duration = Duration::from_millis(300);

@@ -4,9 +4,6 @@
 
 mod both;
 #[expect(dead_code, reason = "shared with tests that need more of it")]
-#[path = "../ends/guest.rs"]
-mod guest;
-#[expect(dead_code, reason = "shared with tests that need more of it")]
 #[path = "../ends/program.rs"]
 mod program;
 mod run;

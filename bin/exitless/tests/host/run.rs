@@ -8,9 +8,9 @@ use denied::Denied;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::guest::{Ask, Steps};
 use crate::program::{Program, exitless, has_kvm};
 use crate::{Host, Outcome, both, ended, host, host_with, walk};
+use spawned::guest::{Ask, Steps};
 
 /// Requests of KVM, by their numbers.
 const KVM_GET_STATS_FD: u32 = 0xaece;

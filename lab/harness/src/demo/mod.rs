@@ -1,4 +1,4 @@
-//! `exitless demo`: the main job, shown. A stock Debian kernel boots with a disk and a network card behind an
+//! `exitless-lab demo`: the main job, shown. A stock Debian kernel boots with a disk and a network card behind an
 //! emulated VT-d; the same workload runs in guests that differ in their registers, in how their kernels unmap and in what the
 //! sidecore does (`column`), and their exits stand side by side.
 //!
@@ -25,19 +25,19 @@ use crate::system::host::Host;
 
 pub use per_io::{CAUSES, PerIo, median, round as rounded};
 
-/// Arguments of `exitless demo`.
+/// Arguments of `exitless-lab demo`.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Runs on this machine's KVM if it can boot a kernel, else in the lab (an emulated AMD host). The first start fetches QEMU, a Debian \
-kernel and busybox as packages; `exitless lab --help` says where to.
+kernel and busybox as packages; `exitless-lab lab --help` says where to.
 
 Examples:
   A stock guest's exits, side by side:
-    exitless demo
+    exitless-lab demo
   Of requests that meet a guest awake:
-    exitless demo --wide
+    exitless-lab demo --wide
   Shortly, with the figures elsewhere:
-    exitless demo --rounds 1 --report /tmp/demo.json")]
+    exitless-lab demo --rounds 1 --report /tmp/demo.json")]
 pub struct DemoArgs {
     /// Where the figures go, as one JSON object; with --wide to demo-wide.json beside that.
     #[arg(

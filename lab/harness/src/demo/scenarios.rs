@@ -48,9 +48,8 @@ fn reader(host: &Host, column: Column, args: &DemoArgs, windows: u32) -> Guest {
     ));
     guest.pin = host.quiet_pin().map(str::to_owned);
     let (path, latency) = (host.path(READS), LATENCY_MS * 1000);
-    guest
-        .disks
-        .push(format!("path={path},latency={latency},readonly=on"));
+    guest.disks.push(format!("path={path},readonly=on"));
+    guest.faults.push(format!("disk0:latency={latency}"));
     guest
 }
 

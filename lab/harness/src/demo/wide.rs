@@ -1,4 +1,4 @@
-//! `exitless demo --wide`: what one read at a time of a slow disk does not show. Requests are answered while the guest is awake: a disk
+//! `exitless-lab demo --wide`: what one read at a time of a slow disk does not show. Requests are answered while the guest is awake: a disk
 //! that takes 100 µs is read and written 32 deep, and UDP datagrams are echoed, one at a time and 32 in flight.
 //!
 //! A guest for each column does all of it, window after window; the columns follow one another. In the lab the guest is slow, so
@@ -122,10 +122,11 @@ fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
     let mut guest = column.guest(&script);
     guest.pin = host.quiet_pin().map(str::to_owned);
     guest.limit *= 1 + args.rounds;
-    let latency = format!(",latency={LATENCY_US}");
-    let readonly = format!("{latency},readonly=on");
-    workloads::add_disk(&mut guest, host, SEED_READ, &readonly)?;
-    workloads::add_disk(&mut guest, host, SEED_READ, &latency)?;
+    for (number, options) in [",readonly=on", ""].into_iter().enumerate() {
+        workloads::add_disk(&mut guest, host, SEED_READ, options)?;
+        let fault = format!("disk{number}:latency={LATENCY_US}");
+        guest.faults.push(fault);
+    }
     workloads::add_network(&mut guest);
     Ok(guest)
 }

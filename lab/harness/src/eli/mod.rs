@@ -1,4 +1,4 @@
-//! `exitless eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`, mode by mode, and attacks on it.
+//! `exitless-lab eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`, mode by mode, and attacks on it.
 //!
 //! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel (`machine`). `modes` boots Debian's kernel
 //! and reads; `churn` moves vectors about; `refusals` is what it cannot do; `attacks` runs the hostile guest. Counts come from the hypervisor's log, and are held
@@ -24,7 +24,7 @@ use figures::{Figures, round};
 use machine::Machine;
 use modes::{Mode, Work};
 
-/// Arguments of `exitless eli`.
+/// Arguments of `exitless-lab eli`.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Boots a stock Debian kernel with an NVMe controller under the micro-hypervisor exitless-hv, in QEMU, and counts what exits while it \
@@ -32,13 +32,13 @@ reads: without ELI, with delivery, with completion, and with the local APIC's ti
 
 Examples:
   The four modes, 2,000 reads each:
-    exitless eli
+    exitless-lab eli
   One of them:
-    exitless eli --mode eli
+    exitless-lab eli --mode eli
   Both kernels, rates, what moves vectors about, and the attacks (`make eli`):
-    exitless eli --all --reads 20000
+    exitless-lab eli --all --reads 20000
   The attacks alone, each 5 times without its defence and 5 times with it:
-    exitless eli --attacks")]
+    exitless-lab eli --attacks")]
 pub struct EliArgs {
     /// Only these modes.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with_all = ["attacks", "soak"])]

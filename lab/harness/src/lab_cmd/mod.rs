@@ -1,4 +1,4 @@
-//! `exitless lab`: runs this very program inside the emulated host of the `lab` crate.
+//! `exitless-lab lab`: runs `exitless` inside the emulated host of the `lab` crate.
 //!
 //! Standard input goes in, output comes out as it appears, and the exit status is that of the
 //! command inside. What the lab itself has to say goes to standard error, on lines that begin with
@@ -16,6 +16,8 @@ use anyhow::Context;
 use lab::packages::{Needs, Version};
 use lab::{Lab, LabConfig, LabError, Running, Stream};
 
+use crate::system::programs::Programs;
+
 /// Said where it is the emulated processor that may have failed. The lab's README has what is known.
 const MAY_BE_THE_LABS: &str = "this may be a fault of the emulated processor, which now and then takes an interrupt when it must not, and not of \
      the guest or of exitless: try again (lab/README.md, «What QEMU gets wrong»)";
@@ -30,31 +32,35 @@ of Debian packages and installs nothing; they stay in the cache. What your suite
 on the same mirror. QEMU is 10 or newer by default, as in `make test`: older ones lose interrupts, and a guest with several vCPUs may \
 then end in a triple fault that is the lab's.
 
-Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see exitless.run below), and this program. \
+Inside: /boot/vmlinuz and /boot/vmlinux (a stock kernel), /boot/guest.img (its initramfs; see exitless.run below), and both programs, \
+exitless and exitless-lab. \
 Commands start in /root, where --put leaves files.
 
 Examples:
   What does the emulated host offer?
-    exitless lab -- doctor
+    exitless-lab lab -- doctor
   A stock guest that runs one command and powers off:
-    exitless lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img \\
+    exitless-lab lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img \\
         --cmdline 'console=ttyS0 exitless.run=\"uname -a; lspci\"'
   With a disk, brought back afterwards:
-    exitless lab --put disk.img --get disk.img -- run --kernel /boot/vmlinuz \\
+    exitless-lab lab --put disk.img --get disk.img -- run --kernel /boot/vmlinuz \\
         --initrd /boot/guest.img --disk path=disk.img
   With a large one, attached and not copied: /dev/vda of the emulated host, and the guest's disk
-    exitless lab --disk debian.img -- run --kernel /boot/vmlinuz \\
+    exitless-lab lab --disk debian.img -- run --kernel /boot/vmlinuz \\
         --initrd /boot/guest.img --disk path=/dev/vda
   Talk to the guest's console, or look around in the emulated host:
-    exitless lab --tty -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
-    exitless lab --shell
+    exitless-lab lab --tty -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
+    exitless-lab lab --shell
   The same with a newer kernel in host and guest:
-    exitless lab --kernel 6.12 --guest-kernel 6.12 -- doctor
+    exitless-lab lab --kernel 6.12 --guest-kernel 6.12 -- doctor
+  A guest whose disk writes where it may not:
+    exitless-lab lab --exec --put disk.img -- exitless-lab run --kernel /boot/vmlinuz \\
+        --initrd /boot/guest.img --disk path=disk.img --fault disk0:unmapped
   Any other program, with the libraries it links to:
-    exitless lab --exec --put target/debug/deps/vio-0123 -- ./vio-0123 --test-threads 1
+    exitless-lab lab --exec --put target/debug/deps/vio-0123 -- ./vio-0123 --test-threads 1
   What the cache holds that no start needs any more, and to be rid of it:
-    exitless lab --prune --dry-run
-    exitless lab --prune
+    exitless-lab lab --prune --dry-run
+    exitless-lab lab --prune
 
 Exit status:
   1  The lab stopped, or ran out of time.
@@ -69,7 +75,7 @@ Environment:
 Files:
   ~/.cache/exitless/lab  The cache: packages, kernels, and the lab's own programs, built for each source tree (programs-HASH).";
 
-/// Arguments of `exitless lab`.
+/// Arguments of `exitless-lab lab`.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct LabArgs {
@@ -146,7 +152,7 @@ pub fn obstacles() -> Vec<String> {
     lab::obstacles(&Needs::default())
 }
 
-/// Runs `exitless lab`; the status is that of the command inside.
+/// Runs `exitless-lab lab`; the status is that of the command inside.
 pub fn main(args: &LabArgs) -> anyhow::Result<u8> {
     match run(args) {
         Ok(status) => Ok(status),
@@ -185,6 +191,7 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
         .iter()
         .map(|text| get_paths(text))
         .collect::<anyhow::Result<Vec<_>>>()?;
+    let programs = Programs::find()?;
     let mut config = LabConfig {
         needs: Needs {
             qemu: args.qemu_at_least,
@@ -196,7 +203,8 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
         cpus: args.cpus,
         qemu_args: args.qemu.clone(),
         verbose: args.verbose,
-        exitless: Some(std::env::current_exe().context("this program's own file")?),
+        exitless: Some(programs.exitless),
+        exitless_lab: Some(programs.exitless_lab),
         ..LabConfig::default()
     };
     // In the image programs bring their libraries, which a copy into a running lab would not.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
@@ -10,6 +10,7 @@ use super::{ballooned, elf, held, power, punched, swapped};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode};
 use crate::system::host::Host;
+use crate::system::programs::Exitless;
 use crate::system::workloads::{self, Rogue};
 
 /// What `make test` runs: everything once, the longest first.
@@ -36,6 +37,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     ]);
     cases.extend(power::quick());
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
+    cases.push(both_programs(Mode::Trap));
     cases.push(idle());
     cases
 }
@@ -61,10 +63,7 @@ pub fn soak() -> Vec<Case> {
     cases.extend(held::soak());
     cases.extend(swapped::soak());
     cases.extend(ballooned::soak());
-    match cfg!(feature = "punch") {
-        true => cases.extend(punched::soak()),
-        false => println!("skipped {}: built without the feature punch", punched::WHAT),
-    }
+    cases.extend(punched::soak());
     cases
 }
 
@@ -227,6 +226,50 @@ fn rogue(machine: Machine) -> Case {
     })
 }
 
+/// Reads under strict invalidation, by the product and by the lab's program without a fault: what does not depend on time is the
+/// same in both, so that what is counted under the one holds for the other.
+fn both_programs(mode: Mode) -> Case {
+    /// Reads in the window, one at a time.
+    const READS: u64 = 200;
+    Case::new(
+        format!(
+            "{READS} reads take the same exits in exitless and exitless-lab: {}, 1 vCPU, strict",
+            mode.name()
+        ),
+        move |host| {
+            let count = |program: Exitless| {
+                let script = format!("workload reads /dev/vda --count {READS} --warmup 20");
+                let mut guest = with_disk(Guest::new(mode, script), host, "")?;
+                guest.program = program;
+                let outcome = guest.run(host)?;
+                let window = outcome.windows().first().context("no window")?;
+                let counts = [
+                    ("exits", "iommu"),
+                    ("exits", "pci_config"),
+                    ("owner", "requests"),
+                    ("owner", "invalidations"),
+                    ("owner", "waits"),
+                    ("owner", "faults"),
+                ];
+                let count = |(of, name): (&str, &str)| {
+                    let count = window[of][name].as_u64();
+                    let count = count.with_context(|| format!("no {of} {name}: {window}"))?;
+                    Ok((format!("{of} {name}"), count))
+                };
+                counts.map(count).into_iter().collect::<Result<Vec<_>>>()
+            };
+            let (product, lab) = (count(Exitless::Product)?, count(Exitless::Lab)?);
+            ensure!(
+                product == lab,
+                "exitless: {product:?}; exitless-lab: {lab:?}"
+            );
+            let requests = &product[2];
+            ensure!(requests.1 >= READS, "only {requests:?}");
+            Ok(format!("{product:?}"))
+        },
+    )
+}
+
 fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     Case::new(
         format!("{sleeps} forced sleeps lose no wake-up: {}", mode.name()),
@@ -235,7 +278,7 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
             // reads cannot be done in fewer sleeps than there are reads.
             let script = format!("workload reads /dev/vda --count {sleeps} --no-markers");
             let mut guest = with_disk(Guest::new(mode, script), host, "")?;
-            guest.flags.extend(["--force-sleep".into(), "1".into()]);
+            guest.faults.push("sidecores:sleep=1".into());
             guest.limit = Duration::from_secs(120 + sleeps);
             let outcome = guest.run(host)?;
             let slept = outcome.ledger["whole"]["sidecore"]["sleeps"]

@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::system::programs::Programs;
+
 /// What a script ends with when a package is missing.
 const SKIPPED: i32 = 77;
 
@@ -107,12 +109,13 @@ pub fn run(client: &Client, guest: Result<&PathBuf, &String>) -> Result<Ran> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/clients")
         .join(client.script);
-    let exitless: PathBuf = std::env::current_exe().context("finding this program")?;
+    let programs = Programs::find()?;
     let out = Command::new("bash")
         .arg(&script)
         .args(client.argument)
         .envs(client.environment.iter().copied())
-        .env("EXITLESS", exitless)
+        .env("EXITLESS", programs.exitless)
+        .env("EXITLESS_LAB_PROGRAM", programs.exitless_lab)
         .env("GUEST_DIR", guest)
         .stdin(Stdio::null())
         .output()

@@ -1,7 +1,7 @@
 //! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where
 //! it was.
 //!
-//! A file for each set of options. Its first line says which program wrote it (a hash of its file)
+//! A file for each set of options. Its first line says which programs it is of (a hash of their files)
 //! and from which tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another one
 //! counts for nothing. A soak that has passed removes it.
 
@@ -12,6 +12,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+use crate::system::programs::Programs;
 
 /// Where journals lie.
 const FOLDER: &str = "target/soak";
@@ -26,9 +28,10 @@ impl Journal {
     /// Reads what an interrupted soak with these options, by this program, has passed; nothing if
     /// it is to begin anew.
     pub fn open(options: &str, restart: bool) -> Result<Self> {
-        let program = std::env::current_exe().context("finding this program")?;
-        let program =
-            fs::read(&program).with_context(|| format!("reading {}", program.display()))?;
+        let programs = Programs::find()?;
+        let read =
+            |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
+        let program = [read(&programs.exitless)?, read(&programs.exitless_lab)?].concat();
         let tree = std::env::var("EXITLESS_SOAK_KEY").unwrap_or_default();
         let key = format!("program {:016x} tree {tree} {options}", hash(&program));
         let name = format!("selftest-{:016x}.journal", hash(options.as_bytes()));

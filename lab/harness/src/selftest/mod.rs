@@ -1,4 +1,4 @@
-//! `exitless selftest`: whole guests and long checks of this build on this host.
+//! `exitless-lab selftest`: whole guests and long checks of this build on this host.
 //!
 //! * `ballooned`: guests that give memory back.
 //! * `case`, `machine`: one case, and what several boot.

@@ -1,4 +1,4 @@
-//! `exitless selftest`: whole guests, in as many labs side by side as this machine has room for.
+//! `exitless-lab selftest`: whole guests, in as many labs side by side as this machine has room for.
 //!
 //! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps
 //! one emulated processor busy, so one lab alone leaves the others of this machine idle. Cases that
@@ -38,7 +38,7 @@ const LAB_KIB: usize = 4 << 20;
 /// break the guest (lab/README.md). This machine's own KVM does not wear out.
 const LAB_CASES: usize = 10;
 
-/// Arguments of `exitless selftest`.
+/// Arguments of `exitless-lab selftest`.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Boots stock guests on this machine's KVM if it can boot a kernel, else in the lab, and prints one line for each case and a closing \
@@ -46,19 +46,19 @@ line `N passed, N failed`.
 
 Examples:
   All short cases:
-    exitless selftest
+    exitless-lab selftest
   Cases whose name contains `shared`, and which there are:
-    exitless selftest --only shared
-    exitless selftest --list
+    exitless-lab selftest --only shared
+    exitless-lab selftest --list
   In a lab whose host and guests run Linux 6.12:
-    exitless selftest --kernel 6.12
+    exitless-lab selftest --kernel 6.12
   The long run, which goes on where it was interrupted:
-    exitless selftest --soak
+    exitless-lab selftest --soak
   A stock Debian in place of all others; with --soak, oftener:
-    exitless selftest --debian
+    exitless-lab selftest --debian
   Storage that misbehaves, at random, in place of all others; and the boot of one seed again:
-    exitless selftest --episodes 50
-    exitless selftest --episodes 1 --seed 17")]
+    exitless-lab selftest --episodes 50
+    exitless-lab selftest --episodes 1 --seed 17")]
 pub struct SelftestArgs {
     /// Run the long cases: twenty times all of the short ones, long I/O, 100,000 forced sleeps in
     /// each mode.

@@ -1,4 +1,4 @@
-//! `exitless serve-lab` (`make bench-serve-lab`): exits per request of stock guests whose disks one sidecore of another
+//! `exitless-lab serve-lab` (`make bench-serve-lab`): exits per request of stock guests whose disks one sidecore of another
 //! process serves, by cause, polling against notifying, for 1, 2, 4 and 7 guests.
 //!
 //! Each round starts a daemon with a RAM disk for each guest, boots the guests one after the other, stops each (SIGSTOP) when it is
@@ -22,7 +22,7 @@ use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
 use figures::{Figures, Round};
 
-/// Arguments of `exitless serve-lab`.
+/// Arguments of `exitless-lab serve-lab`.
 #[derive(clap::Args)]
 pub struct ServeLabArgs {
     /// Where the figures go, as one JSON object.

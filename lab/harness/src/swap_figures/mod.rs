@@ -1,4 +1,4 @@
-//! `exitless swap-figures` (`make bench-swap-figures`): the remaining figures of the paper's evaluation, as counts.
+//! `exitless-lab swap-figures` (`make bench-swap-figures`): the remaining figures of the paper's evaluation, as counts.
 //!
 //! | section | of the thesis | what |
 //! |---|---|---|
@@ -31,7 +31,7 @@ use crate::system::host::Host;
 use figures::Figures;
 use works::Work;
 
-/// Arguments of `exitless swap-figures`.
+/// Arguments of `exitless-lab swap-figures`.
 #[derive(clap::Args)]
 pub struct SwapFiguresArgs {
     /// Where the figures go, as one JSON object; plots go to `swap/` beside it.

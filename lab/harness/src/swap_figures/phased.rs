@@ -181,6 +181,7 @@ impl<'a> Staged<'a> {
             guest.flags.extend(flags);
         }
         guest.flags.extend(way.flags("target=auto"));
+        guest.faults.extend(way.faults());
         guest
             .disks
             .push("path=/dev/vdb,readonly=on,direct=on".into());

@@ -62,7 +62,10 @@ fn reads(host: &Host, pager: Pager) -> Result<PerIo> {
     let mut guest = squeezed::guest(host, Mode::None, &script, "path=/dev/vda,size=256M");
     match pager {
         Pager::None => guest.flags.clear(),
-        Pager::Pretended => guest.flags = vec!["--as-resident".into()],
+        Pager::Pretended => {
+            guest.flags.clear();
+            guest.faults = vec!["memory:as-resident".into()];
+        }
         Pager::Disarmed | Pager::Armed => {}
     }
     guest.disks.push("path=/dev/vdb,direct=on".into());

@@ -160,6 +160,7 @@ fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run
     host.put(BALLOON_FILE, b"")?;
     let balloon = format!("target=0,file={}", host.path(BALLOON_FILE));
     guest.flags.extend(way.flags(&balloon));
+    guest.faults.extend(way.faults());
     guest.kernel_options = way.kernel_options().into();
     guest.group = Some(group.path());
     guest.limit = Duration::from_secs(900);

@@ -1,4 +1,4 @@
-//! `exitless swap-lab` (`make bench-swap`): what a guest with too little memory moves, five ways, beside each other.
+//! `exitless-lab swap-lab` (`make bench-swap`): what a guest with too little memory moves, five ways, beside each other.
 //!
 //! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of which 55 may be in memory,
 //! uses its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
@@ -11,7 +11,6 @@
 //! Counts only: in the lab time means nothing.
 
 mod beside;
-pub mod controls;
 pub(crate) mod experiment;
 pub(crate) mod figures;
 pub(crate) mod files;
@@ -35,7 +34,7 @@ pub(crate) const KERNEL: Version = Version::new(6, 12);
 /// Bytes of the disk that has the swap area or store.
 pub(crate) const STORE: u64 = 1024 << 20;
 
-/// Arguments of `exitless swap-lab`.
+/// Arguments of `exitless-lab swap-lab`.
 #[derive(clap::Args)]
 pub struct SwapLabArgs {
     /// Where the figures go, as one JSON object.

@@ -63,13 +63,20 @@ impl Way {
         matches!(self, Self::Balloon | Self::BalloonBoth)
     }
 
-    /// More flags of `exitless run`; a balloon has the value `balloon`.
+    /// Values of `--fault`.
+    pub fn faults(self) -> Vec<String> {
+        match self {
+            Self::Stale => vec!["mapper:stale".into()],
+            _ => Vec::new(),
+        }
+    }
+
+    /// More flags of `run`; a balloon has the value `balloon`.
     pub fn flags(self, balloon: &str) -> Vec<String> {
         let mut flags: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| flags.extend(words.iter().map(|word| word.to_string()));
         match self {
-            Self::Mapper => add(&["--preventer", "off"]),
-            Self::Stale => add(&["--mapper", "stale", "--preventer", "off"]),
+            Self::Mapper | Self::Stale => add(&["--preventer", "off"]),
             Self::Baseline | Self::Balloon | Self::Both | Self::BalloonBoth => {}
         }
         if self.has_balloon() {

@@ -7,6 +7,7 @@ use lab::Output;
 use serde_json::Value;
 
 use super::host::{Host, Program};
+use super::programs::Exitless;
 
 /// Where the daemon writes its counters.
 const STATS: &str = "serve-stats.json";
@@ -58,7 +59,7 @@ impl DaemonPlan {
     /// Starts it where another one was killed: its sockets are there, and dead.
     pub fn start_again<'a>(&self, host: &'a Host) -> Result<Daemon<'a>> {
         Ok(Daemon {
-            program: host.spawn(&self.args(host), self.limit)?,
+            program: host.spawn(Exitless::Product, &self.args(host), self.limit)?,
             host,
         })
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::host::{Host, Program};
+use super::programs::Exitless;
 
 /// How the guest reaches the IOMMU's registers, or that it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +72,12 @@ pub struct Guest {
     pub disks: Vec<String>,
     /// Values of `--net`.
     pub nets: Vec<String>,
-    /// Further flags of `exitless run`.
+    /// Further flags of `run`.
     pub flags: Vec<String>,
+    /// Values of `--fault`; with any, the program is the lab's.
+    pub faults: Vec<String>,
+    /// The program, of a guest without faults.
+    pub program: Exitless,
     /// Further words on the kernel's command line.
     pub kernel_options: String,
     /// What the guest does.
@@ -104,6 +109,8 @@ impl Guest {
             disks: Vec::new(),
             nets: Vec::new(),
             flags: Vec::new(),
+            faults: Vec::new(),
+            program: Exitless::Product,
             kernel_options: String::new(),
             script: script.into(),
             limit: Duration::from_secs(120),
@@ -114,7 +121,15 @@ impl Guest {
         }
     }
 
-    /// The arguments of `exitless`.
+    /// The program that runs it.
+    fn program(&self) -> Exitless {
+        match self.faults.is_empty() {
+            true => self.program,
+            false => Exitless::Lab,
+        }
+    }
+
+    /// The arguments of the program.
     fn args(&self, host: &Host) -> Result<Vec<String>> {
         let mut args: Vec<String> = vec!["run".into()];
         let mut flag = |name: &str, value: String| args.extend([name.to_owned(), value]);
@@ -144,6 +159,9 @@ impl Guest {
         }
         for net in &self.nets {
             flag("--net", net.clone());
+        }
+        for fault in &self.faults {
+            flag("--fault", fault.clone());
         }
         let on_reboot = if self.restarts { "restart" } else { "exit" };
         flag("--on-reboot", on_reboot.into());
@@ -194,7 +212,7 @@ impl Guest {
     /// Runs it to its end.
     ///
     /// # Errors
-    /// `exitless run` failed, or the guest's script did; with the end of the console.
+    /// The run failed, or the guest's script did; with the end of the console.
     pub fn run(&self, host: &Host) -> Result<Outcome> {
         let outcome = self.try_run(host)?;
         outcome.check().with_context(|| {
@@ -211,7 +229,12 @@ impl Guest {
     /// Starts it. Guests that run side by side differ in name, mode or idle policy, or share a ledger.
     pub fn spawn<'a>(&self, host: &'a Host) -> Result<RunningGuest<'a>> {
         Ok(RunningGuest {
-            program: host.spawn_in(self.group.as_deref(), &self.args(host)?, self.limit)?,
+            program: host.spawn_in(
+                self.group.as_deref(),
+                self.program(),
+                &self.args(host)?,
+                self.limit,
+            )?,
             host,
             ledger: self.ledger(),
         })

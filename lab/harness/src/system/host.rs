@@ -9,6 +9,7 @@ use lab::packages::{Needs, Version};
 use lab::{Lab, LabConfig, LabError, Output, patience};
 
 use super::native::NativeProgram;
+use super::programs::{Exitless, Programs};
 
 /// A machine that can run `exitless run`.
 pub enum Host {
@@ -20,7 +21,7 @@ pub enum Host {
 
 /// This machine, with the images a guest needs.
 pub struct NativeHost {
-    exitless: PathBuf,
+    programs: Programs,
     dir: PathBuf,
     kernel: PathBuf,
     initrd: PathBuf,
@@ -145,8 +146,12 @@ impl Host {
     }
 
     fn lab_with(config: LabConfig) -> Result<Self> {
-        let exitless = std::env::current_exe().context("finding this program")?;
-        let lab = Lab::start(&config.with_exitless(exitless))?;
+        let Programs {
+            exitless,
+            exitless_lab,
+        } = Programs::find()?;
+        let config = config.with_exitless(exitless);
+        let lab = Lab::start(&config.with_exitless_lab(exitless_lab))?;
         Ok(Self::Lab(Box::new(lab)))
     }
 
@@ -159,7 +164,7 @@ impl Host {
         fs::write(&initrd, lab::guest_image::build(&packages)?.to_bytes())
             .with_context(|| format!("writing {}", initrd.display()))?;
         Ok(Self::Native(NativeHost {
-            exitless: std::env::current_exe().context("finding this program")?,
+            programs: Programs::find()?,
             kernel: packages.guest().vmlinuz(),
             initrd,
             dir,
@@ -296,16 +301,22 @@ impl Host {
         Ok(())
     }
 
-    /// Starts `exitless ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
+    /// Starts `PROGRAM ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
     /// status 131), and killed 15 s later.
-    pub fn spawn(&self, args: &[String], limit: Duration) -> Result<Program<'_>> {
-        self.spawn_in(None, args, limit)
+    pub fn spawn(
+        &self,
+        program: Exitless,
+        args: &[String],
+        limit: Duration,
+    ) -> Result<Program<'_>> {
+        self.spawn_in(None, program, args, limit)
     }
 
     /// The same, in the control group whose directory is `group`: in the lab only.
     pub fn spawn_in(
         &self,
         group: Option<&str>,
+        program: Exitless,
         args: &[String],
         limit: Duration,
     ) -> Result<Program<'_>> {
@@ -321,13 +332,15 @@ impl Host {
                     }
                     None => lab.command("timeout"),
                 };
-                let command = command.args(guard).args(["exitless".to_owned()]);
+                let command = command.args(guard).args([program.name().to_owned()]);
                 Running::Lab(command.args(args.iter().cloned()).spawn()?)
             }
             Self::Native(_) if group.is_some() => bail!("control groups are the lab's alone"),
-            Self::Native(host) => {
-                Running::Native(NativeProgram::start(&guard, &host.exitless, args)?)
-            }
+            Self::Native(host) => Running::Native(NativeProgram::start(
+                &guard,
+                host.programs.file(program),
+                args,
+            )?),
         };
         Ok(Program {
             running,

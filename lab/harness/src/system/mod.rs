@@ -1,4 +1,4 @@
-//! Whole-system runs: a stock guest started by `exitless run`, here or in the lab, and what came of it.
+//! Whole-system runs: a stock guest started by `run` of one of the [`programs`], here or in the lab, and what came of it.
 //!
 //! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how* ([`guest`]),
 //! what both run alike ([`workloads`]), and storage that does what a test says ([`storage`], [`file_system`]).
@@ -9,6 +9,7 @@ pub mod group;
 pub mod guest;
 pub mod host;
 mod native;
+pub mod programs;
 pub mod squeezed;
 pub mod storage;
 pub mod tools;

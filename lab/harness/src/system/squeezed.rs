@@ -101,7 +101,7 @@ pub struct Verify {
     pub has_balloon: bool,
     /// What its disk is in.
     pub disk: VerifiedDisk,
-    /// What its store does wrong, once (`--swap …,misbehave=`).
+    /// What its store does wrong, once (`--fault swap:…`).
     pub fault: Option<&'static str>,
 }
 
@@ -196,11 +196,11 @@ impl Verify {
         let script = format!(
             "workload verify /dev/vda --seconds {seconds} --mib {mib} --threads {cpus} --seed {SEED}"
         );
-        let mut store = format!("path={},size=256M,discard=on", host.path("swap.img"));
-        if let Some(fault) = fault {
-            store.push_str(&format!(",misbehave={fault}"));
-        }
+        let store = format!("path={},size=256M,discard=on", host.path("swap.img"));
         let mut guest = guest(host, mode, &script, &store);
+        guest
+            .faults
+            .extend(fault.map(|fault| format!("swap:{fault}")));
         guest.cpus = cpus;
         guest.disks.push(disk.make(host)?);
         if has_balloon {

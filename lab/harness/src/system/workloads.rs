@@ -9,7 +9,7 @@ use super::host::Host;
 /// Size of a disk, in bytes.
 pub const DISK_BYTES: usize = 8 << 20;
 
-/// The sector that makes a disk with `misbehave=` misbehave.
+/// The sector at which a rogue disk attacks.
 const ROGUE_SECTOR: u64 = 64;
 
 const GUEST_IP: &str = "192.168.7.2";
@@ -98,17 +98,20 @@ impl Rogue {
     /// Adds such a disk to `guest` and appends the command that provokes it to the guest's script.
     pub fn add(self, guest: &mut Guest, host: &Host) -> Result<()> {
         let device = format!("/dev/vd{}", char::from(b'a' + guest.disks.len() as u8));
-        let (option, dd) = match self {
+        let (fault, dd) = match self {
             Rogue::Unmapped => (
-                ",misbehave=unmapped",
+                "unmapped",
                 format!("if={device} of=/dev/null iflag=direct skip={ROGUE_SECTOR}"),
             ),
             Rogue::ReadOnly => (
-                ",misbehave=readonly",
+                "readonly",
                 format!("if=/dev/zero of={device} oflag=direct seek={ROGUE_SECTOR}"),
             ),
         };
-        add_disk(guest, host, 0, option)?;
+        guest
+            .faults
+            .push(format!("disk{}:{fault}", guest.disks.len()));
+        add_disk(guest, host, 0, "")?;
         // The fault interrupt comes while dd runs; the kernel's log is read afterwards.
         guest.script.push_str(&format!(
             "; dd bs=512 count=1 {dd} && dmesg | grep DMAR | tail -2"

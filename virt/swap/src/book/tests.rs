@@ -146,6 +146,7 @@ fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
 #[test]
 fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
+    // As `exitless-lab run --fault mapper:stale` has it.
     world.book.set_policy(Box::new(Control::READS_AND_SAVES));
     if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);

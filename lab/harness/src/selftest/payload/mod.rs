@@ -14,7 +14,7 @@
 //! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the program waits a
 //! random time between submissions. What is counted: each in its column of [`PayloadReport`].
 //!
-//! Called by `exitless selftest --payload` and by this module's tests. Left out: more than one vCPU, functions with
+//! Called by `exitless-lab selftest --payload` and by this module's tests. Left out: more than one vCPU, functions with
 //! rings (their doorbells have descriptors), other registers than IQT.
 
 mod machine;
@@ -136,7 +136,7 @@ pub fn run(mode: RegisterMode, sleeps: u64) -> Result<PayloadReport> {
     machine::soak(mode, sleeps, PATIENCE, |owner| owner)
 }
 
-/// Arguments of the hidden `exitless payload`.
+/// Arguments of the hidden `exitless-lab payload`.
 #[derive(Args, Debug)]
 pub struct PayloadArgs {
     /// How the guest reaches the IOMMU's registers; all three if absent.
@@ -152,7 +152,7 @@ pub struct PayloadArgs {
     json: bool,
 }
 
-/// Runs `exitless payload`: 0 when no wake-up was lost, 1 otherwise.
+/// Runs `exitless-lab payload`: 0 when no wake-up was lost, 1 otherwise.
 pub fn main(args: &PayloadArgs) -> Result<u8> {
     let modes = match &args.mode {
         Some(mode) => std::slice::from_ref(mode),

@@ -1,0 +1,167 @@
+//! `--fault WHERE:WHAT`: parts of a machine or a daemon that fail on purpose.
+//!
+//! [`grammar`] reads the options; [`Faults`] is the composition that they ask for, of crates of
+//! `tests/`: disks and stores that do wrong (`vio-faults`), memory whose pages a thread takes away
+//! (`punch`). Without an option it composes what `exitless` does, but for one arm in the set of
+//! functions.
+
+mod grammar;
+mod punched;
+mod stale;
+
+use anyhow::{Context, Result, bail};
+use guest_mem::{GuestRam, Iova, SourceId};
+use sidecore::{FleetBuilder, SidecoreBuilder};
+use swap::book::{AvoidAll, IoPolicy};
+use vio::blk::{Blk, BlockIo};
+use vio_faults::{FaultyStore, LatencyDisk, PanicDisk, Rogue, RogueDisk};
+use virtio_pci::VirtioFunction;
+use vmm::composition::{Composition, MachineOutline};
+use vmm::run::{Assembly, Attached, MachineComposition};
+
+pub use grammar::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Program};
+
+use grammar::{Attack, DiskFaults};
+use punched::Punched;
+use stale::StaleMapper;
+
+/// The request at which a rogue disk attacks: one that starts at this sector.
+const ROGUE_SECTOR: u64 = 64;
+/// Where a rogue disk writes: far from what a guest of a few GiB maps, inside 39 bits.
+const ROGUE_IOVA: u64 = 0x10_0000_0000;
+
+vmm::functions! {
+    /// The functions of the lab's machines.
+    enum Functions {
+        /// A disk that does wrong, for tests of the IOMMU.
+        Rogue(VirtioFunction<RogueDisk>),
+    }
+}
+
+impl Faults {
+    /// Makes a function of the disk of this number.
+    fn function(&self, number: usize, source: SourceId, disk: Blk) -> Functions {
+        let Some(attack) = self.disk(number).and_then(|disk| disk.attack) else {
+            return VirtioFunction::new(source, disk).into();
+        };
+        let sector = ROGUE_SECTOR;
+        let fault = match attack {
+            Attack::Unmapped => vio_faults::Fault::DmaUnmapped {
+                sector,
+                iova: Iova::new(ROGUE_IOVA),
+            },
+            Attack::ReadOnly => vio_faults::Fault::WriteToReadOnly { sector },
+        };
+        Functions::Rogue(VirtioFunction::new(source, Rogue::new(disk, Some(fault))))
+    }
+
+    fn disk(&self, number: usize) -> Option<&DiskFaults> {
+        self.disks.get(&number)
+    }
+
+    /// Refuses faults of disks that do not exist.
+    fn check_disks(&self, count: usize) -> Result<()> {
+        let Some(number) = self.disks.keys().find(|number| **number >= count) else {
+            return Ok(());
+        };
+        match count {
+            0 => bail!("--fault disk{number}:…: there is no disk"),
+            1 => bail!("--fault disk{number}:…: there is disk0 alone"),
+            _ => bail!(
+                "--fault disk{number}:…: there are disk0 to disk{}",
+                count - 1
+            ),
+        }
+    }
+}
+
+impl MachineComposition for Faults {
+    fn attach(&self, assembly: Assembly<'_>) -> Result<Attached> {
+        let function = |number, source, disk| self.function(number, source, disk);
+        if !self.is_punched {
+            return assembly.build(&function);
+        }
+        let memory = Punched::new(assembly.pieces())?;
+        assembly.build_over(memory, &function)
+    }
+}
+
+impl Composition for Faults {
+    fn check_machine(&self, machine: &MachineOutline<'_>) -> Result<()> {
+        self.check_disks(machine.disks_in_files.len())?;
+        let behind_socket = |number: &&usize| !machine.disks_in_files[**number];
+        if let Some(number) = self.disks.keys().find(behind_socket) {
+            bail!("--fault disk{number}:…: another process serves it (--disk socket=…)");
+        }
+        if self.is_punched {
+            if machine.has_pager {
+                bail!(
+                    "--fault memory:punch does not go with --resident, whose pager takes pages away"
+                );
+            }
+            if machine.has_balloon {
+                bail!("--fault memory:punch does not go with --balloon, which takes pages away");
+            }
+            if !machine.is_memory_shared {
+                bail!(
+                    "--fault memory:punch does not go with --memory …,shared=off: it reaches memory by its file"
+                );
+            }
+        }
+        if self.store.is_some() && !machine.has_pager {
+            bail!("--fault swap:… goes with --resident and --swap");
+        }
+        if self.is_mapper_stale && !(machine.has_pager && machine.has_mapper) {
+            bail!("--fault mapper:stale goes with --resident and --mapper on");
+        }
+        Ok(())
+    }
+
+    fn check_daemon(&self, devices: usize) -> Result<()> {
+        self.check_disks(devices)
+    }
+
+    fn disk(&self, number: usize, io: Box<dyn BlockIo>) -> Result<Box<dyn BlockIo>> {
+        let Some(faults) = Faults::disk(self, number) else {
+            return Ok(io);
+        };
+        let io = match faults.latency {
+            Some(latency) => Box::new(LatencyDisk::new(io, latency).context("a timer")?),
+            None => io,
+        };
+        Ok(match faults.panics {
+            true => Box::new(PanicDisk::new(io)),
+            false => io,
+        })
+    }
+
+    fn store(&self, io: Box<dyn BlockIo>, ram: &GuestRam) -> Box<dyn BlockIo> {
+        match self.store {
+            Some(fault) => Box::new(FaultyStore::new(io, ram.clone(), fault)),
+            None => io,
+        }
+    }
+
+    fn io_policy(&self) -> Box<dyn IoPolicy> {
+        match self.is_mapper_stale {
+            true => Box::new(StaleMapper),
+            false => Box::new(AvoidAll),
+        }
+    }
+
+    fn sidecore(&self, builder: SidecoreBuilder) -> SidecoreBuilder {
+        builder.force_sleep_every(self.sleeps)
+    }
+
+    fn fleet(&self, builder: FleetBuilder) -> FleetBuilder {
+        builder.force_sleep_every(self.sleeps)
+    }
+
+    fn moves_pages(&self) -> bool {
+        self.is_punched
+    }
+
+    fn hides_paravirtual_features(&self) -> bool {
+        self.is_punched || self.is_as_resident
+    }
+}

@@ -1,0 +1,32 @@
+//! `--fault mapper:stale`: reads and writes that a host's kernel does and the swapper avoids, done to
+//! be counted.
+
+use swap::book::{FaultOrigin, IoPolicy};
+
+/// VSwapper's stale reads and silent writes: a page that a device is about to overwrite is read
+/// first, and one that a disk's block equals is written to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct StaleMapper;
+
+impl IoPolicy for StaleMapper {
+    fn reads_overwritten(&self, origin: FaultOrigin) -> bool {
+        origin == FaultOrigin::Device
+    }
+
+    fn saves_block_backed(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vcpu_s_page_is_not_read_before_it_is_overwritten() {
+        let read = [FaultOrigin::Device, FaultOrigin::Vcpu]
+            .map(|origin| StaleMapper.reads_overwritten(origin));
+        assert_eq!(read, [true, false]);
+        assert!(StaleMapper.saves_block_backed());
+    }
+}

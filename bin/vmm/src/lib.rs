@@ -1,0 +1,48 @@
+//! Virtual machines and block daemons, put together: what the programs are made of.
+//!
+//! A program is a list of subcommands, and what it composes ([`composition`]); all else is here.
+//! - [`run`]: one virtual machine on this host's KVM. [`serve`]: block devices for other VMMs.
+//!   [`doctor`]: what this host offers to them.
+//! - [`program`]: from the command line to an exit status. [`help`]: what `--help` and `man` print.
+//!   [`log`]: the options and the form of the log.
+//! - Inside: how a process ends (`ending`), its terminal, its messages (`messages`, `notify`,
+//!   `output`), values of options (`values`), what a host may lack (`lacks`, `resident`).
+//!
+//! Both programs, `exitless` and `exitless-lab`, are built over this crate, which has their names
+//! in messages alone: it is generic over the closed set of a machine's functions, and lets a program
+//! wrap disks, stores, memory and sidecores. The product wraps nothing.
+
+mod ending;
+mod flood;
+mod host_memory;
+mod image_format;
+mod image_lock;
+mod lacks;
+mod log_line;
+mod messages;
+mod moved;
+mod notify;
+mod output;
+mod resident;
+mod terminal;
+mod values;
+
+pub mod composition;
+pub mod doctor;
+pub mod help;
+pub mod log;
+pub mod program;
+pub mod run;
+pub mod serve;
+
+/// For [`functions!`](crate::functions).
+#[doc(hidden)]
+pub mod __private {
+    pub use machine::functions;
+    pub use vio::Remote;
+    pub use vio::balloon::Balloon;
+    pub use vio::blk::Blk;
+    pub use vio::net::Net;
+    pub use vio::rng::Rng;
+    pub use virtio_pci::VirtioFunction;
+}

@@ -1,0 +1,104 @@
+//! Where subcommands, options and keys are now that `exitless` had before there was `exitless-lab`.
+//!
+//! Each is refused with one line that names its place. Nothing here is taken out of a command line
+//! that is understood.
+
+use anyhow::{Result, bail};
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::values::keys::Keys;
+
+/// Subcommands that are another program's.
+const SUBCOMMANDS: [&str; 8] = [
+    "demo",
+    "eli",
+    "lab",
+    "payload",
+    "selftest",
+    "serve-lab",
+    "swap-figures",
+    "swap-lab",
+];
+/// That program.
+const LAB: &str = "exitless-lab";
+/// An option in whose place there is a fault.
+struct Moved {
+    option: &'static str,
+    /// The value that has moved, if the option is still there.
+    value: Option<&'static str>,
+    /// Commands that had it.
+    of: &'static [&'static str],
+    fault: &'static str,
+}
+
+const fn moved(option: &'static str, of: &'static [&'static str], fault: &'static str) -> Moved {
+    Moved {
+        option,
+        value: None,
+        of,
+        fault,
+    }
+}
+
+const OPTIONS: [Moved; 5] = [
+    moved("--as-resident", &["run"], "memory:as-resident"),
+    moved("--force-panic", &["serve"], "diskN:panic"),
+    moved("--force-sleep", &["run", "serve"], "sidecores:sleep=N"),
+    moved("--punch", &["run"], "memory:punch"),
+    Moved {
+        value: Some("stale"),
+        ..moved("--mapper", &["run"], "mapper:stale")
+    },
+];
+
+/// Where the subcommand `name` of `program` is now; `None`: not elsewhere.
+pub fn subcommand(program: &Command, name: &str) -> Option<String> {
+    let own = program.get_name();
+    let is_elsewhere = own != LAB && SUBCOMMANDS.contains(&name);
+    is_elsewhere.then(|| format!("{own} {name} is now {LAB} {name}"))
+}
+
+/// Where that is now which `error` is about, of `args` behind the program's name.
+pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        return subcommand(program, text(ContextKind::InvalidSubcommand)?);
+    }
+    // It may have its value behind it, or the value's name.
+    let option = text(ContextKind::InvalidArg)?.split(['=', ' ']).next()?;
+    let called = args
+        .iter()
+        .find(|word| program.find_subcommand(word).is_some());
+    let called = called?.as_str();
+    let value = text(ContextKind::InvalidValue);
+    let moved = OPTIONS.iter().find(|moved| {
+        let is_value = moved.value.is_none() || moved.value == value;
+        moved.option == option && moved.of.contains(&called) && is_value
+    })?;
+    let value = moved.value.map(|value| format!(" {value}"));
+    Some(format!(
+        "{option}{} is now {LAB} {called} --fault {}",
+        value.unwrap_or_default(),
+        moved.fault
+    ))
+}
+
+/// Refuses the keys `latency` and `misbehave` in a list of `run` or `serve` (`command`), of a part
+/// that is named so in faults.
+///
+/// # Errors
+/// One of them is given.
+pub fn refuse_keys(keys: &Keys<'_>, command: &str, part: &str) -> Result<()> {
+    let now = |fault: &str| format!("is now {LAB} {command} --fault {part}:{fault}");
+    if let Some(value) = keys.peek("latency") {
+        bail!("latency= {}", now(&format!("latency={value}")));
+    }
+    if let Some(value) = keys.peek("misbehave") {
+        bail!("misbehave= {}", now(value));
+    }
+    Ok(())
+}

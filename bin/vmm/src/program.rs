@@ -1,0 +1,89 @@
+//! A program: from its command line to its exit status.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use clap_complete::Shell;
+
+use crate::log::LogArgs;
+use crate::{ending, help, messages, moved};
+
+pub use crate::output::check_report;
+
+/// Version of a program built from `commit`, as far as its makefile has said.
+pub fn version(commit: Option<&str>) -> String {
+    let commit = commit.unwrap_or("unknown");
+    format!("{} (commit {commit})", env!("CARGO_PKG_VERSION"))
+}
+
+/// Reads the command line, starts the log, runs what is asked for, and says why that failed. The
+/// exit status is 2 then, else what `run` returns.
+pub fn main<C: Parser>(
+    log: impl FnOnce(&C) -> &LogArgs,
+    run: impl FnOnce(C) -> Result<u8>,
+) -> ExitCode {
+    let cli = match parse::<C>() {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
+    let budgets = log(&cli).start();
+    let status = run(cli).unwrap_or_else(|error| {
+        messages::say!("{}", messages::short(&format!("{error:#}")));
+        2
+    });
+    budgets.finish();
+    messages::finish(ending::WRITE_LIMIT);
+    ExitCode::from(status)
+}
+
+/// Reads the command line, or answers it: help, or an error with a tip.
+fn parse<C: Parser>() -> Result<C, ExitCode> {
+    let command = C::command();
+    messages::set_program(command.get_name());
+    let mut command = help::unbroken(command);
+    let parsed = command
+        .try_get_matches_from_mut(std::env::args_os())
+        .and_then(|matches| C::from_arg_matches(&matches));
+    parsed.map_err(|error| {
+        let args = std::env::args_os().skip(1);
+        let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+        if let Some(place) = moved::of_error(&error, &command, &args) {
+            messages::say!("{place}");
+            return ExitCode::from(2);
+        }
+        help::print(error, &command, &args)
+    })
+}
+
+/// Prints the completion script of a program for a shell.
+///
+/// # Errors
+/// None.
+pub fn completions<C: Parser>(shell: Shell) -> Result<u8> {
+    let mut command = C::command();
+    let name = command.get_name().to_owned();
+    clap_complete::generate(shell, &mut command, name, &mut std::io::stdout());
+    Ok(0)
+}
+
+/// Prints the manual page of a program or of a subcommand, or writes all of them into `dir`.
+///
+/// # Errors
+/// There is no such subcommand, or a page cannot be written.
+pub fn man<C: Parser>(subcommand: Option<&str>, dir: Option<&Path>) -> Result<u8> {
+    let command = C::command();
+    if let Some(dir) = dir {
+        help::write_manuals(&command, dir)?;
+        return Ok(0);
+    }
+    if let Some(place) = subcommand.and_then(|name| moved::subcommand(&command, name)) {
+        bail!("{place}");
+    }
+    let page = help::manual(&command, subcommand)?;
+    // A reader that went away has seen enough.
+    let _ = std::io::stdout().write_all(page.as_bytes());
+    Ok(0)
+}

@@ -1,0 +1,388 @@
+//! The command line of `exitless run`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use sidecore::IdlePolicy;
+
+const EXAMPLES: &str = "\
+A service manager is told when the guest runs (READY=1 to NOTIFY_SOCKET: Type=notify of systemd).
+
+Keys while the console is on a terminal: Ctrl-A x ends the machine, Ctrl-A h helps.
+
+Examples:
+  A kernel with an initramfs, and nothing else:
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none
+
+  A disk and a network, behind the emulated VT-d unit (the default: registers logged, one sidecore):
+    exitless run --kernel vmlinuz --initrd initrd.img --cmdline 'root=/dev/vda1 console=ttyS0' \\
+        --disk path=debian.raw --net responder
+
+  Registers in shared memory, the sidecore alone on host CPU 3, exits counted into a file:
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --disk path=disk.raw,queues=2 --cpus 2 \\
+        --iommu-mode shared --idle poll --pin 3,0,1 --ledger ledger.json --quiet
+
+  A disk that one core serves to several machines (start its server first: exitless serve --help):
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none --disk socket=/tmp/disk0.sock
+
+  A guest that believes it has 512 MiB, of which 100 may be in memory:
+    exitless run --kernel vmlinuz --initrd initrd.img --disk path=debian.raw,direct=on --memory 512M \\
+        --resident 100M --swap path=/var/tmp/swap0,size=1G --resident-file /run/limit0
+
+  On a host without vmx or svm, inside the emulated one:
+    exitless-lab lab -- run --kernel /boot/vmlinuz --initrd /boot/guest.img
+
+  Whether the same could be started here, without starting it:
+    exitless run --check --kernel /boot/vmlinuz --initrd /boot/guest.img --disk path=debian.raw
+
+Exit status:
+  0  The guest powered off, or Ctrl-A x ended the machine.
+  1  A crash, or a failure under way.
+  2  Nothing started; one line on standard error says why.
+  3  The guest asked for a reset, with --on-reboot exit.
+  4  A sidecore stopped answering.
+  5  Ended at once by one signal more.
+  6  The guest's kernel panicked. QEMU's pvpanic tells of that, for which Linux has the module pvpanic-mmio; a panic before that \
+is loaded, or without it, hangs or resets the guest as the kernel's option panic= says, and a crash kernel that is loaded does its work.
+  7  The guest asked for a reset, and its machine could not be started again.
+  128+n  Ended by signal n.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP  Press the guest's power button (ACPI; Linux has the module `button` for it, and systemd or acpid powers off). \
+A guest that does so in time ends the run with status 0. After --stop-timeout, or by another signal, 0.2 s later or more, the machine \
+ends whatever its guest is doing, as if its power were cut. That takes two seconds at most; only storage that the host holds makes it \
+wait, and is named on standard error. One more signal ends it at once.
+  SIGQUIT  Ends the machine without asking its guest.
+
+Environment:
+  RUST_LOG  What the log has, where --log is not given: see there.
+  NOTIFY_SOCKET  Where a service manager is told that the guest runs.
+  NO_COLOR  If it is set and not empty, help is not coloured.
+
+Files:
+  /dev/kvm  The host's KVM, for reading and writing.
+  /dev/net/tun  With --net tap=NAME.
+  /dev/userfaultfd  With --resident, and with --iommu-mode shared for a sidecore that sleeps; or the system call, where that is allowed.";
+
+const DISK_HELP: &str = "\
+A virtio disk, in a file or behind the vhost-user socket of another process; repeat for more. A list of these, without blanks:
+
+    path=FILE               the file or block device; or socket=PATH
+    format=raw|qcow2        what is in it
+    readonly=on|off         on: a disk that refuses writes
+    block=512|4096          bytes of a logical block
+    direct=on|off           on: past the host's page cache (O_DIRECT)
+    queues=N                1 to 16
+    queue-size=N            entries of a ring at most, a power of two to 1024 (256)
+    id=TEXT                 the serial number, at most 20 characters
+    locking=on|off          off: without locks
+    backing=on|off          on: a qcow2 image may have a backing file
+    barriers=on|off         off: without the syncs that keep a qcow2 image's tables in order
+    socket=PATH             where another process serves a vhost-user block device
+
+direct needs block=4096 on storage in blocks of 4096 bytes. The file is locked as QEMU locks it, \
+one writer or any number of readers, before the machine starts; locking=off goes without, for a file system that has no locks, \
+and then nothing keeps two writers apart. What is in the file is said by format, and not guessed: a guest that may write its raw disk \
+may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. \
+With barriers=off a power cut may leave the image corrupt. \
+Numbers may have K, M, G or T (powers of 1024).
+
+The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) reaches all of guest RAM, so this needs --iommu none. Of \
+the other keys it has queues, queue-size and id, which is a name for the log: the serial number is the server's. If the server is \
+killed and started again, the guest waits and goes on.";
+
+const NET_HELP: &str = "\
+A virtio network interface; repeat for more. One of these, and options:
+
+    responder               answers ARP, ping and UDP echo; needs no privileges
+    tap=NAME                the host's TAP interface NAME, which must be there
+    ip=A.B.C.D              of the responder (10.0.2.2)
+    create=on|off           on: the interface is made, for as long as the machine runs
+    mac=XX:XX:XX:XX:XX:XX   the guest's station address";
+
+const MEMORY_HELP: &str = "\
+Guest RAM: a size, and options.
+
+    SIZE[,shared=on|off][,thp=on|off]
+
+SIZE is bytes, or with K, M, G or T (powers of 1024). It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
+needs no leave to use huge pages (a memory file's are ruled by /sys/kernel/mm/transparent_hugepage/shmem_enabled), but nobody else \
+can be given it: not with --resident or --disk socket=…. thp=off forbids transparent huge pages.";
+
+const SWAP_HELP: &str = "\
+Where pages go that leave memory and are neither zeroes nor what a disk holds. A list of these, without blanks:
+
+    path=FILE               a new file, or a block device
+    size=SIZE               as much as --memory unless given
+    file=SIZEFILE           a larger size is read from there
+    discard=on|off          on: what is free again is given back
+
+FILE is made, with all its blocks allocated (SIZE; as much as --memory unless given), for its owner only; it has no name from then \
+on and goes with the process: what is in it is of no use to anybody else. It must not exist, and its file system must have \
+O_DIRECT. A block device is taken as far as SIZE goes; what it held is lost. When it is full the guest is paused, not \
+killed, and goes on when the limit is raised (--resident-file) or the store has grown.
+
+file enlarges it live: the size that stands in SIZEFILE (2G) is taken at the start and whenever it has been written. A size below the \
+present one, one that the block device does not have, or that finds no room in the file system is refused with a warning, and \
+nothing changes.
+
+discard gives back what is behind slots that are not needed any more, a MiB at least at a time, while the store is idle: the blocks of \
+a block device, which the kernel has written with zeroes, and unmapped where the device can; or those of a file, which others may take \
+then: a guest whose page finds no room is paused until there is some. Off unless given, as swapon's.";
+
+const BALLOON_HELP: &str = "\
+A virtio balloon: memory that the guest is asked to do without, and does when it can; the host gets it back. A list of these, without blanks:
+
+    target=SIZE|auto        how much the guest is to give up (0)
+    file=FILE               a new target is read from there
+    deflate-on-oom=on|off   on: the guest takes memory back rather than kill a program
+    reporting=on|off        on: the guest names memory that it does not use
+
+target leaves the guest 64 MiB at least. file changes it live: the size that stands in FILE \
+is taken at the start and whenever it has been written. auto decides each second: by 5 % of --memory a step more while the host is \
+short (90 % of --resident, else of the process's memory cgroup, else of the host's memory used, or 10 % of the time waited for \
+memory) and more than 20 % is available to the guest, less below 10 %, or while the host has plenty. \
+What reporting names leaves the host's memory too, without a target. \
+The guest's statistics are asked for each second, and stand in the ledger.
+
+No IOMMU stands before this one device: Linux's driver hands it guest-physical addresses, as it does elsewhere. It reads what the \
+guest tells it, and writes nothing but the rings of that. Other devices stay confined.";
+
+const REBOOT_HELP: &str = "\
+What a guest that asks for a reset gets.
+
+restart winds the machine down as at any end, and starts it again in the same process (this program executes itself, for which it needs \
+/proc): files, sockets and TAP interfaces are opened again by their names, images are unlocked and locked again. Each time is one line \
+on standard error, with its number; nothing limits how often. What was typed and not read is gone. A signal meanwhile ends the run. If the \
+machine cannot be started again, the reason is on standard error, and the status is 7. exit ends the run, with status 3.";
+
+/// Arguments of `exitless run`.
+#[derive(Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct RunArgs {
+    /// Kernel: a bzImage (`vmlinuz`), or an ELF `vmlinux` with a PVH entry.
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+
+    /// Initial RAM disk.
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+
+    /// Kernel command line.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "console=ttyS0",
+        allow_hyphen_values = true
+    )]
+    pub cmdline: String,
+
+    /// Guest RAM: bytes, or with K, M, G or T (powers of 1024), and options (see --help).
+    #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
+    pub memory: String,
+
+    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks
+    /// that hold the same, or in --swap. The guest needs no balloon and knows nothing of it. Needs
+    /// Linux 6.7 or newer on the host; `exitless doctor` says what else.
+    #[arg(long, value_name = "SIZE")]
+    pub resident: Option<String>,
+
+    /// Where pages go that are neither zeroes nor on a disk: path=FILE,size=SIZE,file=SIZEFILE (see
+    /// --help).
+    #[arg(long, value_name = "path=FILE,…", long_help = SWAP_HELP)]
+    pub swap: Option<String>,
+
+    /// A limit in place of --resident, read from this file at the start and whenever it has been
+    /// written.
+    #[arg(long, value_name = "FILE")]
+    pub resident_file: Option<PathBuf>,
+
+    /// Drop pages that a disk holds as well, and read them from there.
+    #[arg(long, value_enum, default_value_t = MapperArg::On, value_name = "on|off")]
+    pub mapper: MapperArg,
+
+    /// Look whether a vCPU is about to overwrite an absent page (REP STOS, REP MOVS), and do not
+    /// read it then.
+    #[arg(long, value_enum, default_value_t = PreventerArg::On, value_name = "on|off")]
+    pub preventer: PreventerArg,
+
+    /// Microseconds that --preventer waits for a vCPU to say what it is about to do: longer where
+    /// the host is emulated.
+    #[arg(long, value_name = "US", default_value_t = 1000)]
+    pub preventer_limit: u64,
+
+    /// A balloon, by which the guest gives memory back: target=SIZE or auto, and options (see
+    /// --help).
+    #[arg(long, value_name = "target=SIZE|auto,…", long_help = BALLOON_HELP)]
+    pub balloon: Option<String>,
+
+    /// Milliseconds between two questions for the balloon's statistics.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    pub balloon_period: u64,
+
+    /// vCPUs, 1 to 16.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: usize,
+
+    /// A virtio disk: path=FILE or socket=PATH, and options; repeat for more (see --help).
+    #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
+    pub disk: Vec<String>,
+
+    /// A virtio network interface: responder or tap=NAME; repeat for more (see --help).
+    #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
+    pub net: Vec<String>,
+
+    /// A virtio entropy device, which gives the guest random bytes of the host's: at most 1 MiB each
+    /// second.
+    #[arg(long)]
+    pub rng: bool,
+
+    /// The IOMMU the guest sees.
+    #[arg(long, value_enum, default_value_t = IommuArg::Vtd)]
+    pub iommu: IommuArg,
+
+    /// How the guest reaches the IOMMU's registers.
+    #[arg(long, value_enum, default_value_t = IommuMode::Logged)]
+    pub iommu_mode: IommuMode,
+
+    /// Host threads that poll the devices. All devices of one VM belong to one of them, so more
+    /// than one brings nothing yet.
+    #[arg(long, visible_alias = "cores", value_name = "N", default_value_t = 1)]
+    pub sidecores: usize,
+
+    /// Host CPUs in order: one for each sidecore, then one for each vCPU. `2,0-1` pins the sidecore
+    /// to CPU 2 and two vCPUs to 0 and 1; threads beyond the list float.
+    #[arg(long, value_name = "LIST")]
+    pub pin: Option<String>,
+
+    /// What an idle sidecore does, and the pager.
+    #[arg(long, value_enum, default_value_t = IdleArg::Adaptive)]
+    pub idle: IdleArg,
+
+    /// Run on software KVM as well, which boots no stock kernel: for guests of a few instructions.
+    #[arg(long)]
+    pub any_kvm: bool,
+
+    /// Where device data goes: straight into guest memory, or through buffers of ours.
+    #[arg(long, value_enum, default_value_t = DmaArg::Direct)]
+    pub dma: DmaArg,
+
+    /// Only check that the machine can be started: images are opened and locked, sockets connected
+    /// to, and everything is made that the guest needs, but it does not run, and nothing is left
+    /// behind. Says what it has found.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Milliseconds an invalidation or a reset waits for a device before its requests are
+    /// cancelled.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    pub drain_limit: u64,
+
+    /// Seconds without a sign of life from a sidecore after which the machine is ended (status 4).
+    #[arg(long, value_name = "S", default_value_t = 2)]
+    pub watchdog: u64,
+
+    /// Seconds a signal gives the guest to power off once its power button is pressed; 0: no
+    /// button, and the signal ends it.
+    #[arg(long, value_name = "S", default_value_t = 90)]
+    pub stop_timeout: u64,
+
+    /// What a guest that asks for a reset gets: its machine again, or the end of the run (status
+    /// 3).
+    #[arg(long, value_enum, default_value_t = RebootArg::Restart, long_help = REBOOT_HELP)]
+    pub on_reboot: RebootArg,
+
+    /// Write the exit ledger to this file, as JSON: that of the last boot, if the guest has been
+    /// started again. Only with this may the guest mark windows (port 0xe0): the first mark sets up
+    /// tracepoints of KVM, which cost every guest of this host.
+    #[arg(long, value_name = "FILE")]
+    pub ledger: Option<PathBuf>,
+
+    /// Do not print the exit ledger at the end. Warnings, and why the machine has ended, are said
+    /// all the same.
+    #[arg(long)]
+    pub quiet: bool,
+
+    /// The serial console: `stdio`, `none`, or a file for its output. What the guest says after a
+    /// reset is appended.
+    #[arg(long, value_name = "WHERE", default_value = "stdio")]
+    pub console: String,
+}
+
+/// `--preventer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PreventerArg {
+    /// What a vCPU is about to overwrite is not read.
+    On,
+    /// Nobody looks.
+    Off,
+}
+
+/// `--mapper`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MapperArg {
+    /// Pages stand for blocks.
+    On,
+    /// They do not.
+    Off,
+}
+
+/// `--iommu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IommuArg {
+    /// Intel VT-d.
+    Vtd,
+    /// None: devices reach all of guest RAM.
+    None,
+}
+
+/// `--iommu-mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IommuMode {
+    /// Every access exits to the sidecore: the reference.
+    Trap,
+    /// Reads do not exit; writes are logged inside the kernel: safe for any guest.
+    Logged,
+    /// Plain memory: nothing exits.
+    Shared,
+}
+
+/// `--idle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IdleArg {
+    /// Keep polling.
+    Poll,
+    /// Spin, then pause, then sleep.
+    Adaptive,
+    /// Sleep at once.
+    Sleep,
+}
+
+impl IdleArg {
+    /// As the runtime knows it.
+    pub fn policy(self) -> IdlePolicy {
+        match self {
+            Self::Poll => IdlePolicy::Poll,
+            Self::Adaptive => IdlePolicy::adaptive(),
+            Self::Sleep => IdlePolicy::Sleep,
+        }
+    }
+}
+
+/// `--on-reboot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RebootArg {
+    /// The machine is started again.
+    Restart,
+    /// The run ends, with status 3.
+    Exit,
+}
+
+/// `--dma`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DmaArg {
+    /// Disk I/O into guest memory, under a lease.
+    Direct,
+    /// Through a buffer of ours: no lease outlives a poll.
+    Bounce,
+}

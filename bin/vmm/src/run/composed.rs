@@ -1,0 +1,90 @@
+//! The closed sets that a machine's owner is composed of: its remapping units, here, and its
+//! functions, which each program names. A new unit or class is a crate, and an arm here.
+
+use std::convert::Infallible;
+
+use guest_mem::NoIommu;
+use machine::{ResolveFunction, units};
+use vio::Remote;
+use vio::balloon::Balloon;
+use vio::net::Net;
+use vio::rng::Rng;
+use virtio_pci::VirtioFunction;
+use vtd_port::VtdPort;
+
+/// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
+/// in pages that lie scattered), and 32,767 for drivers that need more.
+pub const MAX_LEASES: usize = guest_mem::MAX_LEASES;
+units! {
+    /// The remapping unit of a machine. None takes commands from functions.
+    pub enum Units: Infallible {
+        /// Devices see guest-physical addresses.
+        None(NoIommu),
+        /// An emulated VT-d unit.
+        Vtd(VtdPort),
+    }
+}
+
+/// Closed set of the functions of a program's machines, as [`functions!`](crate::functions) makes
+/// one. How a disk becomes a function is the program's to say.
+pub trait Functions:
+    ResolveFunction<Infallible>
+    + From<VirtioFunction<Net>>
+    + From<VirtioFunction<Rng>>
+    + From<VirtioFunction<Remote>>
+    + From<VirtioFunction<Balloon>>
+    + 'static
+{
+    /// Returns the balloon, if this is one.
+    fn balloon(&mut self) -> Option<&mut Balloon>;
+}
+
+/// Makes the closed set of functions of a program's machines: those that every machine may have,
+/// and the program's own.
+#[macro_export]
+macro_rules! functions {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
+        $($(#[$variant_meta:meta])* $variant:ident($function:ty)),* $(,)?
+    }) => {
+        $crate::__private::functions! {
+            $(#[$meta])*
+            $vis enum $name: ::std::convert::Infallible {
+                /// A disk.
+                Disk($crate::__private::VirtioFunction<$crate::__private::Blk>),
+                /// A network card.
+                Net($crate::__private::VirtioFunction<$crate::__private::Net>),
+                /// An entropy device.
+                Rng($crate::__private::VirtioFunction<$crate::__private::Rng>),
+                /// A disk that another process serves.
+                Remote($crate::__private::VirtioFunction<$crate::__private::Remote>),
+                /// A balloon.
+                Balloon($crate::__private::VirtioFunction<$crate::__private::Balloon>),
+                $($(#[$variant_meta])* $variant($function)),*
+            }
+        }
+
+        $crate::functions!(@from $name: Disk(Blk) Net(Net) Rng(Rng) Remote(Remote) Balloon(Balloon));
+
+        impl $crate::run::Functions for $name {
+            fn balloon(&mut self) -> Option<&mut $crate::__private::Balloon> {
+                match self {
+                    Self::Balloon(function) => Some(function.device_mut()),
+                    _ => None,
+                }
+            }
+        }
+    };
+    (@from $name:ident: $($variant:ident($device:ident))*) => {
+        $(impl From<$crate::__private::VirtioFunction<$crate::__private::$device>> for $name {
+            fn from(function: $crate::__private::VirtioFunction<$crate::__private::$device>) -> Self {
+                Self::$variant(function)
+            }
+        })*
+    };
+}
+
+/// The owner of a machine's unit and functions, over its memory.
+pub type Owner<F, M> = machine::Owner<Units, F, M>;
+
+/// What other threads ask of it.
+pub type Request<F, M> = machine::Request<Owner<F, M>>;

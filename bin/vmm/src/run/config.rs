@@ -1,0 +1,367 @@
+//! The request, checked: what the machine is built from.
+//!
+//! Nothing here starts anything; files are opened and kept open, so that what was checked is what is used.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, MapperArg, RebootArg, RunArgs};
+use super::balloon::BalloonSpec;
+use super::disks::{self, Disk};
+use super::net::NetConfig;
+use super::ram::{MIN_MEMORY, RamConfig};
+use super::swapped::SwapConfig;
+use crate::composition::{Composition, MachineOutline};
+use crate::values::{counted, size};
+use crate::{lacks, output};
+use platform::boot::{self, KernelKind};
+
+/// Most vCPUs.
+const MAX_CPUS: usize = 16;
+/// Most sidecores: one VM's devices cannot feed more.
+const MAX_SIDECORES: usize = 16;
+
+/// Longest time a guest may be given to power off: a day.
+const MAX_STOP_TIMEOUT: u64 = 86_400;
+
+/// Where the serial console is.
+#[derive(Debug)]
+pub enum ConsoleConfig {
+    /// Standard input and output.
+    Stdio,
+    /// Nowhere.
+    None,
+    /// Its output in this file.
+    File(File),
+}
+
+/// Which host CPUs threads are pinned to.
+#[derive(Debug, Default)]
+pub struct PinPlan {
+    cpus: Vec<usize>,
+    sidecores: usize,
+}
+
+impl PinPlan {
+    /// Host CPU of a sidecore.
+    pub fn sidecore(&self, index: usize) -> Option<usize> {
+        self.cpus[..self.sidecores.min(self.cpus.len())]
+            .get(index)
+            .copied()
+    }
+
+    /// Host CPU of a vCPU.
+    pub fn vcpu(&self, index: usize) -> Option<usize> {
+        self.cpus.get(self.sidecores + index).copied()
+    }
+}
+
+/// A checked request.
+#[derive(Debug)]
+pub struct Config {
+    /// The kernel, open, and what it is.
+    pub kernel: (File, KernelKind),
+    /// The initial RAM disk, open.
+    pub initrd: Option<File>,
+    /// Kernel command line.
+    pub cmdline: String,
+    /// RAM.
+    pub ram: RamConfig,
+    /// Only some of it is in memory.
+    pub swap: Option<SwapConfig>,
+    /// The guest may be asked to do without some of it.
+    pub balloon: Option<BalloonSpec>,
+    /// vCPUs, 1 to 16.
+    pub cpus: u8,
+    /// Disks, on different files and sockets.
+    pub disks: Vec<Disk>,
+    /// Network interfaces.
+    pub nets: Vec<NetConfig>,
+    /// There is an entropy device.
+    pub rng: bool,
+    /// The VT-d unit's register mode; `None` without an IOMMU.
+    pub iommu: Option<IommuMode>,
+    /// Sidecores, 1 to 16.
+    pub sidecores: usize,
+    /// Host CPUs.
+    pub pin: PinPlan,
+    /// What an idle sidecore does.
+    pub idle: IdleArg,
+    /// Software KVM will do.
+    pub any_kvm: bool,
+    /// Pages of guest memory come and go one by one.
+    pub pages_move: bool,
+    /// The guest is offered no more of KVM's paravirtual features than one whose pages move.
+    pub hides_paravirtual_features: bool,
+    /// Where device data goes.
+    pub dma: DmaArg,
+    /// How long an invalidation waits for a device.
+    pub drain_limit: Duration,
+    /// How long a sidecore may be silent.
+    pub watchdog: Duration,
+    /// How long the guest may take to power off when a signal asks for it; nothing: it is not asked.
+    pub stop_timeout: Duration,
+    /// What a guest that asks for a reset gets.
+    pub on_reboot: RebootArg,
+    /// How often the machine has been started again.
+    pub restarts: u64,
+    /// It is only built, and not run.
+    pub is_check: bool,
+    /// Where the exit ledger goes.
+    pub ledger: Option<PathBuf>,
+    /// It is not printed at the end.
+    pub is_quiet: bool,
+    /// The console.
+    pub console: ConsoleConfig,
+}
+
+impl Config {
+    /// Checks everything that can be checked without starting anything, for a machine of this composition that has been started
+    /// again so often.
+    pub fn check(
+        args: &RunArgs,
+        restarts: u64,
+        composition: &dyn Composition,
+    ) -> anyhow::Result<Self> {
+        let kernel = kernel(&args.kernel)?;
+        let initrd = args.initrd.as_deref().map(initrd).transpose()?;
+        let ram = RamConfig::check(&args.memory)?;
+        let memory = ram.bytes;
+        if !(1..=MAX_CPUS).contains(&args.cpus) {
+            bail!("--cpus is 1 to {MAX_CPUS}, not {}", args.cpus);
+        }
+        if !(1..=MAX_SIDECORES).contains(&args.sidecores) {
+            bail!(
+                "--sidecores is 1 to {MAX_SIDECORES}, not {}",
+                args.sidecores
+            );
+        }
+        if !(1..=600_000).contains(&args.drain_limit) {
+            bail!("--drain-limit is 1 to 600000 ms, not {}", args.drain_limit);
+        }
+        if !(1..=3600).contains(&args.watchdog) {
+            bail!("--watchdog is 1 to 3600 s, not {}", args.watchdog);
+        }
+        if args.stop_timeout > MAX_STOP_TIMEOUT {
+            bail!(
+                "--stop-timeout is 0 to {MAX_STOP_TIMEOUT} s, not {}",
+                args.stop_timeout
+            );
+        }
+        let pin = pin(args)?;
+        let disks = disks::check(&args.disk, args.iommu)?;
+        let nets = (0..)
+            .zip(&args.net)
+            .map(|(index, text)| NetConfig::check(text, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let balloon = BalloonSpec::check(args, memory, MIN_MEMORY)?;
+        // The host bridge has slot 0; slot 31 stays free for the I/O APIC's source-id.
+        let others = usize::from(balloon.is_some()) + usize::from(args.rng);
+        let devices = disks.len() + nets.len() + others;
+        if devices > 30 {
+            bail!("{devices} devices, but the PCI bus has 30 free slots");
+        }
+        if let Some(path) = &args.ledger {
+            output::check("--ledger", path)?;
+        }
+        let swap = SwapConfig::check(args, memory, &disks)?;
+        if swap.is_some() {
+            ram.shared_for("--resident")?;
+        }
+        if disks.iter().any(|disk| matches!(disk, Disk::Remote(_))) {
+            ram.shared_for("--disk socket=…")?;
+        }
+        composition.check_machine(&MachineOutline {
+            disks_in_files: &disks::in_files(&disks),
+            is_memory_shared: ram.is_shared,
+            has_pager: swap.is_some(),
+            has_mapper: args.mapper == MapperArg::On,
+            has_balloon: balloon.is_some(),
+        })?;
+        // What may have to wait comes last.
+        let disks = disks::lock(disks)?;
+        Ok(Self {
+            kernel,
+            initrd,
+            cmdline: cmdline(&args.cmdline)?,
+            ram,
+            pages_move: swap.is_some() || composition.moves_pages(),
+            hides_paravirtual_features: swap.is_some() || composition.hides_paravirtual_features(),
+            swap,
+            balloon,
+            cpus: args.cpus as u8,
+            disks,
+            nets,
+            rng: args.rng,
+            iommu: match args.iommu {
+                IommuArg::Vtd => Some(args.iommu_mode),
+                IommuArg::None => None,
+            },
+            sidecores: args.sidecores,
+            pin,
+            idle: args.idle,
+            any_kvm: args.any_kvm,
+            dma: args.dma,
+            drain_limit: Duration::from_millis(args.drain_limit),
+            watchdog: Duration::from_secs(args.watchdog),
+            stop_timeout: Duration::from_secs(args.stop_timeout),
+            on_reboot: args.on_reboot,
+            restarts,
+            is_check: args.check,
+            ledger: args.ledger.clone(),
+            is_quiet: args.quiet,
+            console: match args.check {
+                true => try_console(&args.console)?,
+                false => console(&args.console, restarts > 0)?,
+            },
+        })
+    }
+}
+
+/// Opens a regular file for reading; directories, FIFOs and empty files are refused.
+fn open(what: &str, path: &Path) -> anyhow::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .with_context(|| format!("{what} {} cannot be opened", path.display()))?;
+    let meta = file
+        .metadata()
+        .with_context(|| format!("{what} {}", path.display()))?;
+    if !meta.is_file() {
+        bail!("{what} {} is not a file", path.display());
+    }
+    if meta.len() == 0 {
+        bail!("{what} {} is empty", path.display());
+    }
+    Ok(file)
+}
+
+fn kernel(path: &Path) -> anyhow::Result<(File, KernelKind)> {
+    let mut file = open("kernel", path)?;
+    let kind = boot::kernel_kind(&mut file)
+        .with_context(|| format!("kernel {}", path.display()))?
+        .with_context(|| {
+            format!(
+                "kernel {} is neither a 64-bit bzImage nor a 64-bit ELF file",
+                path.display()
+            )
+        })?;
+    Ok((file, kind))
+}
+
+/// Magic numbers of what Linux takes as an initial RAM disk: cpio (two kinds) and its compressions.
+const INITRD_MAGIC: [&[u8]; 9] = [
+    b"070701",
+    b"070702",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"\xfd7zXZ",
+    b"BZh",
+    b"\x5d\x00\x00",
+    b"\x89LZO",
+    b"\x02\x21\x4c\x18",
+];
+
+fn initrd(path: &Path) -> anyhow::Result<File> {
+    use std::os::unix::fs::FileExt;
+    let file = open("initrd", path)?;
+    let mut head = [0u8; 8];
+    let len = file
+        .read_at(&mut head, 0)
+        .with_context(|| format!("initrd {} cannot be read", path.display()))?;
+    if !INITRD_MAGIC
+        .iter()
+        .any(|magic| head[..len].starts_with(magic))
+    {
+        bail!(
+            "initrd {} is neither a cpio archive nor a compressed one",
+            path.display()
+        );
+    }
+    Ok(file)
+}
+
+fn cmdline(text: &str) -> anyhow::Result<String> {
+    // Linux's COMMAND_LINE_SIZE, with the terminator.
+    if text.len() > 2047 {
+        bail!(
+            "--cmdline has {} characters, more than the 2047 Linux takes",
+            text.len()
+        );
+    }
+    if !text.bytes().all(|b| (b' '..=b'~').contains(&b)) {
+        bail!("--cmdline may hold printable ASCII only");
+    }
+    Ok(text.to_owned())
+}
+
+fn pin(args: &RunArgs) -> anyhow::Result<PinPlan> {
+    let Some(text) = &args.pin else {
+        return Ok(PinPlan::default());
+    };
+    let cpus = size::cpu_list(text).context("--pin")?;
+    let threads = args.sidecores + args.cpus;
+    if cpus.len() > threads {
+        bail!(
+            "--pin lists {} for {}",
+            counted(cpus.len(), "CPU"),
+            counted(threads, "thread")
+        );
+    }
+    for cpu in &cpus {
+        let tried = try_cpu(*cpu).with_context(|| format!("--pin: no thread can run on CPU {cpu}"));
+        lacks::advise(
+            tried,
+            "without --pin threads run wherever the host lets them",
+        )?;
+    }
+    Ok(PinPlan {
+        cpus,
+        sidecores: args.sidecores,
+    })
+}
+
+/// Pins a short-lived thread to this CPU, which is the only sure test: isolated CPUs are in no
+/// thread's mask, and yet a thread may move there.
+fn try_cpu(cpu: usize) -> io::Result<()> {
+    let trial = std::thread::Builder::new().spawn(move || sidecore::pin_this_thread(cpu))?;
+    trial
+        .join()
+        .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+/// Whether the console's file could be had; it is neither made nor emptied.
+fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
+    let path = Path::new(text);
+    match text {
+        "stdio" | "none" => {}
+        _ if path.exists() => {
+            let opened = File::options().append(true).open(path);
+            opened.with_context(|| format!("console {text} cannot be written"))?;
+        }
+        _ => output::check("--console", path)?,
+    }
+    Ok(ConsoleConfig::None)
+}
+
+/// The console's output starts a new file, and goes on in it when the machine has been started again.
+fn console(text: &str, goes_on: bool) -> anyhow::Result<ConsoleConfig> {
+    match text {
+        "stdio" => Ok(ConsoleConfig::Stdio),
+        "none" => Ok(ConsoleConfig::None),
+        path => File::options()
+            .write(true)
+            .create(true)
+            .append(goes_on)
+            .truncate(!goes_on)
+            .open(path)
+            .with_context(|| format!("console {path} cannot be written"))
+            .map(ConsoleConfig::File),
+    }
+}

@@ -1,0 +1,396 @@
+//! IOMMU, disks and network cards of a machine, put under their owner and its sidecore.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use guest_mem::{NoIommu, PhysMem, SourceId};
+use kvm::doorbells::{KvmDoorbells, Places};
+use kvm::register_page;
+use machine::port::{OwnedFunction, UnitRegisters};
+use platform::interrupt::InterruptSink;
+use platform::layout;
+use platform::power::MarkerSink;
+use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
+use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
+use vio::net::{Net, NetIo, Responder, Tap};
+use vio::rng::{HostEntropy, Rng};
+use vio::{Rate, RateLimits};
+use virtio_pci::VirtioFunction;
+use virtio_pci::function::NOTIFY_STRIDE;
+use vtd::{Unit, dmar};
+use vtd_port::VtdPort;
+
+use super::args::{DmaArg, IdleArg, IommuMode};
+use super::attach::{Attached, Parts, Running};
+use super::balloon::{Beside, Watched};
+use super::composed::{Functions, MAX_LEASES, Owner, Request, Units};
+use super::config::Config;
+use super::disk::DiskConfig;
+use super::disks::Disk;
+use super::ledger::{LedgerSource, MarkerLedger, Reporter};
+use super::memory::{Memory, Paging};
+use super::net::{NetBackend, NetConfig};
+use super::plugs::Plugs;
+use super::remote;
+use crate::composition::Composition;
+use crate::ending::storage::{self, Dropping, Names};
+use crate::{lacks, messages};
+use kvm::control::{Control, End};
+use platform::bus::BusDevice;
+
+/// Requests in flight of one disk.
+const DISK_DEPTH: u32 = 256;
+/// Entries of a network queue.
+const NET_QUEUE: u16 = 256;
+/// Limit on the host's random bytes that a guest draws, which cost the sidecore's time: far more
+/// than a pool is seeded with.
+const RNG_LIMITS: RateLimits = RateLimits {
+    operations: None,
+    bytes: Some(Rate {
+        per_second: 1 << 20,
+        burst: 64 << 10,
+    }),
+};
+/// Station address of the built-in responder: locally administered.
+const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
+/// Physical addresses the guest's IO page tables may hold, in bits.
+const HOST_ADDRESS_WIDTH: u8 = 48;
+
+/// Makes a function of the disk of this number.
+pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
+
+/// Builds everything that `config` asks for over `memory`, and starts the sidecore. Takes files out
+/// of the configuration.
+///
+/// # Errors
+/// Names what the host lacks or refuses.
+pub fn attach<F: Functions, M: Memory<F>>(
+    mut memory: M,
+    config: &mut Config,
+    parts: &Parts<'_>,
+    composition: &dyn Composition,
+    disk_function: DiskFunction<'_, F>,
+) -> Result<Attached> {
+    let messages: Arc<dyn InterruptSink> = parts.msi.clone();
+    let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
+    let unit = owner.add_unit(iommu(config, parts)?);
+    let mut plugs = Plugs::new(&mut owner, unit);
+    let wrapped = (composition, disk_function);
+    let (names, forwarded) = add_disks(&mut plugs, &mut memory, config, parts, wrapped)?;
+    for net in std::mem::take(&mut config.nets) {
+        let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
+        let queues = function.queues();
+        plugs.add(function, doorbells(parts, queues)?);
+    }
+    if config.rng {
+        let device = Rng::new(Box::new(HostEntropy), RNG_LIMITS);
+        let function = VirtioFunction::new(parts.bus.reserve()?, device);
+        let queues = function.queues();
+        plugs.add(function, doorbells(parts, queues)?);
+    }
+    let balloon = match config.balloon.take() {
+        Some(spec) => {
+            let device = spec.device(parts.ram, memory.balloon()?)?;
+            let function = VirtioFunction::new(parts.bus.reserve()?, device);
+            let doorbells = doorbells(parts, function.queues())?;
+            let number = plugs.add_beside(function, doorbells);
+            Some((spec, Watched::new(number)))
+        }
+        None => None,
+    };
+    let plugged = plugs.into_plugged();
+    let core = start(config, owner, composition)?;
+    let handle = core.handle(0);
+    let watched = balloon.as_ref().map(|(_, watched)| watched.clone());
+    let paging = memory.start(handle.clone())?;
+    let balloon = balloon.map(|(spec, watched)| {
+        let pager = paging.as_ref().and_then(|paging| paging.reporter());
+        spec.start(handle.clone(), &watched, pager)
+    });
+    let balloon = balloon.transpose()?;
+    let monitor = monitor(&core, parts.control, config.watchdog)?;
+    let pager = paging.as_ref().and_then(|paging| paging.reporter());
+    let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
+        .with_balloon(watched);
+    let ledger = Arc::new(MarkerLedger::new(source));
+    let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));
+    for plug in plugged {
+        let port = OwnedFunction::new(handle.clone(), plug.number, plug.shape)
+            .with_doorbells(plug.doorbells);
+        parts.bus.plug(plug.source, Arc::new(port));
+    }
+    Ok(Attached {
+        iommu_page: config
+            .iommu
+            .map(|_| Arc::new(UnitRegisters::new(handle.clone(), unit)) as Arc<dyn BusDevice>),
+        dmar: config.iommu.map(|_| dmar_table()),
+        // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
+        // wants its windows.
+        marker: config
+            .ledger
+            .is_some()
+            .then_some(ledger as Arc<dyn MarkerSink>),
+        running: Some(Box::new(Devices {
+            core,
+            _monitor: monitor,
+            reporter,
+            names,
+            ended: None,
+            paging,
+            balloon,
+        })),
+    })
+}
+
+/// Treatment of a disk by the program: the wrapper of its blocks, and the function it becomes.
+type DiskWrapping<'a, F> = (&'a dyn Composition, DiskFunction<'a, F>);
+
+/// Adds all disks. Their names by number of function, and the doorbells that others read.
+fn add_disks<F: Functions, M: Memory<F>>(
+    plugs: &mut Plugs<'_, F, M::Ram>,
+    memory: &mut M,
+    config: &mut Config,
+    parts: &Parts<'_>,
+    (composition, function): DiskWrapping<'_, F>,
+) -> Result<(Names<usize>, Vec<Arc<Places>>)> {
+    let mut forwarded = Vec::new();
+    let mut names = Names::new();
+    for (index, disk) in std::mem::take(&mut config.disks).into_iter().enumerate() {
+        match disk {
+            Disk::File(disk) => {
+                let name = format!("disk {}", disk.path.display());
+                let queues = disk.queues;
+                let wrap = |io| composition.disk(index, io);
+                let device = block(disk, config.dma, memory, wrap);
+                let device = device.with_context(|| name.clone())?;
+                let function = function(index, parts.bus.reserve()?, device);
+                let number = plugs.add(function, doorbells(parts, queues)?);
+                names.insert(number, name);
+            }
+            Disk::Remote(disk) => {
+                let name = format!("disk socket={}", disk.socket.display());
+                let (number, places) = remote::add(plugs, disk, parts)?;
+                names.insert(number, name);
+                forwarded.push(places);
+            }
+        }
+    }
+    Ok((names, forwarded))
+}
+
+fn dmar_table() -> Vec<u8> {
+    dmar::build(&dmar::DmarConfig::single_unit(
+        HOST_ADDRESS_WIDTH,
+        layout::VTD,
+    ))
+}
+
+fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
+    KvmDoorbells::new(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")
+}
+
+fn block<F>(
+    disk: DiskConfig,
+    dma: DmaArg,
+    memory: &mut impl Memory<F>,
+    wrap: impl FnOnce(Box<dyn BlockIo>) -> Result<Box<dyn BlockIo>>,
+) -> Result<Blk> {
+    let options = RawDiskOptions {
+        read_only: disk.read_only,
+        o_direct: disk.direct,
+        transfer: match dma {
+            DmaArg::Direct => Transfer::Direct,
+            DmaArg::Bounce => Transfer::Bounce,
+        },
+        depth: DISK_DEPTH,
+    };
+    let mut serial = [0; 20];
+    serial[..disk.id.len()].copy_from_slice(disk.id.as_bytes());
+    let config = BlkConfig {
+        logical_block: disk.block,
+        queues: disk.queues,
+        queue_size: disk.queue_size,
+        serial,
+        ..BlkConfig::default()
+    };
+    let io: Box<dyn BlockIo> = match disk.open_image(DISK_DEPTH)? {
+        Some(image) => Box::new(image),
+        None => {
+            let file = disk.file.try_clone().context("a second descriptor")?;
+            let disk = RawDisk::from_file(file, options)?;
+            lacks::say_how_served(&disk);
+            Box::new(disk)
+        }
+    };
+    let io = memory.disk(wrap(io)?, &disk)?;
+    Blk::new(config, io).with_context(|| format!("disk {}", disk.path.display()))
+}
+
+fn network(net: NetConfig) -> Result<Net> {
+    let io: Box<dyn NetIo> = match net.backend {
+        NetBackend::Responder(ip) => Box::new(Responder::new(RESPONDER_MAC, ip)),
+        NetBackend::Tap { name, file } => {
+            Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP interface {name}"))?)
+        }
+    };
+    Ok(Net::new(net.mac, NET_QUEUE, io)?)
+}
+
+/// The IOMMU in the mode asked for, its page in a memory slot where the mode has one.
+fn iommu(config: &Config, parts: &Parts<'_>) -> Result<Units> {
+    let Some(mode) = config.iommu else {
+        return Ok(Units::None(NoIommu::new(MAX_LEASES)));
+    };
+    let unit = Unit::new(vtd::Config {
+        max_leases: MAX_LEASES,
+        drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
+        ..vtd::Config::default()
+    });
+    Ok(Units::Vtd(match mode {
+        IommuMode::Trap => VtdPort::trap(unit),
+        IommuMode::Logged => {
+            let port = register_page::logged(unit, parts.vm, parts.vcpus[0].as_fd());
+            port.map_err(|error| {
+                let error = anyhow::Error::new(error);
+                anyhow!("{error:#} (--iommu-mode trap does without, at an exit for each access)")
+            })?
+        }
+        IommuMode::Shared => {
+            let port = register_page::shared(unit, parts.vm)?;
+            if let Some(line) = sleepless(config.idle, port.keeps_awake()) {
+                messages::say!("{line}");
+            }
+            port
+        }
+    }))
+}
+
+/// What is said of a sidecore that nothing could wake, unless it is meant to poll.
+fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
+    let why = why.filter(|_| idle != IdleArg::Poll)?;
+    Some(format!(
+        "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here could wake it ({why}); \
+         `exitless doctor` says what userfaultfd takes, and --iommu-mode logged needs none"
+    ))
+}
+
+fn start<F, M>(
+    config: &Config,
+    owner: Owner<F, M>,
+    composition: &dyn Composition,
+) -> Result<Sidecore<Owner<F, M>>>
+where
+    F: Functions,
+    M: PhysMem + Send + 'static,
+{
+    let host_cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let builder = SidecoreBuilder::new("sidecore0")
+        .cpu(config.pin.sidecore(0))
+        .idle(config.idle.policy())
+        .shares_cpu(host_cpus <= usize::from(config.cpus));
+    composition
+        .sidecore(builder)
+        .spawn(vec![owner])
+        .context("starting the sidecore")
+}
+
+/// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in Linux).
+fn monitor<F: Functions, M: PhysMem + Send>(
+    core: &Sidecore<Owner<F, M>>,
+    control: &Arc<Control>,
+    limit: Duration,
+) -> Result<Monitor> {
+    /// How long vCPUs may take to stop where they are.
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let control = control.clone();
+    let monitor = Monitor::spawn(limit, move |stuck: &Stuck| {
+        control.pause(PATIENCE);
+        control.end(End::Watchdog(format!("{stuck:?}")));
+    })
+    .context("starting the monitor")?;
+    monitor.watch(core.watch());
+    Ok(monitor)
+}
+
+/// What runs beside the vCPUs.
+struct Devices<F: Functions, M: PhysMem + Send + 'static> {
+    core: Sidecore<Owner<F, M>>,
+    _monitor: Monitor,
+    /// Printer of the lines about a guest that has run.
+    reporter: Option<Reporter>,
+    /// The disks, by the numbers of their functions.
+    names: Names<usize>,
+    /// Numbers of functions that have ended, once the machine has.
+    ended: Option<Receiver<usize>>,
+    /// Moves pages of memory.
+    paging: Option<Box<dyn Paging>>,
+    /// Asks the guest for its statistics.
+    balloon: Option<Beside>,
+}
+
+impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {
+    fn begin(&mut self) -> Result<()> {
+        match &mut self.paging {
+            Some(paging) => paging.begin(),
+            None => Ok(()),
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(paging) = &self.paging {
+            paging.end();
+        }
+        let (tell, ended) = channel();
+        // A sidecore that has ended releases all by that.
+        let _ = self.core.handle(0).send(Request::End(tell));
+        self.ended = Some(ended);
+    }
+
+    fn stop(self: Box<Self>, look: &dyn Fn()) -> Result<()> {
+        if let Some(ended) = &self.ended {
+            storage::wait(self.names.clone(), ended, |number| number, look);
+        }
+        // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
+        let reported = self.reporter.as_ref().map_or(Ok(()), Reporter::report);
+        if let Some(balloon) = self.balloon {
+            balloon.stop();
+        }
+        let owners = self.core.stop();
+        if let Some(paging) = self.paging {
+            let done = paging.stop();
+            if self.reporter.is_some() {
+                messages::say!("{done}");
+            }
+        }
+        // The last close of a file may wait for its server.
+        let mut dropping = Dropping::default();
+        let mut names: Vec<_> = self.names.into_values().collect();
+        if names.is_empty() {
+            names.push("devices".into());
+        }
+        dropping.begin(names.join(", "), owners);
+        dropping.wait();
+        reported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sidecore_that_never_sleeps_is_no_secret() {
+        for idle in [IdleArg::Adaptive, IdleArg::Sleep] {
+            let line = sleepless(idle, Some("not permitted")).unwrap();
+            for word in ["--iommu-mode shared", "never sleeps", "(not permitted)"] {
+                assert!(line.contains(word), "{line}");
+            }
+            assert_eq!(sleepless(idle, None), None);
+        }
+        // It was asked for.
+        assert_eq!(sleepless(IdleArg::Poll, Some("not permitted")), None);
+    }
+}

@@ -1,0 +1,480 @@
+//! The machine as the ledger's source, the marker port as its pen, and the report at the end.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::{Context, Result};
+use guest_mem::{PhysMem, Region};
+use machine::Request;
+use sidecore::{Nanos, Watch};
+use swap::report::Report;
+use vio::balloon::Balloon;
+use vtd_port::VtdPort;
+
+use super::args::{DmaArg, IdleArg, IommuMode};
+use super::attach::Parts;
+use super::balloon::{Said, Watched};
+use super::composed::{Functions, Owner, Units};
+use super::config::Config;
+use super::memory::{AskPager, OwnerHandle, Standing};
+use crate::messages;
+use exit_ledger::account::{
+    BalloonCounts, BalloonFigures, KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, Swap,
+    SwapCounts, UserExits,
+};
+use exit_ledger::kvm_stats::VcpuStats;
+use exit_ledger::report::{self, Conditions};
+use exit_ledger::trace::ExitHistogram;
+use exit_ledger::{Ledger, Source, conditions};
+use kvm::doorbells::Places;
+use kvm::exits::{ExitCause, ExitLedger};
+use platform::layout;
+use platform::power::MarkerSink;
+
+/// `KVM_GET_STATS_FD`: `_IO(0xAE, 0xce)`.
+const KVM_GET_STATS_FD: u64 = 0xaece;
+
+/// Where a snapshot's parts come from.
+pub struct LedgerSource<F, M> {
+    stats: Vec<VcpuStats>,
+    exits: ExitLedger,
+    owner: OwnerHandle<F, M>,
+    sidecore: Watch,
+    /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be had.
+    histogram: OnceLock<Option<ExitHistogram>>,
+    /// Doorbells that other processes read.
+    forwarded: Vec<Arc<Places>>,
+    /// Guest memory.
+    ram: Vec<Range<u64>>,
+    /// How the pager stands, where there is one.
+    pager: Option<AskPager>,
+    /// The balloon, where there is one.
+    balloon: Option<Watched>,
+}
+
+impl<F, M> LedgerSource<F, M> {
+    /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
+    /// by the kernel from the first mark on.
+    pub fn new(
+        parts: &Parts<'_>,
+        owner: OwnerHandle<F, M>,
+        sidecore: Watch,
+        forwarded: Vec<Arc<Places>>,
+        pager: Option<AskPager>,
+    ) -> Result<Self> {
+        let stats = parts.vcpus.iter().map(statistics_of);
+        let stats = stats.collect::<io::Result<_>>().unwrap_or_else(|error| {
+            messages::say!(
+                "no statistics of KVM ({error}): the exit ledger has no counts of the kernel's; Linux 5.14 or newer has them"
+            );
+            Vec::new()
+        });
+        Ok(Self {
+            stats,
+            exits: parts.exits.clone(),
+            owner,
+            sidecore,
+            histogram: OnceLock::new(),
+            forwarded,
+            ram: ram_of(parts),
+            pager,
+            balloon: None,
+        })
+    }
+
+    /// The same, of a machine with this balloon, if it has one.
+    pub fn with_balloon(mut self, balloon: Option<Watched>) -> Self {
+        self.balloon = balloon;
+        self
+    }
+
+    fn user_exits(&self) -> UserExits {
+        let exits = self.exits.snapshot();
+        UserExits {
+            iommu: exits.get(ExitCause::IommuRegister),
+            doorbell: exits.get(ExitCause::Doorbell),
+            pci_config_mmio: exits.get(ExitCause::PciConfig),
+            pci_config_pio: exits.get(ExitCause::PciConfigPort),
+            device_mmio: exits.get(ExitCause::OtherDevice) + exits.get(ExitCause::Unclaimed),
+            device_pio: exits.get(ExitCause::OtherPort) + exits.get(ExitCause::Marker),
+        }
+    }
+
+    fn forwarded_doorbells(&self, histogram: &ExitHistogram) -> u64 {
+        let is_doorbell = |gpa: u64| self.forwarded.iter().any(|places| places.contain(gpa));
+        let writes = histogram.writes().unwrap_or_default();
+        let doorbells = writes.iter().filter(|(gpa, _)| is_doorbell(*gpa));
+        doorbells.map(|(_, count)| count).sum()
+    }
+
+    fn sidecore(&self) -> SidecoreCounts {
+        let stats = self.sidecore.stats();
+        SidecoreCounts {
+            busy_ns: stats.core.busy_ns,
+            idle_ns: stats.core.idle_ns,
+            asleep_ns: stats.core.asleep_ns,
+            sleeps: stats.core.sleeps,
+            cpu_ns: u64::try_from(stats.cpu_time.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
+    fn prepare(&self) {
+        self.histogram.get_or_init(|| {
+            let threads = vcpu_threads();
+            let mut histogram = ExitHistogram::new(&threads)
+                .inspect_err(|error| {
+                    messages::say!(
+                        "no histograms of exits, which are counted and not told apart by their reasons: {error}"
+                    );
+                })
+                .ok()?;
+            let register_page = layout::VTD..layout::VTD + layout::VTD_SIZE;
+            if let Err(error) = histogram.locate_page_faults(register_page, &self.ram) {
+                tracing::warn!(%error, "page faults are not told apart by address: those in memory are unattributed");
+            }
+            if !self.forwarded.is_empty()
+                && let Err(error) =
+                    histogram.count_writes(layout::PCI_WINDOW, layout::PCI_WINDOW_END)
+            {
+                tracing::warn!(%error, "doorbells of disks behind sockets are not counted");
+            }
+            Some(histogram)
+        });
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut kvm = [0; KVM_COUNTERS.len()];
+        for stats in &self.stats {
+            if let Err(error) = stats.add_to(&mut kvm) {
+                tracing::warn!(%error, "KVM's statistics cannot be read");
+            }
+        }
+        let histogram = self.histogram.get().and_then(Option::as_ref);
+        let watched = self.balloon.clone();
+        let figures = move |owner: &mut Owner<F, M>| {
+            let watched = watched.as_ref();
+            let balloon = watched.and_then(|watched| {
+                let balloon = watched.balloon(owner)?;
+                Some(balloon_figures(balloon, watched.said(balloon)))
+            });
+            (balloon, owner_counts(owner))
+        };
+        let figures = self.owner.call(|reply| Request::ask(reply, figures));
+        let (balloon, mut owner) = figures.unwrap_or_default();
+        owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
+        Snapshot {
+            now_ns: Nanos::now().0,
+            kvm,
+            traced: histogram.and_then(|histogram| histogram.read().ok()),
+            page_faults: histogram.and_then(|histogram| histogram.page_faults().ok()?),
+            user: self.user_exits(),
+            owner,
+            sidecore: self.sidecore(),
+            swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
+            balloon,
+        }
+    }
+}
+
+/// Opens the counters that KVM has of a vCPU.
+fn statistics_of(vcpu: &BorrowedFd<'_>) -> io::Result<VcpuStats> {
+    // SAFETY: the request takes no argument and answers a descriptor or -1.
+    let fd = unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_GET_STATS_FD as _, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor the kernel has just given to us alone.
+    VcpuStats::new(unsafe { File::from_raw_fd(fd) }, &KVM_COUNTERS)
+}
+
+fn swap(standing: Standing) -> Swap {
+    Swap {
+        resident: standing.report.present as u64,
+        stored: (standing.report.slots - standing.report.free_slots) as u64,
+        tracked: standing.report.tracked as u64,
+        counts: swap_counts(standing.report),
+        pause_reason: standing.pause_reason,
+    }
+}
+
+fn balloon_figures(balloon: &Balloon, said: Said) -> BalloonFigures {
+    let vio::balloon::BalloonCounts {
+        inflated,
+        deflated,
+        reported,
+        outside,
+        statistics: _,
+    } = balloon.counts();
+    let Said { actual, statistics } = said;
+    BalloonFigures {
+        target: balloon.target().into(),
+        actual: actual.into(),
+        free: statistics.free,
+        available: statistics.available,
+        major_faults: statistics.major_faults,
+        counts: BalloonCounts {
+            inflated,
+            deflated,
+            reported,
+            outside,
+        },
+    }
+}
+
+fn swap_counts(report: Report) -> SwapCounts {
+    let Report {
+        limit: _,
+        present: _,
+        slots: _,
+        tracked: _,
+        free_slots: _,
+        counts,
+        traffic,
+        faults,
+        prevented,
+        undecided,
+        false_reads,
+        tickets,
+        pauses,
+        last_pause: _,
+        is_paused: _,
+    } = report;
+    SwapCounts {
+        faults,
+        prevented,
+        undecided,
+        device_waits: tickets,
+        dropped_to_disk: counts.dropped_to_disk,
+        dropped_as_zeroes: counts.dropped_as_zeroes,
+        swapped_out: traffic.store_writes.pages,
+        swapped_in: traffic.store_reads.pages,
+        swap_write_requests: traffic.store_writes.requests,
+        swap_read_requests: traffic.store_reads.requests,
+        trimmed: traffic.store_trims.pages,
+        image_pages: traffic.image_reads.pages,
+        image_requests: traffic.image_reads.requests,
+        rescued: counts.rescued,
+        zeroed: counts.zeroed,
+        not_read: counts.not_fetched,
+        read_before_a_write: counts.fetched_before_a_write,
+        stale_reads: counts.stale,
+        silent_swap_writes: counts.silent_writes,
+        false_reads,
+        decayed_sequentiality: counts.order_breaks,
+        false_anonymity: major_faults(),
+        discarded: counts.discarded,
+        refused: counts.refused,
+        pauses,
+    }
+}
+
+/// Major faults of this process's threads so far, but those of vCPUs: of what is not guest memory, since only vCPUs wait for that. Of
+/// threads that have ended none.
+fn major_faults() -> u64 {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return 0;
+    };
+    let stats = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    stats.filter_map(|stat| major_faults_of(&stat)).sum()
+}
+
+/// Of the thread whose `/proc/…/stat` this is: `None` of a vCPU's.
+fn major_faults_of(stat: &str) -> Option<u64> {
+    /// Field 12, `majflt`; the name, which may hold anything, is field 2.
+    const BEHIND_THE_NAME: usize = 12 - 3;
+    let (name, fields) = stat.rsplit_once(')')?;
+    let is_vcpu = name.split_once('(')?.1.starts_with("vcpu");
+    let field = fields.split_ascii_whitespace().nth(BEHIND_THE_NAME)?;
+    if is_vcpu { None } else { field.parse().ok() }
+}
+
+/// What the owner, its unit and its functions have counted.
+fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
+    let totals = owner.totals();
+    let mut counts = match owner.unit(0) {
+        Some(Units::Vtd(port)) => vtd_counts(port),
+        Some(Units::None(_)) | None => OwnerCounts::default(),
+    };
+    counts.doorbells = totals.doorbells;
+    counts.requests = totals.requests;
+    counts.interrupts = totals.interrupts;
+    counts
+}
+
+fn vtd_counts(port: &VtdPort) -> OwnerCounts {
+    let stats = port.stats();
+    OwnerCounts {
+        logged_writes: port.logged_writes(),
+        gate_faults: port.gate_faults(),
+        iotlb_hits: stats.iotlb_hits,
+        iotlb_misses: stats.iotlb_misses,
+        walks: stats.iotlb_misses + stats.context_walks + stats.leases_rechecked,
+        invalidations: stats.context_invalidations
+            + stats.global_invalidations
+            + stats.domain_invalidations
+            + stats.page_invalidations,
+        waits: stats.waits,
+        leases_drained: stats.waits_parked,
+        faults: stats.faults_recorded + stats.faults_collapsed + stats.faults_dropped,
+        ..OwnerCounts::default()
+    }
+}
+
+/// Where guest memory is.
+fn ram_of(parts: &Parts<'_>) -> Vec<Range<u64>> {
+    let start_and_end = |region: &Region| {
+        let start = region.gpa.raw();
+        start..start + region.len
+    };
+    parts.ram.regions().iter().map(start_and_end).collect()
+}
+
+/// Threads of this process that run vCPUs, by their names.
+fn vcpu_threads() -> Vec<i32> {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return Vec::new();
+    };
+    tasks
+        .flatten()
+        .filter(|task| {
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("vcpu"))
+        })
+        .filter_map(|task| task.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// The marker port writes the ledger.
+pub struct MarkerLedger(Ledger);
+
+impl MarkerLedger {
+    /// Opens the account.
+    pub fn new<F: Functions, M: PhysMem + Send + 'static>(source: LedgerSource<F, M>) -> Self {
+        Self(Ledger::new(Box::new(source)))
+    }
+}
+
+impl MarkerSink for MarkerLedger {
+    fn marker(&self, value: u8) {
+        self.0.mark(value);
+    }
+}
+
+/// Closes the account and says what is in it.
+pub struct Reporter {
+    ledger: Arc<MarkerLedger>,
+    conditions: Conditions,
+    path: Option<PathBuf>,
+    is_quiet: bool,
+}
+
+impl Reporter {
+    /// Reports under the conditions of `config`.
+    pub fn new(ledger: Arc<MarkerLedger>, config: &Config) -> Self {
+        let conditions = Conditions {
+            mode: match config.iommu {
+                None => "none",
+                Some(IommuMode::Trap) => "trap",
+                Some(IommuMode::Logged) => "logged",
+                Some(IommuMode::Shared) => "shared",
+            }
+            .into(),
+            idle: match config.idle {
+                IdleArg::Poll => "poll",
+                IdleArg::Adaptive => "adaptive",
+                IdleArg::Sleep => "sleep",
+            }
+            .into(),
+            dma: match config.dma {
+                DmaArg::Direct => "direct",
+                DmaArg::Bounce => "bounce",
+            }
+            .into(),
+            cpus: config.cpus.into(),
+            host_kernel: conditions::kernel_release(),
+            host_cpu: conditions::cpu_model(),
+        };
+        Self {
+            ledger,
+            conditions,
+            path: config.ledger.clone(),
+            is_quiet: config.is_quiet,
+        }
+    }
+
+    /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the
+    /// sidecore has not.
+    pub fn report(&self) -> Result<()> {
+        let account = self.ledger.0.close();
+        if !self.is_quiet {
+            messages::own(&report::table(&self.conditions, &account));
+        }
+        if let Some(path) = &self.path {
+            crate::output::write(path, &report::json(&self.conditions, &account))
+                .with_context(|| format!("writing the ledger {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_says_its_major_faults_unless_it_is_a_vcpus() {
+        let stat =
+            |name: &str| format!("7 ({name}) S 1 7 7 0 -1 4194560 1201 0 33 0 5 6 0 0 20 0 9 0");
+        assert_eq!(major_faults_of(&stat("pager")), Some(33));
+        assert_eq!(major_faults_of(&stat("a) b (c)")), Some(33));
+        assert_eq!(major_faults_of(&stat("vcpu0")), None);
+        for broken in ["", "7 (pager", "7 (pager) S 1"] {
+            assert_eq!(major_faults_of(broken), None, "{broken:?}");
+        }
+    }
+
+    /// Code and data of a program are pages of a file, which the kernel may take from memory.
+    #[test]
+    fn a_page_of_a_file_that_was_taken_from_memory_counts_once_it_is_wanted() {
+        use rustix::fs::{Advice, fadvise};
+        use std::io::Write;
+        const LEN: usize = 1 << 20;
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(&[7; LEN]).expect("its content");
+        file.sync_all().expect("on its disk");
+        let fd = file.as_raw_fd();
+        // SAFETY: a new mapping, of a file that no other process knows.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                LEN,
+                libc::PROT_READ,
+                libc::MAP_PRIVATE,
+                fd,
+                0,
+            )
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        let mapped: *const u8 = mapped.cast();
+        // SAFETY: inside the mapping, which stays.
+        let touch = || unsafe { mapped.read_volatile() };
+        assert_eq!(touch(), 7);
+        let before = major_faults();
+        // SAFETY: the mapping above; it is read again from the file.
+        let advised = unsafe { libc::madvise(mapped.cast_mut().cast(), LEN, libc::MADV_DONTNEED) };
+        assert_eq!(advised, 0);
+        fadvise(&file, 0, None, Advice::DontNeed).expect("advice");
+        assert_eq!(touch(), 7);
+        match major_faults() - before {
+            0 => println!("skipped: the file system keeps the file in memory"),
+            many => assert!(many < 100, "{many}"),
+        }
+    }
+}

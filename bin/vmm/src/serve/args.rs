@@ -1,0 +1,152 @@
+//! The command line of `exitless serve`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+const EXAMPLES: &str = "\
+Guest memory must be shared with the daemon: QEMU share=on, Cloud Hypervisor --memory shared=on.
+
+A front end whose daemon is killed and started again goes on where it was, if it reconnects.
+
+When all devices can be reached the daemon says `ready: serving …` on standard error, and tells a service manager (READY=1 to \
+NOTIFY_SOCKET: Type=notify of systemd); before that no socket is there.
+
+Examples:
+  One disk for a QEMU guest, the daemon first:
+    exitless serve --block id=disk0,path=debian.qcow2,format=qcow2,socket=/tmp/disk0.sock &
+    qemu-system-x86_64 -accel kvm -m 1G -machine q35,memory-backend=mem \\
+        -object memory-backend-memfd,id=mem,size=1G,share=on \\
+        -chardev socket,id=c0,path=/tmp/disk0.sock,reconnect=1 \\
+        -device vhost-user-blk-pci,chardev=c0
+
+  Two disks on host CPU 3; the second at most 2000 requests a second, with half the first one's share:
+    exitless serve --cpu 3 --block id=a,path=a.raw,socket=a.sock,weight=2 \\
+        --block id=b,path=b.raw,socket=b.sock,iops=2000
+
+  The same as a file, checked, and served:
+    exitless serve --config serve.toml --check
+    exitless serve --config serve.toml
+
+  The file, serve.toml:
+    [cores]
+    cpus = \"3\"
+    idle = \"adaptive\"
+
+    [[block]]
+    id = \"a\"
+    path = \"a.raw\"
+    socket = \"a.sock\"
+    weight = 2
+
+    [[block]]
+    id = \"b\"
+    path = \"b.raw\"
+    socket = \"b.sock\"
+    iops = \"2000\"
+
+Exit status:
+  0  Ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT; with --check: all could be served now.
+  1  A failure under way.
+  2  Nothing started, or with --check: nothing would; one line on standard error says why.
+  4  A core panicked.
+  5  Ended at once by a second signal.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP, SIGQUIT  End the daemon within two seconds, with what is in flight finished and shown to its drivers; only \
+storage that the host holds makes it wait, and is named on standard error. Another one, 0.2 s later or more, ends it at once: a \
+successor resumes from the inflight regions.
+  SIGUSR1  Writes the counters; a device that does not say its own within a second is marked with no_answer.
+
+Environment:
+  RUST_LOG  What the log has, where --log is not given: see there.
+  NOTIFY_SOCKET  Where a service manager is told that all devices can be reached.
+  NO_COLOR  If it is set and not empty, help is not coloured.
+
+Files:
+  serve.toml  What --config names, 4 MiB at most: [cores] with cpus, count, idle and coalesce-us; [[block]] with the keys of --block, \
+where switches are true and false; and stats. Numbers are numbers, or texts with a unit: bps = \"10M\".
+
+Notes:
+  QEMU says `ring restore failed: -22` when a daemon has been started again, which is harmless: nobody is left to ask how far a ring \
+had got, so it takes that from the ring itself, and the inflight region has the rest.
+  QEMU before 9.1 may fall silent for good when the daemon ends in the milliseconds of its new handshake, after it has connected again: \
+it says `vhost_backend_init failed`, the next daemon has its connection and no message, and the guest's disk hangs until QEMU is started \
+again. Use 9.1 or newer; or let nothing end the daemon within reconnect= and a few seconds of its start.";
+
+const BLOCK_HELP: &str = "\
+A block device; repeat for more. A list of these, without blanks; the first three must be there:
+
+    id=NAME                 its name, and the serial number that the guest sees, at most 20 characters
+    socket=PATH             where front ends connect
+    path=FILE|ram:SIZE|null:SIZE
+    mode=OCTAL              the socket's permissions
+    group=NAME|GID          the socket's group
+    format=raw|qcow2        what is in the file
+    readonly=on|off         on: the guest may not write
+    direct=on|off           on: past the host's page cache (O_DIRECT)
+    block=512|4096          bytes of a logical block
+    locking=on|off          off: without locks
+    backing=on|off          on: a qcow2 image may have a backing file
+    barriers=on|off         off: without the syncs that keep a qcow2 image's tables in order
+    queues=N                1 to 16
+    queue-size=N            entries of a ring at most, a power of two to 1024
+    packed=on|off           off: packed rings are not offered
+    weight=N                its share of a core beside other busy devices, 1 to 1000
+    iops=N, iops-burst=N    requests a second, and how many at once after a rest
+    bps=N, bps-burst=N      bytes a second, and how many at once after a rest
+
+Sizes and numbers are digits, or digits with K, M, G or T (powers of 1024): iops=2K is 2048 requests a second.
+
+mode and group are there before anybody can connect: to connect takes permission to write. Without mode it is what the umask leaves \
+(022: the daemon's user alone can connect), and 0660 where a group is named; in a file both are texts (mode = \"0660\"). ram is a disk \
+in memory that is gone afterwards, null one that moves no data: both for measurements. Without format a file is raw, and refused if it \
+begins as a qcow2 image: nothing is guessed, since a guest may write that into its raw disk. direct needs block=4096 on storage in \
+blocks of 4096 bytes. barriers=off spares the first write to each cluster a wait for the disk: then a power cut may lose older data that \
+were flushed, or the image; the death of the daemon alone may not. Files are locked as QEMU locks them: one writer, or any number of \
+readers; a lock is waited for (2 s if somebody can be seen to hold it, 30 s for what a killed process left in flight). locking=off goes \
+without, and then nothing keeps two writers apart. bps counts what is discarded and zeroed, too.";
+
+/// Arguments of `exitless serve`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// Read cores and devices from this TOML file; flags are added to it and take precedence.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// A block device: see `--help`.
+    #[arg(long, value_name = "KEY=VALUE,…", long_help = BLOCK_HELP)]
+    pub block: Vec<String>,
+
+    /// Host CPUs to pin the cores to, one each: `3` or `2,4-6`.
+    #[arg(long, visible_alias = "pin", value_name = "LIST")]
+    pub cpu: Option<String>,
+
+    /// How many cores may be used; those beyond the first are started and stopped by load.
+    #[arg(long, visible_alias = "sidecores", value_name = "N")]
+    pub cores: Option<usize>,
+
+    /// What an idle core does: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns
+    /// of latency, all of it where 1 ns does; sleeps otherwise), `adaptive:PRICE` (nanoseconds of
+    /// CPU worth one nanosecond of latency, 0.01 to 100, for any part of the core), `poll`,
+    /// `sleep`, `spin:MICROSECONDS`.
+    #[arg(long, value_name = "POLICY")]
+    pub idle: Option<String>,
+
+    /// Microseconds a call to a guest may wait for further completions under load; 0 switches
+    /// coalescing off.
+    #[arg(long, value_name = "US")]
+    pub coalesce: Option<u64>,
+
+    /// Only check whether all could be served now: what a start would refuse is refused, with its
+    /// words and status, but images are neither locked nor changed, nothing is waited for, and
+    /// nothing is left.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Write counters of cores and devices to this file, as JSON, when the daemon ends and at
+    /// SIGUSR1. Each time a new file takes the place of the old one.
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+}

@@ -1,0 +1,386 @@
+//! The request, checked. Flags and file come down to the same structures, and are checked by the same code.
+//!
+//! Nothing here starts anything or opens an image.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use sidecore::IdlePolicy;
+use vio::{Rate, RateLimits};
+
+use super::access::Access;
+use super::args::ServeArgs;
+use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, in_range};
+use crate::values::keys::Keys;
+use crate::values::{counted, file, size};
+use crate::{host_memory, moved};
+
+/// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
+const MAX_DEVICES: usize = 4096;
+/// Most cores.
+const MAX_CORES: usize = 64;
+/// A checked request.
+#[derive(Debug)]
+pub struct Config {
+    /// The cores.
+    pub cores: Cores,
+    /// The devices: at least one, with different names and sockets.
+    pub blocks: Vec<BlockConfig>,
+    /// Where counters are written.
+    pub stats: Option<PathBuf>,
+}
+
+/// The cores that serve.
+#[derive(Debug)]
+pub struct Cores {
+    /// How many at most, at least 1.
+    pub count: usize,
+    /// Host CPUs: none, or one for each.
+    pub cpus: Vec<usize>,
+    /// What an idle one does.
+    pub idle: IdlePolicy,
+    /// How long calls may wait under load, in nanoseconds.
+    pub call_delay_ns: u64,
+}
+
+/// Where a device's blocks are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file or block device of raw blocks.
+    Raw(PathBuf),
+    /// A qcow2 image.
+    Qcow2(PathBuf),
+    /// Memory, this many bytes.
+    Ram(u64),
+    /// Nowhere; this many bytes.
+    Null(u64),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Raw(path) | Self::Qcow2(path) => write!(f, "{}", path.display()),
+            Self::Ram(_) => f.write_str("ram"),
+            Self::Null(_) => f.write_str("null"),
+        }
+    }
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub struct BlockConfig {
+    /// Its name.
+    pub id: String,
+    /// Where front ends connect.
+    pub socket: PathBuf,
+    /// Who may.
+    pub access: Access,
+    /// Its blocks.
+    pub source: Source,
+    /// What is in the file was said, and not left out.
+    pub is_format_said: bool,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Past the page cache.
+    pub direct: bool,
+    /// A qcow2 image may have a backing file.
+    pub backing: bool,
+    /// Files are locked.
+    pub locking: bool,
+    /// A qcow2 image's metadata are kept in order for a power cut.
+    pub barriers: bool,
+    /// Logical block, 512 or 4096 bytes.
+    pub block: u32,
+    /// Queues.
+    pub queues: u16,
+    /// Entries of a queue at most.
+    pub queue_size: u16,
+    /// Packed rings are offered.
+    pub packed: bool,
+    /// Its share of a core.
+    pub weight: u32,
+    /// Its limits.
+    pub limits: RateLimits,
+}
+
+/// The file as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    cores: CoresSpec,
+    #[serde(default)]
+    block: Vec<BlockSpec>,
+    stats: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct CoresSpec {
+    cpus: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    count: Option<u64>,
+    idle: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    coalesce_us: Option<u64>,
+}
+
+/// Reads the value of `--block`; `option` is named in messages.
+fn parse(option: &str, text: &str) -> Result<BlockSpec> {
+    let mut keys = Keys::parse(option, text)?;
+    moved::refuse_keys(&keys, "serve", "diskN")?;
+    let spec = BlockSpec::take(&mut keys, &block::ALL)?;
+    keys.finish()?;
+    Ok(spec)
+}
+
+fn check(spec: &BlockSpec) -> Result<BlockConfig> {
+    let id = spec.id.clone().context("it has no id")?;
+    if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!("id {id:?} is not 1 to 20 printable ASCII characters");
+    }
+    let socket = spec.socket.clone().context("it has no socket")?;
+    let length = socket.as_os_str().as_bytes().len();
+    if length == 0 || length > MAX_SOCKET {
+        bail!(
+            "socket {} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}",
+            socket.display()
+        );
+    }
+    let path = spec
+        .path
+        .as_deref()
+        .context("it has no path (a file, ram:SIZE or null:SIZE)")?;
+    let format = spec.format()?;
+    let source = source(path, format)?;
+    let is_file = matches!(source, Source::Raw(_) | Source::Qcow2(_));
+    if spec.direct == Some(true) && !matches!(source, Source::Raw(_)) {
+        bail!("direct is for raw files");
+    }
+    if spec.backing.is_some() && !matches!(source, Source::Qcow2(_)) {
+        bail!("backing is for qcow2 images: write format=qcow2");
+    }
+    if spec.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
+        bail!(
+            "barriers is for qcow2 images: write format=qcow2 (what else there is has no tables to keep in order)"
+        );
+    }
+    if spec.readonly == Some(true) && !is_file {
+        bail!("readonly is for files");
+    }
+    if spec.locking.is_some() && !is_file {
+        bail!("locking is for files");
+    }
+    Ok(BlockConfig {
+        id,
+        socket,
+        access: Access::parse(spec.mode.as_deref(), spec.group.as_deref())?,
+        source,
+        is_format_said: format.is_some(),
+        read_only: spec.readonly.unwrap_or(false),
+        direct: spec.direct.unwrap_or(false),
+        backing: spec.backing.unwrap_or(false),
+        locking: spec.locking.unwrap_or(true),
+        barriers: spec.barriers.unwrap_or(true),
+        block: spec.logical_block()?,
+        queues: spec.queues()?,
+        queue_size: spec.queue_size(1024)?,
+        packed: spec.packed.unwrap_or(true),
+        weight: in_range("weight", spec.weight, 1, 1..=1000)? as u32,
+        limits: RateLimits {
+            operations: rate("iops", spec.iops, spec.iops_burst)?,
+            bytes: rate("bps", spec.bps, spec.bps_burst)?,
+        },
+    })
+}
+
+impl Config {
+    /// Reads and checks everything that can be checked without opening images.
+    ///
+    /// # Errors
+    /// Names the file, the device and the field.
+    pub fn load(args: &ServeArgs) -> Result<Self> {
+        let file = match &args.config {
+            Some(path) => file::toml(path)?,
+            None => File::default(),
+        };
+        let mut blocks = Vec::new();
+        for (number, spec) in file.block.iter().enumerate() {
+            let name = spec
+                .id
+                .clone()
+                .unwrap_or_else(|| format!("number {number}"));
+            let path = args.config.as_deref().unwrap_or(Path::new(""));
+            blocks.push(check(spec).with_context(|| format!("{}: block {name}", path.display()))?);
+        }
+        for text in &args.block {
+            let option = format!("--block {text}");
+            let spec = parse(&option, text)?;
+            blocks.push(check(&spec).context(option)?);
+        }
+        check_all(&blocks)?;
+        Ok(Self {
+            cores: cores(args, &file.cores)?,
+            blocks,
+            stats: args.stats.clone().or(file.stats),
+        })
+    }
+}
+
+impl Config {
+    /// How many devices on how many cores.
+    pub fn extent(&self) -> String {
+        let devices = counted(self.blocks.len(), "device");
+        format!("{devices} on {}", counted(self.cores.count, "core"))
+    }
+}
+
+fn source(path: &str, format: Option<Format>) -> Result<Source> {
+    let size = |text: &str| -> Result<u64> {
+        let bytes = size::bytes(text)?;
+        if bytes == 0 || !bytes.is_multiple_of(4096) {
+            bail!("{path}: the size is a multiple of 4096 bytes, not {bytes}");
+        }
+        Ok(bytes)
+    };
+    let made = match path.split_once(':') {
+        Some(("ram", text)) => Some(Source::Ram(size(text)?)),
+        Some(("null", text)) => Some(Source::Null(size(text)?)),
+        _ => None,
+    };
+    match (made, format) {
+        (Some(_), Some(_)) => bail!("{path} has no format, not even raw"),
+        (Some(made), None) => Ok(made),
+        (None, _) if path.is_empty() => bail!("path is empty"),
+        (None, None | Some(Format::Raw)) => Ok(Source::Raw(path.into())),
+        (None, Some(Format::Qcow2)) => Ok(Source::Qcow2(path.into())),
+    }
+}
+
+fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option<Rate>> {
+    match (per_second, burst) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => bail!("{key}-burst without {key}"),
+        (Some(0), _) => bail!("{key} is at least 1"),
+        (Some(_), Some(0)) => bail!("{key}-burst is at least 1"),
+        (Some(per_second), burst) => Ok(Some(Rate {
+            per_second,
+            burst: burst.unwrap_or(0),
+        })),
+    }
+}
+
+fn check_all(blocks: &[BlockConfig]) -> Result<()> {
+    if blocks.is_empty() {
+        bail!("there is no device to serve: give --block, or a --config file with [[block]]");
+    }
+    if blocks.len() > MAX_DEVICES {
+        bail!(
+            "{} devices, where {MAX_DEVICES} can be served",
+            blocks.len()
+        );
+    }
+    let in_memory = blocks.iter().map(|block| match block.source {
+        Source::Ram(bytes) => bytes,
+        _ => 0,
+    });
+    let in_memory = in_memory.fold(0, u64::saturating_add);
+    if in_memory > 0 {
+        let host = host_memory::bytes()?;
+        if in_memory > host {
+            bail!(
+                "disks of {} MiB in memory (path=ram:…) are more than this host has ({} MiB): make them smaller, or use files",
+                in_memory >> 20,
+                host >> 20
+            );
+        }
+    }
+    let (mut ids, mut sockets) = (HashSet::new(), HashSet::new());
+    for block in blocks {
+        if !ids.insert(&block.id) {
+            bail!("two devices have the id {:?}", block.id);
+        }
+        if !sockets.insert(&block.socket) {
+            bail!("two devices have the socket {}", block.socket.display());
+        }
+    }
+    Ok(())
+}
+
+fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {
+    let cpus = match args.cpu.as_ref().or(spec.cpus.as_ref()) {
+        Some(list) => size::cpu_list(list).context("the list of CPUs")?,
+        None => Vec::new(),
+    };
+    let count = spec
+        .count
+        .map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+    let count = args.cores.or(count).unwrap_or(cpus.len().max(1));
+    if !(1..=MAX_CORES).contains(&count) {
+        bail!("1 to {MAX_CORES} cores, not {count}");
+    }
+    let mut listed = HashSet::new();
+    if let Some(cpu) = cpus.iter().find(|&&cpu| !listed.insert(cpu)) {
+        bail!("CPU {cpu} is listed twice: two cores that poll there would take turns");
+    }
+    if !cpus.is_empty() && cpus.len() != count {
+        bail!(
+            "{}, but {} to pin to",
+            counted(count, "core"),
+            counted(cpus.len(), "CPU")
+        );
+    }
+    let idle = args
+        .idle
+        .as_deref()
+        .or(spec.idle.as_deref())
+        .unwrap_or("adaptive");
+    let delay_us = args.coalesce.or(spec.coalesce_us).unwrap_or(20);
+    if delay_us > 10_000 {
+        bail!("calls may wait 0 to 10000 microseconds, not {delay_us}");
+    }
+    Ok(Cores {
+        count,
+        cpus,
+        idle: idle_policy(idle)?,
+        call_delay_ns: delay_us * 1000,
+    })
+}
+
+/// `poll`, `sleep`, `spin:US`, `adaptive`, `adaptive:PRICE`.
+fn idle_policy(text: &str) -> Result<IdlePolicy> {
+    let (name, value) = match text.split_once(':') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, None),
+    };
+    match (name, value) {
+        ("poll", None) => Ok(IdlePolicy::Poll),
+        ("sleep", None) => Ok(IdlePolicy::Sleep),
+        ("spin", Some(value)) => {
+            let us: u64 = value
+                .parse()
+                .with_context(|| format!("idle: {value:?} is no number of microseconds"))?;
+            if us > 1_000_000 {
+                bail!("idle: spin is 0 to 1000000 microseconds, not {us}");
+            }
+            Ok(IdlePolicy::Spin(us * 1000))
+        }
+        ("adaptive", None) => Ok(IdlePolicy::tiered()),
+        ("adaptive", Some(value)) => {
+            let price: f64 = value
+                .parse()
+                .with_context(|| format!("idle: {value:?} is no price"))?;
+            if !(0.01..=100.0).contains(&price) {
+                bail!("idle: the price of latency is 0.01 to 100, not {price}");
+            }
+            Ok(IdlePolicy::priced(price))
+        }
+        _ => bail!(
+            "idle is poll, sleep, spin:MICROSECONDS, adaptive or adaptive:PRICE, not {text:?}"
+        ),
+    }
+}

@@ -1,0 +1,211 @@
+//! Sockets, exports and cores, from the start to a signal.
+
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Reply, StuckCause};
+use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
+use vio::blk::{Blk, BlkClass};
+
+use super::config::{BlockConfig, Config, Cores};
+use super::counters;
+use super::of_device;
+use super::prepare;
+use super::purpose::Purpose;
+use super::sockets::Sockets;
+use crate::composition::Composition;
+use crate::ending::signals::{self, Asked, Signals};
+use crate::ending::storage::{self, Dropping, Names};
+use crate::ending::{self, STATUS_STUCK};
+use crate::messages::{self, say};
+use crate::notify;
+
+/// How long a core may be silent before that is said.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long devices may take to say their counters, all of them together.
+const STATS_LIMIT: Duration = Duration::from_secs(1);
+
+/// Serves until a signal asks for the end; the exit status.
+pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
+    prepare::begin(&config, composition)?;
+    let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
+    messages::start().context("standard error")?;
+    let (tell, asked) = channel();
+    signals
+        .listen(Duration::ZERO, move |what| {
+            // No thread listens any more when the end is under way.
+            let _ = tell.send(what);
+        })
+        .context("the thread for signals")?;
+    raise_descriptor_limit(&config);
+    check_calls();
+    // All disks before the first socket: until every one can be served, none is.
+    let disks = match prepare::disks(&config, Purpose::Start, composition) {
+        // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
+        Err(_) if signals::is_end_asked() => return Ok(0),
+        opened => opened?,
+    };
+    let mut sockets = Sockets::default();
+    let listeners = prepare::listen(&config, Purpose::Start, &mut sockets)?;
+    let exports = config.blocks.iter().zip(disks).zip(listeners);
+    let exports = exports.map(|((block, blk), listener)| {
+        export(block, blk, listener, &config.cores).with_context(|| of_device(block))
+    });
+    let exports = exports.collect::<Result<Vec<_>>>()?;
+    let mut fleet = start(&config.cores, composition)?;
+    let mut handles = Vec::new();
+    for export in exports {
+        let id = export.id().to_owned();
+        let handle = fleet.add(export).with_context(|| format!("device {id}"))?;
+        handles.push((id, handle));
+    }
+    let serving = format!("serving {}", config.extent());
+    say!("ready: {serving}");
+    notify::ready(&serving);
+    while asked.recv() == Ok(Asked::Stats) {
+        let asked = handles.iter().filter_map(|(id, handle)| {
+            let (reply, answer) = Reply::pair();
+            // One whose core has gone has no counters.
+            handle.send(ExportMessage::Stats(reply)).ok()?;
+            Some((id.clone(), answer))
+        });
+        let stats = counters::gather(asked.collect(), STATS_LIMIT, signals::is_end_asked);
+        counters::report(config.stats.as_deref(), &fleet.stats(), stats);
+    }
+    notify::stopping();
+    let cores = fleet.stats();
+    // Before the listeners are closed, so that a successor finds either a socket that is served or none.
+    drop(sockets);
+    let stats = wind_down(&mut fleet, &config);
+    let stats = stats.into_iter().map(|(id, stats)| (id, Some(stats)));
+    counters::report(config.stats.as_deref(), &cores, stats.collect());
+    drop(fleet.stop());
+    Ok(0)
+}
+
+/// Says what is lacking for calls that no front end can make wait.
+fn check_calls() {
+    // On a thread that ends: the first core takes over what it got from the kernel.
+    let never_waits = std::thread::spawn(sidecore::never_waits).join();
+    // Here, before any thread is pinned: its thread runs where this one may.
+    let is_watched = sidecore::writes_are_watched();
+    match (never_waits.unwrap_or(false), is_watched) {
+        (true, true) => {}
+        (true, false) => tracing::warn!(
+            "writes cannot be watched here (a seccomp filter without membarrier or tgkill): each call of a front end takes \
+             half a microsecond more"
+        ),
+        (false, true) => tracing::warn!(
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter): a front end that \
+             fills the eventfd it is called by, and makes it a blocking one, holds its core for milliseconds and is called no \
+             more (without preadv2 one that empties its kicks can hold it)"
+        ),
+        (false, false) => tracing::warn!(
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter), and writes cannot \
+             be watched (membarrier, tgkill): a front end that fills or empties the eventfds it shares, and makes them \
+             blocking ones, can hold its core"
+        ),
+    }
+}
+
+/// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
+/// closes their images. Their last counters.
+fn wind_down(fleet: &mut Fleet<Export<BlkClass>>, config: &Config) -> Vec<(String, ExportStats)> {
+    let name = |block: &BlockConfig| format!("device {} ({})", block.id, block.source);
+    let blocks = config.blocks.iter();
+    let names: Names<String> = blocks
+        .map(|block| (block.id.clone(), name(block)))
+        .collect();
+    let mut stats = Vec::new();
+    let mut closing = Dropping::default();
+    let take = |export: Export<BlkClass>| {
+        let id = export.id().to_owned();
+        stats.push((id.clone(), export.stats()));
+        closing.begin(names[&id].clone(), export.into_device());
+        id
+    };
+    let left = fleet.release();
+    storage::wait(names.clone(), &left, take, || {});
+    closing.wait();
+    stats
+}
+
+/// The cores, without devices.
+fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Export<BlkClass>>> {
+    let monitor = Monitor::spawn(SILENCE, |stuck| {
+        tracing::error!("a core has stopped answering: {stuck:?}");
+        if stuck.cause == StuckCause::Panicked {
+            // Its devices are gone, and their front ends would wait for ever. A successor resumes from their inflight regions.
+            say!("a core has panicked: ending at once, with status {STATUS_STUCK}");
+            ending::leave(STATUS_STUCK);
+        }
+    })
+    .context("starting the monitor")?;
+    let builder = FleetBuilder::new("core")
+        .cpus(cores.cpus.clone())
+        .idle(cores.idle)
+        .control(ControlConfig {
+            max_cores: cores.count,
+            ..ControlConfig::default()
+        })
+        .monitor(monitor);
+    composition
+        .fleet(builder)
+        .spawn()
+        .context("starting a core")
+}
+
+fn export(
+    block: &BlockConfig,
+    blk: Blk,
+    listener: UnixListener,
+    cores: &Cores,
+) -> Result<Export<BlkClass>> {
+    let config = ExportConfig {
+        weight: block.weight,
+        call_delay_ns: cores.call_delay_ns,
+        ..ExportConfig::new(block.id.clone())
+    };
+    Export::new(config, blk, listener).context("its socket")
+}
+
+/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that is not enough for all.
+fn raise_descriptor_limit(config: &Config) {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let current = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    let needed = descriptors(config);
+    if let Some(current) = current.filter(|&current| current < needed) {
+        tracing::warn!(
+            "all devices in use need about {needed} descriptors, and the limit is {current}: front ends beyond that are turned \
+             away (raise it: ulimit -Hn, LimitNOFILE= of systemd)"
+        );
+    }
+}
+
+/// About how many descriptors are open when every device has a front end.
+fn descriptors(config: &Config) -> u64 {
+    /// Standard streams, signals, the monitor; and what connections hold for a moment while they come or go.
+    const PROCESS: u64 = 64;
+    /// An epoll, its notifier, an io_uring and its eventfd, an AIO context's.
+    const CORE: u64 = 8;
+    /// Its listener, its image, how its image wakes the core, its connection, the inflight region, the channel, and four
+    /// regions of memory.
+    const DEVICE: u64 = 10;
+    /// Kick, call, error, and the ring by which a call that is made often is signalled.
+    const QUEUE: u64 = 4;
+    let devices = config.blocks.iter();
+    let devices: u64 = devices
+        .map(|block| DEVICE + QUEUE * u64::from(block.queues))
+        .sum();
+    PROCESS + CORE * config.cores.count as u64 + devices
+}

@@ -1,0 +1,122 @@
+//! From a checked configuration to devices that can be reached: the one way of a start and of
+//! `--check`.
+//!
+//! A check goes through the same steps in the same order, so that what a start refuses cannot be
+//! good to a check. It differs where a step would be noticed by others: images are opened in trial,
+//! without a lock; a core's CPU is tried by a thread that ends; a socket is made under a name that
+//! no client knows, and removed.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::net::UnixListener;
+
+use anyhow::{Context, Result, bail};
+use vio::blk::Blk;
+
+use super::config::{Config, Cores};
+use super::disk::{self, ImagesInUse};
+use super::of_device;
+use super::purpose::Purpose;
+use super::sockets::{self, Sockets};
+use crate::composition::Composition;
+use crate::{lacks, output};
+
+/// Checks all that can be checked before images are waited for.
+///
+/// # Errors
+/// Names the option, or the device.
+pub fn begin(config: &Config, composition: &dyn Composition) -> Result<()> {
+    lacks::look_for_given()?;
+    lacks::look_for_front_ends()?;
+    if let Some(path) = &config.stats {
+        output::check("--stats", path)?;
+    }
+    composition.check_daemon(config.blocks.len())?;
+    lacks::say_if_nothing_is_kept();
+    let mut places = HashSet::new();
+    for block in &config.blocks {
+        let place = sockets::check(&block.socket).with_context(|| of_device(block))?;
+        if !places.insert(place) {
+            let socket = block.socket.display();
+            bail!("two devices have the socket {socket}, which one of them names by another path");
+        }
+    }
+    try_cpus(&config.cores)
+}
+
+/// Opens the image of every device.
+///
+/// # Errors
+/// Names the device, the file and what is wrong with it.
+pub fn disks(config: &Config, purpose: Purpose, composition: &dyn Composition) -> Result<Vec<Blk>> {
+    let mut images = ImagesInUse::default();
+    let blocks = config.blocks.iter().enumerate();
+    blocks
+        .map(|(number, block)| {
+            let wrap = |io| composition.disk(number, io);
+            disk::open(block, wrap, purpose, &mut images).with_context(|| of_device(block))
+        })
+        .collect()
+}
+
+/// Makes the socket of every device.
+///
+/// # Errors
+/// Names the device and its socket.
+pub fn listen(
+    config: &Config,
+    purpose: Purpose,
+    sockets: &mut Sockets,
+) -> Result<Vec<UnixListener>> {
+    let blocks = config.blocks.iter();
+    blocks
+        .map(|block| {
+            let listener = sockets.listen(&block.socket, block.access, purpose);
+            listener.with_context(|| of_device(block))
+        })
+        .collect()
+}
+
+/// Whether all could be served now; nothing is left of the attempt.
+///
+/// # Errors
+/// Fails as a start would.
+pub fn check(config: &Config, composition: &dyn Composition) -> Result<()> {
+    begin(config, composition)?;
+    disks(config, Purpose::Check, composition)?;
+    listen(config, Purpose::Check, &mut Sockets::default()).map(drop)
+}
+
+/// Pins a short-lived thread to each CPU, which is the only sure test: isolated CPUs are in no
+/// mask, and yet a thread may move there. A core beyond the first is started by load, when it is
+/// too late to say so.
+fn try_cpus(cores: &Cores) -> Result<()> {
+    for &cpu in &cores.cpus {
+        let trial = std::thread::Builder::new()
+            .spawn(move || sidecore::pin_this_thread(cpu))
+            .and_then(|trial| {
+                let ended = trial.join();
+                ended.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+            });
+        let pinned = trial.with_context(|| {
+            format!(
+                "cannot pin a core to cpu {cpu} (this process may run on {})",
+                allowed()
+            )
+        });
+        lacks::advise(
+            pinned,
+            "without --cpu and cpus= cores run wherever the host lets them",
+        )?;
+    }
+    Ok(())
+}
+
+/// The CPUs that this process may run on, as the kernel writes them.
+fn allowed() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.map_or("others", str::trim).to_owned()
+}

@@ -1,0 +1,225 @@
+//! The keys of a block device, as they are written after `--disk` and `--block`, and in a file.
+//!
+//! One grammar for every command: each accepts a part of the keys, and what a key's value may be is said here.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use serde::Deserialize;
+
+use super::keys::Keys;
+use super::size;
+
+/// The longest socket path: what `sockaddr_un` holds, without its terminator.
+pub const MAX_SOCKET: usize = 107;
+
+/// Every key.
+pub const ALL: [&str; 20] = [
+    "id",
+    "socket",
+    "mode",
+    "group",
+    "path",
+    "format",
+    "readonly",
+    "direct",
+    "backing",
+    "locking",
+    "barriers",
+    "block",
+    "queues",
+    "queue-size",
+    "packed",
+    "weight",
+    "iops",
+    "iops-burst",
+    "bps",
+    "bps-burst",
+];
+
+/// Every key but these.
+pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
+    let accepted = accepted.to_vec();
+    ALL.into_iter().filter(move |key| !accepted.contains(key))
+}
+
+/// What is said to be in a device's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Raw,
+    Qcow2,
+}
+
+/// One device as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct BlockSpec {
+    pub id: Option<String>,
+    pub socket: Option<PathBuf>,
+    pub mode: Option<String>,
+    pub group: Option<String>,
+    pub path: Option<String>,
+    pub format: Option<String>,
+    pub readonly: Option<bool>,
+    pub direct: Option<bool>,
+    pub backing: Option<bool>,
+    pub locking: Option<bool>,
+    pub barriers: Option<bool>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub block: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub queues: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub queue_size: Option<u64>,
+    pub packed: Option<bool>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub weight: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub iops: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub iops_burst: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub bps: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub bps_burst: Option<u64>,
+}
+
+impl BlockSpec {
+    /// Takes those of `accepted` out of `keys`; what is left is the command's own, or unknown.
+    ///
+    /// # Errors
+    /// Names the option and the key whose value is no switch, or no number.
+    pub fn take(keys: &mut Keys<'_>, accepted: &[&str]) -> Result<Self> {
+        let is_accepted = |key: &str| accepted.contains(&key);
+        let mut text = |key: &str| match is_accepted(key) {
+            true => keys.take(key).map(str::to_owned),
+            false => None,
+        };
+        let mut spec = Self {
+            id: text("id"),
+            socket: text("socket").map(PathBuf::from),
+            mode: text("mode"),
+            group: text("group"),
+            path: text("path"),
+            format: text("format"),
+            ..Self::default()
+        };
+        let mut switch = |key: &str| match is_accepted(key) {
+            true => keys.take_optional_switch(key),
+            false => Ok(None),
+        };
+        spec.readonly = switch("readonly")?;
+        spec.direct = switch("direct")?;
+        spec.backing = switch("backing")?;
+        spec.locking = switch("locking")?;
+        spec.barriers = switch("barriers")?;
+        spec.packed = switch("packed")?;
+        let mut number = |key: &str| match is_accepted(key) {
+            true => keys.take_optional_number(key),
+            false => Ok(None),
+        };
+        spec.block = number("block")?;
+        spec.queues = number("queues")?;
+        spec.queue_size = number("queue-size")?;
+        spec.weight = number("weight")?;
+        spec.iops = number("iops")?;
+        spec.iops_burst = number("iops-burst")?;
+        spec.bps = number("bps")?;
+        spec.bps_burst = number("bps-burst")?;
+        Ok(spec)
+    }
+
+    /// What is said to be in the file; `None`: nothing is said.
+    ///
+    /// # Errors
+    /// No format that there is.
+    pub fn format(&self) -> Result<Option<Format>> {
+        match self.format.as_deref() {
+            None => Ok(None),
+            Some("raw") => Ok(Some(Format::Raw)),
+            Some("qcow2") => Ok(Some(Format::Qcow2)),
+            Some(other) => bail!("format is raw or qcow2, not {other:?}"),
+        }
+    }
+
+    /// Bytes of a logical block: 512 unless said otherwise, or 4096.
+    ///
+    /// # Errors
+    /// Any other number.
+    pub fn logical_block(&self) -> Result<u32> {
+        let block = in_range("block", self.block, 512, 512..=4096)? as u32;
+        if block != 512 && block != 4096 {
+            bail!("block is 512 or 4096, not {block}");
+        }
+        Ok(block)
+    }
+
+    /// Request queues: 1 unless said otherwise, to 16.
+    ///
+    /// # Errors
+    /// Any other number.
+    pub fn queues(&self) -> Result<u16> {
+        Ok(in_range("queues", self.queues, 1, 1..=16)? as u16)
+    }
+
+    /// Entries of a queue.
+    ///
+    /// # Errors
+    /// No power of two from 2 to 1024.
+    pub fn queue_size(&self, default: u16) -> Result<u16> {
+        let size = in_range("queue-size", self.queue_size, default.into(), 2..=1024)? as u16;
+        if !size.is_power_of_two() {
+            bail!("queue-size is a power of two, not {size}");
+        }
+        Ok(size)
+    }
+}
+
+/// A number that may be absent, in a range.
+pub fn in_range(
+    key: &str,
+    value: Option<u64>,
+    default: u64,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<u64> {
+    let value = value.unwrap_or(default);
+    if !range.contains(&value) {
+        bail!("{key} is {} to {}, not {value}", range.start(), range.end());
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_is_taken_where_it_is_accepted_and_left_where_it_is_not() {
+        for key in ALL {
+            for value in ["1", "on"] {
+                let text = format!("{key}={value}");
+                let mut keys = Keys::parse("--block", &text).unwrap();
+                let others: Vec<_> = ALL.into_iter().filter(|other| *other != key).collect();
+                BlockSpec::take(&mut keys, &others).unwrap();
+                // One of the two values is none of its kind; that it was read says that it was taken.
+                let spec = BlockSpec::take(&mut keys, &ALL);
+                if let Ok(spec) = &spec {
+                    assert_ne!(format!("{spec:?}"), format!("{:?}", BlockSpec::default()));
+                }
+                assert!(spec.is_err() || keys.finish().is_ok(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_left() {
+        let mut keys = Keys::parse("--disk", "path=a,colour=red").unwrap();
+        let spec = BlockSpec::take(&mut keys, &ALL).unwrap();
+        assert_eq!(spec.path.as_deref(), Some("a"));
+        let error = keys.finish().unwrap_err().to_string();
+        assert!(
+            error.starts_with("--disk: unknown key \"colour\" (it takes id, "),
+            "{error}"
+        );
+    }
+}
