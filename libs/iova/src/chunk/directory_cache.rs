@@ -41,7 +41,7 @@ const _: () = assert!(size_of::<Place>() == 32);
 
 /// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A chunk that has one costs its
 /// owner a look at a line that the other writes at every free, for as long as the other has the role; a few frees are
-/// collected instead ([`MEETINGS`](super::remote_free::MEETINGS)).
+/// collected instead ([`MEETINGS`](super::owner_side::MEETINGS)).
 const VISITS: u8 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
 /// What a page's block is known by, and its place.

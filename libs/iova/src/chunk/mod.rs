@@ -63,16 +63,17 @@
 //! forgotten after 16 frees of the owner.
 
 mod bitmap;
+mod core_cache;
 mod core_zone;
 mod directory_cache;
-mod free;
+mod drains;
 mod handle;
 mod layout;
+mod owner_side;
 mod ranges;
 mod ready;
 mod remote_free;
 mod search;
-mod slow;
 mod state;
 mod trim;
 mod zone;
@@ -93,12 +94,9 @@ use crate::{
     IovaRange, ResetError, Stats,
 };
 use core_zone::CoreZones;
-use directory_cache::DirectoryCache;
 pub use handle::ChunkCore;
-use handle::{Local, Single};
+use handle::Local;
 use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
-use ready::Ready;
-use search::Search;
 use zone::Zone;
 
 /// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address limit.
@@ -151,7 +149,7 @@ struct Published {
     chunks: AtomicU64,
     /// How often it has returned something that any core may have. It alone writes this.
     returned: AtomicU64,
-    /// The page of the range that it is pinning or freeing, or [`NO_PAGE`](handle::NO_PAGE). It alone writes this.
+    /// The page of the range that it is pinning or freeing, or [`NO_PAGE`](owner_side::NO_PAGE). It alone writes this.
     changing: Arc<CachePadded<AtomicU64>>,
     /// How often others have marked a chunk of its that had no marks.
     marked: CachePadded<AtomicU64>,
@@ -165,7 +163,7 @@ impl Published {
             slow: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             returned: AtomicU64::new(0),
-            changing: Arc::new(CachePadded::new(AtomicU64::new(handle::NO_PAGE))),
+            changing: Arc::new(CachePadded::new(AtomicU64::new(owner_side::NO_PAGE))),
             marked: CachePadded::new(AtomicU64::new(0)),
             zones: CachePadded::new(Lock::new(CoreZones::new(CoreId(core)))),
         }
@@ -265,31 +263,7 @@ impl IovaAllocator for ChunkAllocator {
                 own.answered = zone.calls.load(Ordering::Relaxed);
             }
         }
-        let lasts = core::array::from_fn(|at| shared.zones.get(at).map_or(u64::MAX, Zone::last));
-        let owner = core.0 as u64 + 1;
-        let unfenced_owner = match shared.fences.is_by_kernel() {
-            true => owner,
-            false => u64::MAX,
-        };
-        let local = Local {
-            id: core,
-            owner,
-            unfenced_owner,
-            space: shared.space,
-            fences: shared.fences,
-            changing: Arc::clone(&shared.cores[core.0].changing),
-            // Acquire, as where calls are answered: this core owns nothing yet.
-            drained: shared.drain.load(Ordering::Acquire),
-            hot: DirectoryCache::new(),
-            lasts,
-            single: Single::of(0, unfenced_owner, &lasts, u64::MAX),
-            ready: Ready::new(),
-            waited: 0,
-            patience: 1,
-            meetings: 0,
-            search: Search::new(),
-            is_sure: true,
-        };
+        let local = Local::new(core, &shared);
         Ok(ChunkCore {
             shared,
             local,
@@ -361,12 +335,12 @@ impl Shared {
     }
 
     fn count_slow(&self, core: CoreId) {
-        slow::bump(&self.cores[core.0].slow);
+        bump(&self.cores[core.0].slow);
     }
 
     /// Counts that a core, which calls, has returned something that any core may have.
     fn count_returned(&self, core: CoreId) {
-        slow::bump(&self.cores[core.0].returned);
+        bump(&self.cores[core.0].returned);
     }
 
     /// Other cores that keep chunks.
@@ -402,6 +376,12 @@ impl Shared {
         }
         stats
     }
+}
+
+/// A counter that one core writes and others read now and then.
+fn bump(counter: &AtomicU64) {
+    // Release: who sees it sees what it counts.
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
 }
 
 /// What a chunk that somebody has adds to the account.

@@ -38,19 +38,13 @@ use lines::Ordering;
 
 use super::Shared;
 use super::core_zone::{CoreZone, CoreZones};
-use super::handle::Local;
 use super::layout::{
-    Chunk, FULL, MARKS, MAX_ORDER, PENDING, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of,
-    pending, set, word_of,
+    Chunk, MARKS, PENDING, WORD_PAGES, WORDS, bits, get, owner_of, pending, set, word_of,
 };
-use super::slow::known;
 use super::state::State;
 use super::trim::RetainEmpty;
 use super::zone::Zone;
 use crate::CHUNK_PAGES;
-
-/// Frees in chunks with marks after which an owner collects the chunk at hand.
-pub(super) const MEETINGS: u32 = 16;
 
 /// What to collect.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,58 +62,6 @@ struct RemoteFrees {
     /// Of [`Chunk::given`] and [`Chunk::freed`].
     given: u64,
     freed: u64,
-}
-
-impl Local {
-    /// Takes over an abandoned chunk that the caller took out of the zone's set.
-    pub(super) fn reclaim(
-        &mut self,
-        shared: &Shared,
-        zones: &mut CoreZones,
-        lane: usize,
-        page: u64,
-    ) {
-        let chunk = chunk_of(shared.zones[lane].make_block(page), page);
-        // Read-modify-write: a remote core's mark of now stays.
-        chunk.tag_word().fetch_or(self.owner, Ordering::AcqRel);
-        self.hot.leave(page);
-        let own = &mut zones.zones[lane];
-        own.own.push(page);
-        if chunk.open() != 0 {
-            own.roomy.push(page);
-        }
-        for word in 0..WORDS {
-            let order = chunk.order(word);
-            if order > MAX_ORDER {
-                continue;
-            }
-            own.add_word(order);
-            self.ready.open(lane, order);
-            let held = get(chunk.held(word));
-            if held != FULL[order] {
-                own.partial[order].push(page + word as u64 * WORD_PAGES);
-            }
-            own.emptied += usize::from(held == 0);
-        }
-        zones.drain(chunk, page, lane);
-        zones.zones[lane].watch(chunk);
-        zones.publish(shared);
-    }
-
-    /// Collects the chunk of a page in which this core has met marks so often, if it is still this core's.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn collect_met(&mut self, shared: &Shared, page: u64) {
-        self.meetings = 0;
-        let zones = &mut *shared.zones_of(self.id).lock();
-        let Some(chunk) = self.hot.known(page) else {
-            return;
-        };
-        if chunk.is_own(self.owner) {
-            let first = page / CHUNK_PAGES * CHUNK_PAGES;
-            zones.drain(chunk, first, chunk.lane());
-        }
-    }
 }
 
 impl CoreZones {
@@ -150,7 +92,7 @@ impl CoreZones {
         let zone = &shared.zones[lane];
         self.with_marked(shared, lane, what, |zones, pages| {
             for page in pages {
-                let chunk = known(zone, *page);
+                let chunk = zone.known(*page);
                 let tag = chunk.tag();
                 if tag & MARKS == 0 || owner_of(tag) != zones.owner {
                     continue;
@@ -184,13 +126,13 @@ impl CoreZones {
     /// What remote cores have freed in chunks of this core.
     fn see(&self, zone: &Zone, pages: &[u64]) -> Vec<RemoteFrees> {
         let own = pages.iter().filter(|page| {
-            let tag = known(zone, **page).tag();
+            let tag = zone.known(**page).tag();
             tag & MARKS != 0 && owner_of(tag) == self.owner
         });
         let words =
             own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
         let seen = words.map(|base| {
-            let (chunk, word) = (known(zone, base), word_of(base));
+            let (chunk, word) = (zone.known(base), word_of(base));
             // Of the tag that was there before the fence: an owner that frees looks at `freed` only where the tag says so.
             let is_pending = chunk.tag() & pending(word) != 0;
             let freed = || chunk.freed(word).load(Ordering::Acquire);
@@ -201,7 +143,7 @@ impl CoreZones {
             }
         });
         let is_any = |seen: &RemoteFrees| {
-            let taken = get(known(zone, seen.base).taken(word_of(seen.base)));
+            let taken = get(zone.known(seen.base).taken(word_of(seen.base)));
             seen.given ^ taken | seen.freed != 0
         };
         seen.filter(is_any).collect()
@@ -210,7 +152,7 @@ impl CoreZones {
     /// Takes back what was seen to be freed in a word, but for what the owner has pinned or has free, or may be about to.
     fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: RemoteFrees, changing: u64) {
         let RemoteFrees { base, given, freed } = seen;
-        let (chunk, word) = (known(zone, base), word_of(base));
+        let (chunk, word) = (zone.known(base), word_of(base));
         let page = base / CHUNK_PAGES * CHUNK_PAGES;
         let taken = get(chunk.taken(word));
         let is_owners = |at: &u64| {
@@ -250,7 +192,7 @@ impl CoreZones {
         collect(self, &pages);
         let owner = self.owner;
         let is_marked = |page: &u64| {
-            let tag = known(zone, *page).tag();
+            let tag = zone.known(*page).tag();
             tag & MARKS != 0 && owner_of(tag) == owner
         };
         let own = &mut self.zones[lane];

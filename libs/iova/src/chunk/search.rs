@@ -20,13 +20,11 @@
 use lines::Ordering;
 
 use super::Shared;
+use super::core_cache::{CoreCache, Want};
 use super::core_zone::CoreZones;
-use super::handle::Local;
 use super::layout::MAX_ORDER;
 use super::remote_free::Collect;
-use super::slow::Want;
-use super::trim::RetainEmpty;
-use crate::IovaRange;
+use crate::{CoreId, IovaRange};
 
 /// Chunks for which a core may look before any of its requests has failed: those of 8 GiB.
 const BANK: usize = 4096;
@@ -42,6 +40,8 @@ pub(super) struct Search {
     unchanged: usize,
     /// What nothing was found for in any zone, when so much had come back.
     vain: Option<(Want, u64)>,
+    /// Whether the allocation that is under way has looked wherever something could be.
+    is_sure: bool,
 }
 
 impl Search {
@@ -50,6 +50,7 @@ impl Search {
             credit: BANK,
             unchanged: 0,
             vain: None,
+            is_sure: true,
         }
     }
 
@@ -60,7 +61,7 @@ impl Search {
     }
 
     /// Whether nothing was found for as much or less, and nothing has come back since. To ask what has reads a line of every core.
-    fn is_vain(&self, want: &Want, returned: impl FnOnce() -> u64) -> bool {
+    fn found_nothing(&self, want: &Want, returned: impl FnOnce() -> u64) -> bool {
         self.vain.is_some_and(|(vain, seen)| {
             // Whole chunks may be fewer than their alignment says.
             let is_less = want.order > MAX_ORDER && want.pages < vain.pages;
@@ -77,6 +78,87 @@ impl Search {
             self.credit -= chunks;
         }
         has_credit
+    }
+
+    /// Whether the request that came last to [`Self::is_vain`] was looked for wherever something could be.
+    pub(super) fn is_sure(&self) -> bool {
+        self.is_sure
+    }
+
+    /// Whether a request need not look into any zone: an earlier one found nothing, nothing has come back, and it is not time to look
+    /// nevertheless.
+    pub(super) fn is_vain(&mut self, shared: &Shared, cache: &CoreCache, want: &Want) -> bool {
+        self.is_sure = true;
+        let is_vain = self.found_nothing(want, || shared.returned());
+        if !is_vain || !cache.is_clear() {
+            return false;
+        }
+        self.unchanged += 1;
+        let is_vain = self.unchanged <= shared.kept_chunks() as usize;
+        if is_vain && shared.zones_of(cache.id()).lock().has_unannounced() {
+            self.is_sure = false;
+        }
+        is_vain
+    }
+
+    /// A range from wherever there is one, if the search is paid for.
+    pub(super) fn find(
+        &mut self,
+        shared: &Shared,
+        cache: &mut CoreCache,
+        zones: &mut CoreZones,
+        want: &Want,
+    ) -> Option<IovaRange> {
+        let is_overdue = self.found_nothing(want, || shared.returned());
+        if !is_overdue && !self.pay(shared.kept_chunks() as usize) {
+            self.is_sure = false;
+            return None;
+        }
+        // What this core has freed by plain stores is announced, and what it keeps goes to its words.
+        cache.leave_all(shared);
+        let in_limit = |lane: &usize| shared.zones[*lane].base() <= want.last.raw();
+        let lanes = || (0..shared.zones.len()).filter(in_limit);
+        lanes().for_each(|lane| cache.unready_all(shared, zones, lane));
+        let returned = shared.returned();
+        self.unchanged = 0;
+        self.relieve_others(shared, cache.id(), lanes());
+        for lane in lanes() {
+            zones.collect_now(shared, lane, Collect::All);
+            if want.order > MAX_ORDER {
+                cache.gather_chunks(shared, zones, lane);
+            }
+        }
+        let found = cache.alloc_in_zones(shared, zones, want, true);
+        if found.is_none() && self.is_sure {
+            self.vain = Some((*want, returned));
+        }
+        found
+    }
+
+    /// Makes other cores give up what they do not use, whether they run or not.
+    fn relieve_others(
+        &mut self,
+        shared: &Shared,
+        id: CoreId,
+        lanes: impl Iterator<Item = usize> + Clone,
+    ) {
+        for (core, other) in shared.cores.iter().enumerate() {
+            if core == id.0 || other.chunks.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Not waited for: it works, and may wait for us.
+            let Some(mut zones) = other.zones.try_lock() else {
+                self.is_sure = false;
+                continue;
+            };
+            let before = zones.chunks();
+            lanes
+                .clone()
+                .for_each(|lane| zones.give_up_unused(shared, lane));
+            if zones.chunks() != before {
+                shared.count_returned(id);
+            }
+        }
     }
 }
 
@@ -95,88 +177,5 @@ impl Shared {
     fn kept_chunks(&self) -> u64 {
         let kept = |core: &super::Published| core.chunks.load(Ordering::Relaxed);
         self.cores.iter().map(|core| kept(core)).sum()
-    }
-}
-
-impl Local {
-    /// Whether a request need not look into any zone: an earlier one found nothing, nothing has come back, and it is not time to look
-    /// nevertheless.
-    pub(super) fn is_vain(&mut self, shared: &Shared, want: &Want) -> bool {
-        let is_vain = self.search.is_vain(want, || shared.returned());
-        if !is_vain || self.hot.is_giver() || !self.ready.is_clear() {
-            return false;
-        }
-        self.search.unchanged += 1;
-        let is_vain = self.search.unchanged <= shared.kept_chunks() as usize;
-        if is_vain && shared.zones_of(self.id).lock().has_unannounced() {
-            self.is_sure = false;
-        }
-        is_vain
-    }
-
-    /// A range from wherever there is one, if the search is paid for.
-    pub(super) fn search(
-        &mut self,
-        shared: &Shared,
-        zones: &mut CoreZones,
-        want: &Want,
-    ) -> Option<IovaRange> {
-        let is_overdue = self.search.is_vain(want, || shared.returned());
-        if !is_overdue && !self.search.pay(shared.kept_chunks() as usize) {
-            self.is_sure = false;
-            return None;
-        }
-        // What this core has freed by plain stores is announced, and what it keeps goes to its words.
-        self.leave_all(shared);
-        let in_limit = |lane: &usize| shared.zones[*lane].base() <= want.last.raw();
-        let lanes = || (0..shared.zones.len()).filter(in_limit);
-        lanes().for_each(|lane| self.unready_all(shared, zones, lane));
-        let returned = shared.returned();
-        self.search.unchanged = 0;
-        self.relieve_others(shared, lanes());
-        for lane in lanes() {
-            zones.collect_now(shared, lane, Collect::All);
-            if want.order > MAX_ORDER {
-                self.gather_chunks(shared, zones, lane);
-            }
-        }
-        let found = self.alloc_in_zones(shared, zones, want, true);
-        if found.is_none() && self.is_sure {
-            self.search.vain = Some((*want, returned));
-        }
-        found
-    }
-
-    /// Makes other cores give up what they do not use, whether they run or not.
-    fn relieve_others(&mut self, shared: &Shared, lanes: impl Iterator<Item = usize> + Clone) {
-        for (core, other) in shared.cores.iter().enumerate() {
-            if core == self.id.0 || other.chunks.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            // Not waited for: it works, and may wait for us.
-            let Some(mut zones) = other.zones.try_lock() else {
-                self.is_sure = false;
-                continue;
-            };
-            let before = zones.chunks();
-            lanes
-                .clone()
-                .for_each(|lane| zones.give_up_unused(shared, lane));
-            if zones.chunks() != before {
-                shared.count_returned(self.id);
-            }
-        }
-    }
-
-    /// Makes whole chunks of a zone free that are empty.
-    fn gather_chunks(&mut self, shared: &Shared, zones: &mut CoreZones, lane: usize) {
-        let zone = &shared.zones[lane];
-        while let Some(index) = zone.orphans.take_highest(usize::MAX) {
-            self.reclaim(shared, zones, lane, zone.page(index));
-        }
-        zones.sweep(shared, lane, RetainEmpty::Nothing);
-        while let Some(index) = zone.spent.take_highest(usize::MAX) {
-            zone.free.put(index);
-        }
     }
 }

@@ -163,6 +163,12 @@ impl Zone {
         self.blocks.get(self.block_number(page))?.get()
     }
 
+    /// A chunk of this zone that was used before, by any of its pages.
+    pub(super) fn known(&self, page: u64) -> &Chunk {
+        let block = self.block(page);
+        chunk_of(block.expect("a chunk in use is in the directory"), page)
+    }
+
     /// The block of a page of this zone, made if there is none.
     pub(super) fn make_block(&self, page: u64) -> &Block {
         self.blocks[self.block_number(page)].get_or_init(|| Box::new(new_block(self.lane)))

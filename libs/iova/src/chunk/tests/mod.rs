@@ -447,7 +447,11 @@ fn limits_below_the_aperture_take_what_is_kept_ready() {
         for request in [1, 2].map(|pages| Request::pages(pages).at_most(last)) {
             let range = core.alloc(request).expect("free");
             core.free(range).expect("allocated");
-            assert_eq!(core.local.take(&request), Some(range), "{bits} bits");
+            assert_eq!(
+                core.local.cache_mut().take(&request),
+                Some(range),
+                "{bits} bits"
+            );
             core.free(range).expect("allocated");
         }
     }
@@ -460,7 +464,7 @@ fn what_is_live_stays_in_mind_up_to_four_gib() {
     let mut another = || core.alloc(Request::pages(256)).expect("free");
     let live: Vec<_> = (0..1 << 12).map(|_| another()).collect();
     for range in &live {
-        assert!(core.local.hot.known(range.first().raw()).is_some());
+        assert!(core.local.cache().known(range.first().raw()).is_some());
     }
     free_all(&mut core, live);
 }
@@ -474,7 +478,7 @@ fn what_several_zones_have_live_stays_in_mind_together() {
         core.alloc(Request::pages(1).at_most(last)).expect("free")
     });
     for range in live {
-        assert!(core.local.hot.known(range.first().raw()).is_some());
+        assert!(core.local.cache().known(range.first().raw()).is_some());
     }
     free_all(&mut core, live);
 }
@@ -488,7 +492,7 @@ fn a_giver_that_comes_to_own_the_chunk_has_no_mark_of_its_own_there() {
         .collect();
     let page = live[0].first().raw();
     free_all(&mut giver, live);
-    let tag = |core: &ChunkCore| core.local.hot.known(page).expect("in mind").tag();
+    let tag = |core: &ChunkCore| core.local.cache().known(page).expect("in mind").tag();
     assert_ne!(tag(&giver) & GIVER, 0);
     owner.park();
     let range = giver.alloc(Request::pages(1)).expect("free");
@@ -508,7 +512,7 @@ fn a_range_of_the_tree_whose_block_has_chunks_in_mind_is_freed_and_pinned_as_any
         .collect();
     assert_eq!(of_tree.len(), 412 + 77);
     for range in of_tree {
-        assert!(core.local.hot.known(range.first().raw()).is_some());
+        assert!(core.local.cache().known(range.first().raw()).is_some());
         let pinned = core.pin(range).expect("allocated");
         assert!(core.free(range).is_err() && core.pin(range).is_err());
         core.free_pinned(pinned);

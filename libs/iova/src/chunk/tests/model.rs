@@ -49,7 +49,7 @@ fn claim(space: &ChunkAllocator, core: usize) -> Box<ChunkCore> {
 
 /// The owner collects everything that remote cores have freed.
 fn collect_all(owner: &ChunkCore) {
-    let mut zones = owner.shared.zones_of(owner.local.id).lock();
+    let mut zones = owner.shared.zones_of(owner.local.cache().id()).lock();
     zones.collect_now(&owner.shared, 0, remote_free::Collect::All);
 }
 
@@ -198,7 +198,7 @@ fn pins_and_retires() {
     {
         let ChunkCore { shared, local, .. } = &mut *owner;
         let zones = &mut *shared.zones_of(CoreId(0)).lock();
-        local.unready_all(shared, zones, 0);
+        local.cache_mut().unready_all(shared, zones, 0);
         zones.sweep(shared, 0, trim::RetainEmpty::One);
     }
     let retired: Vec<_> = core::iter::from_fn(|| owner.retire()).collect();
@@ -425,7 +425,7 @@ fn frees_what_another_takes() {
     });
     let _ = owner.free(contested);
     let (mut other, got) = thread.join().expect("loom ends the model at a panic");
-    if got.is_some() && !owner.local.ready.is_clear() {
+    if got.is_some() && !owner.local.cache().is_clear() {
         // Not dropped: a handle that parks would panic a second time.
         core::mem::forget((owner, other));
         panic!("{contested} is kept ready, and another core has it");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::chunk::layout::MARKS;
-use crate::chunk::remote_free::MEETINGS;
+use crate::chunk::owner_side::MEETINGS;
 
 /// The first core takes everything, frees some of it itself, all over the space, and rests; the second frees what is left.
 fn freed_by_another(space: &ChunkAllocator, own: usize) -> (ChunkCore, ChunkCore) {
@@ -76,7 +76,7 @@ fn a_few_remote_frees_do_not_slow_the_owner_for_good() {
         let (mut a, mut b) = two_cores(&space);
         let mut live = take_all(&mut a, 1);
         free_all(&mut b, live.drain(..strays));
-        let marks = |a: &ChunkCore| a.local.hot.known(0).expect("cached").tag() & MARKS;
+        let marks = |a: &ChunkCore| a.local.cache().known(0).expect("cached").tag() & MARKS;
         assert_ne!(marks(&a), 0);
         for _ in 0..MEETINGS {
             a.free(live.pop().expect("hundreds")).expect("allocated");
@@ -105,12 +105,12 @@ fn a_refusal_where_nothing_came_back_looks_nowhere() {
     let (mut a, mut b) = two_cores(&space);
     let kept = a.alloc(Request::pages(1)).expect("free");
     let all = take_all(&mut b, 1);
-    let before = b.local.search.credit();
+    let before = b.local.search().credit();
     for _ in 0..100 {
         assert!(b.alloc(Request::pages(1).without_drain()).is_err());
         assert!(b.alloc(Request::pages(8).without_drain()).is_err());
     }
-    assert_eq!(b.local.search.credit(), before);
+    assert_eq!(b.local.search().credit(), before);
     // What comes back is found at once, without a call to the core that has it.
     b.free(all[0]).expect("allocated");
     assert_eq!(b.alloc(Request::pages(1)), Ok(all[0]));
@@ -145,8 +145,8 @@ fn what_an_owner_is_about_to_pin_is_left_to_it() {
     let (contested, others) = all.split_first().expect("hundreds");
     // Both end the use of the same range. The owner has looked, finds no claim, and is slow to store its pin.
     let page = contested.first().raw();
-    a.local.changing.store(page, Ordering::Release);
-    let chunk = || a.local.hot.known(page).expect("cached");
+    a.local.owner_side().changing(page);
+    let chunk = || a.local.cache().known(page).expect("cached");
     let pinned = chunk().state(page).pinned();
     for range in &all {
         let first = b.pin(*range).expect("allocated");
@@ -165,7 +165,7 @@ fn what_an_owner_is_about_to_pin_is_left_to_it() {
         b.alloc(Request::pages(1).without_drain()).is_err(),
         "it is pinned"
     );
-    a.unpin(crate::Pinned::new(*contested, a.local.space, false));
+    a.unpin(crate::Pinned::new(*contested, a.shared.space, false));
     assert!(a.free(*contested).is_err(), "it was freed");
     assert!(
         others

@@ -57,6 +57,6 @@ impl ChunkAllocator {
 impl ChunkCore {
     /// The ranges that it keeps ready, which no other core can have.
     pub fn free_lists(&self) -> Vec<IovaRange> {
-        self.local.ready.all()
+        self.local.cache().free_lists().all()
     }
 }

@@ -1,82 +1,50 @@
-//! What a core does when its free list has nothing: the other words it has, what remote cores freed, chunks without an
-//! owner, the tree, and at last a search of everything (`search`) and a call to the other cores.
+//! From chunks to free lists, when a free list has nothing: the other words that the core has, what remote cores freed, chunks
+//! without an owner, free chunks.
 //!
 //! Bounds: each turn for a word finds one, or makes something available at most three times. A failing allocation looks into
-//! the sets of chunks and the tree; what it must walk beyond that is paid for ([`CoreZone::pay`](super::core_zone::CoreZone::pay),
-//! `search`), and where it cannot pay it names this core among those that may have something.
+//! the sets of chunks; what it must walk beyond that is paid for ([`CoreZone::pay`](crate::chunk::core_zone::CoreZone::pay)).
 
-use lines::{AtomicU64, Ordering};
+use lines::Ordering;
 
-use super::Shared;
-use super::core_zone::CoreZones;
-use super::handle::Local;
-use super::layout::{
-    AWAY, Chunk, FULL, MAX_ORDER, RUN, WORD_PAGES, chunk_of, get, set, word_of, words_of,
+use super::CoreCache;
+use crate::chunk::Shared;
+use crate::chunk::core_zone::CoreZones;
+use crate::chunk::layout::{
+    AWAY, Chunk, FULL, MAX_ORDER, RUN, WORD_PAGES, WORDS, chunk_of, get, set, word_of, words_of,
 };
-use super::remote_free::Collect;
-use super::state::pages_of;
-use super::trim::RetainEmpty;
-use super::zone::Zone;
-use crate::wanted::Wanted;
-use crate::{AllocError, CHUNK_PAGES, IovaPfn, IovaRange, Request};
-
-/// A starving core calls for drains at its first failure, the second after that, the fourth after that, and so on, and then at
-/// every one in this many: a call makes every other core give up its chunks of a zone and take others.
-const MOST_PATIENCE: u32 = 1024;
+use crate::chunk::remote_free::Collect;
+use crate::chunk::state::pages_of;
+use crate::chunk::trim::RetainEmpty;
+use crate::chunk::zone::MAX_ZONES;
+use crate::{CHUNK_PAGES, IovaPfn, IovaRange};
 
 /// What is wanted: a range of an order, or, of whole chunks, so many pages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
-    pub(super) pages: u64,
-    pub(super) order: usize,
-    pub(super) last: IovaPfn,
+pub(in crate::chunk) struct Want {
+    pub(in crate::chunk) pages: u64,
+    pub(in crate::chunk) order: usize,
+    pub(in crate::chunk) last: IovaPfn,
 }
 
-impl Local {
-    #[cold]
+impl CoreCache {
+    /// Makes ranges of the newest words with something free ready; whether there was one.
     #[inline(never)]
-    pub(super) fn alloc_slow(
-        &mut self,
-        shared: &Shared,
-        request: Request,
-    ) -> Result<IovaRange, AllocError> {
-        self.answer(shared);
-        let wanted = Wanted::of(&request)?;
-        let want = Want {
-            pages: wanted.pages,
-            order: usize::from(wanted.order),
-            last: request.last.min(shared.aperture.last()),
-        };
-        self.is_sure = true;
-        let is_vain = self.is_vain(shared, &want);
-        // Whole chunks are in no list of this core's: no lock is taken for them where there are some.
-        if want.order > MAX_ORDER
-            && !is_vain
-            && let Some(range) = self.alloc_run_in_zones(shared, &want)
-        {
-            return Ok(range);
-        }
+    pub(super) fn refill(&mut self, shared: &Shared, lane: usize, order: usize) -> bool {
+        let lane = lane % MAX_ZONES;
         let zones = &mut *shared.zones_of(self.id).lock();
-        let in_tree = || shared.rest.alloc(want.pages, wanted.order, want.last);
-        let found = match is_vain {
-            true => in_tree(),
-            false => self
-                .alloc_in_zones(shared, zones, &want, false)
-                .or_else(in_tree)
-                .or_else(|| self.search(shared, zones, &want)),
-        };
-        found.ok_or_else(|| {
-            let asked = if request.asks {
-                self.ask(shared, zones, want.last)
-            } else {
-                0
-            };
-            wanted.failure(&shared.aperture, asked + usize::from(!self.is_sure))
-        })
+        let mut is_any = false;
+        self.ready.of(lane, order).grow(order);
+        while self.ready.of(lane, order).is_short(order)
+            && let Some(newest) = zones.zones[lane].partial[order].len().checked_sub(1)
+            && self.make_ready(shared, zones, lane, order, newest)
+        {
+            is_any = true;
+        }
+        is_any
     }
 
     /// A range of a zone; `is_last`: nothing else is left.
-    pub(super) fn alloc_in_zones(
+    pub(in crate::chunk) fn alloc_in_zones(
         &mut self,
         shared: &Shared,
         zones: &mut CoreZones,
@@ -93,7 +61,11 @@ impl Local {
     }
 
     /// The same of whole chunks.
-    fn alloc_run_in_zones(&mut self, shared: &Shared, want: &Want) -> Option<IovaRange> {
+    pub(in crate::chunk) fn alloc_run_in_zones(
+        &mut self,
+        shared: &Shared,
+        want: &Want,
+    ) -> Option<IovaRange> {
         let mut in_limit = in_limit(shared, want);
         in_limit.find_map(|(lane, bound)| self.alloc_run(shared, lane, want, bound))
     }
@@ -165,7 +137,7 @@ impl Local {
         let mut is_any = false;
         for smaller in (0..order).rev() {
             own.partial[smaller].retain(|base| {
-                let (chunk, word) = (known(zone, *base), word_of(*base));
+                let (chunk, word) = (zone.known(*base), word_of(*base));
                 while let Some(most) = bound.checked_sub(*base)
                     && ready.has_room()
                     && (!is_any || ready.is_short(order))
@@ -183,7 +155,7 @@ impl Local {
             }
             let Some(at) = own.partial[larger].iter().rposition(|base| {
                 // Some part of a free range is low enough.
-                let free = full & !get(known(zone, *base).held(word_of(*base)));
+                let free = full & !get(zone.known(*base).held(word_of(*base)));
                 let lowest = base + u64::from(free.trailing_zeros());
                 lowest + (1 << order) - 1 <= bound
             }) else {
@@ -193,7 +165,7 @@ impl Local {
             own.drop_word(larger);
             own.add_word(order);
             own.partial[order].push(base);
-            known(zone, base).split(word_of(base), order);
+            zone.known(base).split(word_of(base), order);
             let at = own.partial[order].len() - 1;
             return self.make_ready(shared, zones, lane, order, at);
         }
@@ -230,9 +202,7 @@ impl Local {
         let is_whole = |base: &u64| base + extent(order) <= bound;
         let has_low = |base: &u64| {
             let most = bound.checked_sub(*base).filter(|_| order <= 6);
-            most.is_some_and(|most| {
-                known(zone, *base).free_starts(word_of(*base), order, most) != 0
-            })
+            most.is_some_and(|most| zone.known(*base).free_starts(word_of(*base), order, most) != 0)
         };
         let at = partial.iter().rposition(is_whole);
         if let Some(at) = at.or_else(|| partial.iter().rposition(has_low).filter(|_| is_last)) {
@@ -264,7 +234,7 @@ impl Local {
     }
 
     /// Makes what is free in a word ready, as far as there is room. `at` is its place in the list of its class.
-    pub(super) fn make_ready(
+    fn make_ready(
         &mut self,
         shared: &Shared,
         zones: &mut CoreZones,
@@ -317,7 +287,7 @@ impl Local {
             return false;
         };
         shared.count_slow(self.id);
-        self.patience = (self.patience / 2).max(1);
+        self.fresh += 1;
         let page = zone.page(index);
         let chunk = chunk_of(zone.make_block(page), page);
         // Its designated remote freer would find its own mark in it ever after.
@@ -328,6 +298,58 @@ impl Local {
         zones.zones[lane].watch(chunk);
         zones.publish(shared);
         true
+    }
+
+    /// Takes over an abandoned chunk that the caller took out of the zone's set.
+    pub(in crate::chunk) fn reclaim(
+        &mut self,
+        shared: &Shared,
+        zones: &mut CoreZones,
+        lane: usize,
+        page: u64,
+    ) {
+        let chunk = chunk_of(shared.zones[lane].make_block(page), page);
+        // Read-modify-write: a remote core's mark of now stays.
+        chunk.tag_word().fetch_or(self.owner, Ordering::AcqRel);
+        self.hot.leave(page);
+        let own = &mut zones.zones[lane];
+        own.own.push(page);
+        if chunk.open() != 0 {
+            own.roomy.push(page);
+        }
+        for word in 0..WORDS {
+            let order = chunk.order(word);
+            if order > MAX_ORDER {
+                continue;
+            }
+            own.add_word(order);
+            self.ready.open(lane, order);
+            let held = get(chunk.held(word));
+            if held != FULL[order] {
+                own.partial[order].push(page + word as u64 * WORD_PAGES);
+            }
+            own.emptied += usize::from(held == 0);
+        }
+        zones.drain(chunk, page, lane);
+        zones.zones[lane].watch(chunk);
+        zones.publish(shared);
+    }
+
+    /// Makes whole chunks of a zone free that are empty.
+    pub(in crate::chunk) fn gather_chunks(
+        &mut self,
+        shared: &Shared,
+        zones: &mut CoreZones,
+        lane: usize,
+    ) {
+        let zone = &shared.zones[lane];
+        while let Some(index) = zone.orphans.take_highest(usize::MAX) {
+            self.reclaim(shared, zones, lane, zone.page(index));
+        }
+        zones.sweep(shared, lane, RetainEmpty::Nothing);
+        while let Some(index) = zone.spent.take_highest(usize::MAX) {
+            zone.free.put(index);
+        }
     }
 
     /// Whole chunks.
@@ -349,64 +371,15 @@ impl Local {
             chunk_of(zone.make_block(page), page).set_owner(AWAY);
         }
         let page = zone.page(index);
-        let head = known(zone, page);
+        let head = zone.known(page);
         head.claimed(0).fetch_and(!1, Ordering::AcqRel);
         head.set_kind(0, RUN);
         head.run().store(count as u64, Ordering::Release);
         IovaRange::new(IovaPfn::new(page), count as u64 * CHUNK_PAGES)
     }
 
-    /// Answers calls for drains, of the zones that lack something.
-    #[inline]
-    pub(super) fn answer(&mut self, shared: &Shared) {
-        // Acquire: with a call the number of its zone is seen.
-        let called = shared.drain.load(Ordering::Acquire);
-        if called != self.drained {
-            self.drained = called;
-            self.answer_call(shared);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn answer_call(&mut self, shared: &Shared) {
-        // What it gave there is seen by whoever looks next.
-        self.leave_all(shared);
-        let zones = &mut *shared.zones_of(self.id).lock();
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            let calls = zone.calls.load(Ordering::Relaxed);
-            if calls != zones.zones[lane].answered {
-                zones.zones[lane].answered = calls;
-                self.deposit(shared, zones, lane);
-            }
-        }
-    }
-
-    /// Calls on all others now and then; how many there are.
-    fn ask(&mut self, shared: &Shared, zones: &mut CoreZones, last: IovaPfn) -> usize {
-        let others = shared.others(self.id);
-        self.waited += 1;
-        if others == 0 || self.waited < self.patience {
-            return others;
-        }
-        self.waited = 0;
-        self.patience = (2 * self.patience).min(MOST_PATIENCE);
-        for (lane, zone) in shared.zones.iter().enumerate() {
-            if zone.base() <= last.raw() {
-                let before = zone.calls.fetch_add(1, Ordering::Relaxed);
-                // Our own call is not for us; another's of just now is.
-                let answered = &mut zones.zones[lane].answered;
-                *answered += u64::from(*answered == before);
-            }
-        }
-        // Release: see `answer`. Who answers publishes what he gives back by the sets he puts it in.
-        let before = shared.drain.fetch_add(1, Ordering::Release);
-        self.drained += u64::from(self.drained == before);
-        others
-    }
-
     /// A chunk that is in use.
-    pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> &Chunk {
+    fn chunk(&mut self, shared: &Shared, page: u64) -> &Chunk {
         self.hot
             .chunk(shared, page)
             .expect("a chunk of ours is in the directory")
@@ -425,19 +398,4 @@ fn in_limit<'a>(shared: &'a Shared, want: &Want) -> impl Iterator<Item = (usize,
 /// Pages of a class's words after the first page.
 const fn extent(order: usize) -> u64 {
     WORD_PAGES * words_of(order) as u64 - 1
-}
-
-/// A chunk of a zone that was used before.
-pub(super) fn known(zone: &Zone, page: u64) -> &Chunk {
-    chunk_of(
-        zone.block(page)
-            .expect("a chunk in use is in the directory"),
-        page,
-    )
-}
-
-/// A counter that one core writes and others read now and then.
-pub(super) fn bump(counter: &AtomicU64) {
-    // Release: who sees it sees what it counts.
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
 }

@@ -3,22 +3,22 @@
 
 use lines::Ordering;
 
-use super::Shared;
-use super::handle::Local;
-use super::layout::{
+use super::Local;
+use crate::chunk::Shared;
+use crate::chunk::layout::{
     AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
     word_of,
 };
-use super::state::exact_order;
-use super::trim::release;
-use super::zone::Zone;
+use crate::chunk::state::exact_order;
+use crate::chunk::trim::release;
+use crate::chunk::zone::Zone;
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
 
 /// Where a range of a zone lies.
 enum Place {
     /// In a chunk that is ours now.
     Own,
-    /// In a chunk of someone else, or of nobody.
+    /// In a chunk of another core, or of none.
     Foreign,
     /// It is whole chunks.
     Run,
@@ -28,20 +28,20 @@ impl Local {
     #[cold]
     #[inline(never)]
     pub(super) fn free_slow(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
-        self.answer(shared);
+        self.drains.answer(shared, &mut self.cache);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
             shared.rest.free(range)?;
-            shared.count_returned(self.id);
+            shared.count_returned(self.cache.id());
             return Ok(());
         };
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if chunk.free_marked(self.owner, range) {
-                    self.keep(shared, lane, range);
+                if chunk.free_marked(self.cache.owner(), range) {
+                    self.cache.keep(shared, lane, range);
                     return Ok(());
                 }
                 // It may have been taken from this core meanwhile: see `search`.
-                if !chunk.is_own(self.owner) {
+                if !chunk.is_own(self.cache.owner()) {
                     return self.free_slow(shared, range);
                 }
                 Err(diagnose(chunk, range))
@@ -71,7 +71,7 @@ impl Local {
         shared: &Shared,
         range: IovaRange,
     ) -> Result<Pinned, FreeError> {
-        self.answer(shared);
+        self.drains.answer(shared, &mut self.cache);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
             shared.rest.pin(range)?;
             return Ok(Pinned::new(range, self.space, true));
@@ -79,11 +79,11 @@ impl Local {
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
-                if chunk.pin_marked(self.owner, range) {
+                if chunk.pin_marked(self.cache.owner(), range) {
                     return Ok(Pinned::new(range, self.space, false));
                 }
                 // As in `free_slow`.
-                if !chunk.is_own(self.owner) {
+                if !chunk.is_own(self.cache.owner()) {
                     return self.pin_slow(shared, range);
                 }
                 Err(diagnose(chunk, range))
@@ -109,7 +109,7 @@ impl Local {
                 if chunk.claimed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
                     return Err(FreeError::NotAllocated { range });
                 }
-                // Whoever freed or retired before our claim is seen now; whoever does after it sees the claim.
+                // A free or a retirement before our claim is seen now; one after it sees the claim.
                 let is_freed = get(chunk.freed(word)) & bit != 0;
                 let is_gone = is_freed || !chunk.is_still_out(range);
                 if is_gone {
@@ -126,26 +126,27 @@ impl Local {
     #[inline(never)]
     pub(super) fn free_pinned_slow(&mut self, shared: &Shared, pinned: Pinned, is_spent: bool) {
         pinned.check(self.space);
-        self.answer(shared);
+        self.drains.answer(shared, &mut self.cache);
         let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
             shared.rest.free_pinned(range);
-            return shared.count_returned(self.id);
+            return shared.count_returned(self.cache.id());
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
             Place::Own => {
                 // A claim of a remote core's, or of this one's when it parked: like any other free.
-                self.say_changing(range.first().raw());
+                self.owner_side.changing(range.first().raw());
                 let is_ours = chunk.free_pinned(range);
-                self.say_changed();
+                self.owner_side.changed();
                 if is_ours {
-                    self.keep(shared, lane, range);
+                    self.cache.keep(shared, lane, range);
                 }
                 if get(chunk.claimed(word)) & bit != 0 {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
                 }
-                self.meet(shared, chunk.tag(), range.first().raw());
+                self.owner_side
+                    .meet(shared, &self.cache, chunk.tag(), range.first().raw());
             }
             Place::Run => {
                 let freed = self.free_run(shared, zone, chunk, range, is_spent);
@@ -169,14 +170,15 @@ impl Local {
         let order = exact_order(range.pages());
         // Each lets go of its own mark: in the same moment an owner and a remote core may both have pinned.
         let is_owners = pinned.is_own(self.space);
-        if !is_owners || order.is_none_or(|order| !chunk.unpin_own(self.owner, page, order)) {
+        if !is_owners || order.is_none_or(|order| !chunk.unpin_own(self.cache.owner(), page, order))
+        {
             chunk
                 .claimed(word_of(page))
                 .fetch_and(!bit_of(page), Ordering::AcqRel);
         }
     }
 
-    /// Whose a range is. An orphan becomes ours: somebody must take notice of what is freed in it.
+    /// Whose a range is. An orphan becomes ours: some core must take notice of what is freed in it.
     fn place(
         &mut self,
         shared: &Shared,
@@ -187,11 +189,12 @@ impl Local {
     ) -> Place {
         let page = range.first().raw();
         match owner_of(chunk.tag_word().load(Ordering::Acquire)) {
-            owner if owner == self.owner => Place::Own,
+            owner if owner == self.cache.owner() => Place::Own,
             AWAY if chunk.kind(0) == RUN => Place::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {
-                let zones = &mut *shared.zones_of(self.id).lock();
-                self.reclaim(shared, zones, lane, zone.page(zone.index(page)));
+                let zones = &mut *shared.zones_of(self.cache.id()).lock();
+                self.cache
+                    .reclaim(shared, zones, lane, zone.page(zone.index(page)));
                 Place::Own
             }
             _ => Place::Foreign,
@@ -218,7 +221,7 @@ impl Local {
         {
             return Err(diagnose(head, range));
         }
-        shared.count_slow(self.id);
+        shared.count_slow(self.cache.id());
         head.set_kind(0, FREE);
         if get(head.claimed(0)) & 1 != 0 {
             head.claimed(0).fetch_and(!1, Ordering::AcqRel);
@@ -226,7 +229,7 @@ impl Local {
         for chunk in (0..chunks).map(|at| page + at * CHUNK_PAGES) {
             release(zone, chunk, is_spent);
         }
-        shared.count_returned(self.id);
+        shared.count_returned(self.cache.id());
         Ok(())
     }
 }

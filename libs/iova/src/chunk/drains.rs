@@ -1,0 +1,106 @@
+//! Calls for drains: a core that finds no room asks the others to give up their chunks of a zone, and answers what they ask.
+//!
+//! ```text
+//!                        another core's `ask`
+//! answered == the space's ──────────────────▶ answered != the space's: the next operation that is not the common
+//!                         ◀────────────────── path answers
+//!                               answer
+//!
+//!                ask: a failure                                ask: the last of `patience` failures
+//! waited: n ────────────────────▶ n + 1     waited: patience - 1 ───────────────────▶ 0; patience doubled
+//! patience ──relent: a free chunk was found──▶ halved
+//! ```
+
+use lines::Ordering;
+
+use super::Shared;
+use super::core_cache::CoreCache;
+use super::core_zone::CoreZones;
+use crate::IovaPfn;
+
+/// A starving core calls for drains at its first failure, the second after that, the fourth after that, and so on, and then at
+/// every one in this many: a call makes every other core give up its chunks of a zone and take others.
+const MOST_PATIENCE: u32 = 1024;
+
+/// What one core has heard and said of drains.
+#[derive(Debug)]
+pub(super) struct Drains {
+    /// The last call that was answered.
+    answered: u64,
+    /// Allocations that failed since the last call, and how many must.
+    waited: u32,
+    patience: u32,
+}
+
+impl Drains {
+    /// Those of a core that owns nothing yet.
+    pub(super) fn new(shared: &Shared) -> Self {
+        Self {
+            // Acquire, as where calls are answered.
+            answered: shared.drain.load(Ordering::Acquire),
+            waited: 0,
+            patience: 1,
+        }
+    }
+
+    /// Whether there is no call to answer.
+    #[inline(always)]
+    pub(super) fn is_answered(&self, shared: &Shared) -> bool {
+        shared.drain.load(Ordering::Relaxed) == self.answered
+    }
+
+    /// Answers calls for drains, of the zones that lack something.
+    #[inline]
+    pub(super) fn answer(&mut self, shared: &Shared, cache: &mut CoreCache) {
+        // Acquire: with a call the number of its zone is seen.
+        let called = shared.drain.load(Ordering::Acquire);
+        if called != self.answered {
+            self.answered = called;
+            answer_call(shared, cache);
+        }
+    }
+
+    /// Calls on all others now and then; how many there are.
+    pub(super) fn ask(&mut self, shared: &Shared, zones: &mut CoreZones, last: IovaPfn) -> usize {
+        let others = shared.others(zones.id);
+        self.waited += 1;
+        if others == 0 || self.waited < self.patience {
+            return others;
+        }
+        self.waited = 0;
+        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        for (lane, zone) in shared.zones.iter().enumerate() {
+            if zone.base() <= last.raw() {
+                let before = zone.calls.fetch_add(1, Ordering::Relaxed);
+                // Our own call is not for us; another's of just now is.
+                let answered = &mut zones.zones[lane].answered;
+                *answered += u64::from(*answered == before);
+            }
+        }
+        // Release: see `answer`. A core that answers publishes what it gives back by the sets that it puts it in.
+        let before = shared.drain.fetch_add(1, Ordering::Release);
+        self.answered += u64::from(self.answered == before);
+        others
+    }
+
+    /// Is half as patient for each of so many free chunks found.
+    pub(super) fn relent(&mut self, fresh: u32) {
+        self.patience = self.patience.checked_shr(fresh).unwrap_or(0).max(1);
+    }
+}
+
+/// Gives up the chunks of all zones that were called for.
+#[cold]
+#[inline(never)]
+fn answer_call(shared: &Shared, cache: &mut CoreCache) {
+    // What this core gave as a designated remote freer is seen by the owner that looks next.
+    cache.leave_all(shared);
+    let zones = &mut *shared.zones_of(cache.id()).lock();
+    for (lane, zone) in shared.zones.iter().enumerate() {
+        let calls = zone.calls.load(Ordering::Relaxed);
+        if calls != zones.zones[lane].answered {
+            zones.zones[lane].answered = calls;
+            cache.deposit(shared, zones, lane);
+        }
+    }
+}
