@@ -10,8 +10,8 @@ use clap::Parser;
 
 use mutants::mutant::{Mutant, names};
 use mutants::record::record;
-use mutants::run::{Failure, Runner};
-use mutants::sample::{Took, order};
+use mutants::run::{Failure, Runner, Time};
+use mutants::sample::{Took, UNKNOWN, order};
 use mutants::tree::git;
 
 /// Makes known mistakes in a copy of the tree, one after the other, and sees the test that must
@@ -38,7 +38,8 @@ struct Args {
     /// Mutants to run: `CRATE/NAME`, or `CRATE` for all of one; all without any.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Runs as many as fit into so many seconds, others at each commit.
+    /// Runs as many as fit into so many seconds, others at each commit. A test that is still
+    /// running then is ended, without a verdict; a build is not.
     #[arg(long, value_name = "SECONDS")]
     sample: Option<u64>,
     /// Seconds that a test may run, without its build.
@@ -83,17 +84,22 @@ fn run(args: &Args) -> Result<bool> {
         // One cfg after the other, and crate by crate: each is built as seldom as can be.
         mutants.sort_by(|a, b| (a.head.cfg, &a.name).cmp(&(b.head.cfg, &b.name)));
     }
-    let (all, mut left) = (mutants.len(), 0);
+    let all = mutants.len();
     for mutant in mutants {
         match session.has_time_for(&mutant) {
             true => session.run(&mutant)?,
-            false => left += 1,
+            false => session.left += 1,
         }
     }
+    let Session {
+        passed,
+        failed,
+        left,
+        ..
+    } = session;
     if left > 0 {
         println!("mutants: {left} of {all} are left to other commits");
     }
-    let Session { passed, failed, .. } = session;
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
 }
@@ -109,6 +115,8 @@ struct Session {
     has_run: bool,
     passed: usize,
     failed: usize,
+    /// Those without a verdict, for want of time.
+    left: usize,
 }
 
 impl Session {
@@ -126,6 +134,7 @@ impl Session {
             has_run: false,
             passed: 0,
             failed: 0,
+            left: 0,
         })
     }
 
@@ -144,26 +153,47 @@ impl Session {
     /// Whether a mutant fits into the time that is left. The first one always does: a sample runs
     /// something.
     fn has_time_for(&self, mutant: &Mutant) -> bool {
-        let built = |cfg| self.runner.has_built(cfg);
-        let expected = self.took.expected(&mutant.name, mutant.head.cfg, built);
+        let has_built = self.runner.has_built(mutant);
+        let expected = self.took.expected(&mutant.name, has_built);
         let fits = |time| self.began.elapsed() + expected <= time;
         !self.has_run || self.time.is_none_or(fits)
     }
 
+    /// Time of a mutant's tests: what is left of a sample's. The first one has some also after a
+    /// build that took all of it.
+    fn time(&self) -> Option<Time> {
+        let least = match self.has_run {
+            true => Duration::ZERO,
+            false => UNKNOWN,
+        };
+        self.time.map(|time| Time {
+            until: self.began + time,
+            least,
+        })
+    }
+
     fn run(&mut self, mutant: &Mutant) -> Result<()> {
         let (name, cfg) = (&mutant.name, mutant.head.cfg);
-        let was_built = self.runner.has_built(cfg);
-        let outcome = self.runner.run(mutant)?;
+        let was_built = self.runner.has_built(mutant);
+        let expected = self.took.expected(name, was_built);
+        let outcome = self.runner.run(mutant, self.time())?;
         self.has_run = true;
         let (built, ran) = (outcome.built.as_secs_f64(), outcome.ran.as_secs_f64());
         let seconds = format!(
             " (cfg {}, built in {built:.1} s, ran {ran:.1} s)",
             cfg.name()
         );
+        let mut took = outcome.built + outcome.ran;
         match outcome.verdict {
             Ok(verdict) => {
                 println!("ok {name}: {verdict}{seconds}");
                 self.passed += 1;
+            }
+            Err(Failure::OutOfTime) => {
+                println!("left {name}: {}{seconds}", Failure::OutOfTime);
+                self.left += 1;
+                // It takes longer than what was left.
+                took = took.max(expected);
             }
             Err(failure) => {
                 self.fail(name, &failure, &seconds);
@@ -173,9 +203,9 @@ impl Session {
                 }
             }
         }
-        // The first build with a cfg takes longer than any after it.
+        // The first build of a package with a cfg takes longer than any after it.
         if was_built {
-            self.took.note(name, outcome.built + outcome.ran);
+            self.took.note(name, took);
             self.took.write(&self.took_file)?;
         }
         Ok(())

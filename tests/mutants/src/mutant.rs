@@ -22,9 +22,14 @@
 //! | `target` | `lib`, or the name of one in `tests/` |
 //! | `test` | the test's whole name, as `cargo test` lists it; once per test, where each of several must find it |
 //! | `cfg` | `none` (the default), `loom` or `shuttle` |
-//! | `says` | part of the failing test's output: the mistake is found as what it is |
+//! | `says` | part of the failing test's output, in words of the assertion that finds it |
 //! | `env` | `NAME=VALUE`, once per variable: wider bounds, where the usual ones do not find it |
 //! | `expect` | `red` (the default), or `green` for an edit that the test cannot notice; it has no `says` |
+//!
+//! A good `says` is printed for this mistake and for few others: «before its own invalidation», or
+//! the case of a table, «Pausing and Poll». Words of any panic («index out of bounds», «assertion»)
+//! let a test pass for one that finds a mistake which it merely stumbles over; `tests/patches.rs`
+//! refuses them. If a test finds no better words, it lacks an assertion.
 
 use std::fs;
 use std::path::{Path, PathBuf};

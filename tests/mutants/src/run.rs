@@ -25,6 +25,15 @@ pub struct Runner {
     _alone: File,
 }
 
+/// The time that a mutant's tests have.
+#[derive(Clone, Copy, Debug)]
+pub struct Time {
+    /// The end of the run.
+    pub until: Instant,
+    /// Time that they have after the build in any case.
+    pub least: Duration,
+}
+
 /// The outcome of a mutant.
 #[derive(Debug)]
 pub struct Outcome {
@@ -55,6 +64,8 @@ pub enum Failure {
     RedForAnotherReason(String, String),
     /// The test takes too long.
     TimedOut(Duration),
+    /// The time of the run was over before the test was, which is no fault of either.
+    OutOfTime,
     /// Its process ended, by a signal perhaps; how, and its output.
     Broken(String, String),
 }
@@ -81,6 +92,7 @@ impl fmt::Display for Failure {
                 "the test ran longer than {} s, which is no verdict (--limit)",
                 limit.as_secs()
             ),
+            Self::OutOfTime => write!(f, "the time of this run was over before the test was"),
             Self::Broken(how, _) => write!(f, "{how}, which is no verdict"),
         }
     }
@@ -135,10 +147,16 @@ impl Runner {
         })
     }
 
-    /// Whether something has been built with a cfg before.
+    /// Whether this mutant's package has been built with its cfg before.
     #[must_use]
-    pub fn has_built(&self, cfg: Cfg) -> bool {
-        self.target(cfg).is_dir()
+    pub fn has_built(&self, mutant: &Mutant) -> bool {
+        self.mark(mutant).is_file()
+    }
+
+    /// The file that says so; it goes with the build.
+    fn mark(&self, mutant: &Mutant) -> PathBuf {
+        let name = format!("has-built-{}", mutant.head.package);
+        self.target(mutant.head.cfg).join(name)
     }
 
     fn target(&self, cfg: Cfg) -> PathBuf {
@@ -159,13 +177,15 @@ impl Runner {
         Ok(&self.copies[at].1)
     }
 
-    /// Makes one mistake in the copy for its cfg, runs its test, and undoes it.
+    /// Makes one mistake in the copy for its cfg, runs its test, and undoes it. A test that is not
+    /// over at the end of `time` has no verdict; a build goes on.
     ///
     /// # Errors
     /// Anything that is not the mutant's fault: no Cargo, no room on the disk.
-    pub fn run(&mut self, mutant: &Mutant) -> Result<Outcome> {
+    pub fn run(&mut self, mutant: &Mutant, time: Option<Time>) -> Result<Outcome> {
         let began = Instant::now();
-        let (target, limit) = (self.target(mutant.head.cfg), self.limit);
+        let (target, mark) = (self.target(mutant.head.cfg), self.mark(mutant));
+        let limit = self.limit;
         let log = self.work.join("log");
         let copy = self.copy(mutant.head.cfg)?;
         let applied = match copy.apply(&mutant.patch) {
@@ -181,8 +201,12 @@ impl Runner {
         };
         let binary = cargo::build(copy.root(), &target, &mutant.head);
         let built = began.elapsed();
+        let end = time.map(|time| time.until.max(Instant::now() + time.least));
         let verdict = binary.and_then(|binary| match binary {
-            Ok(binary) => test_all(&binary, mutant, &log, limit),
+            Ok(binary) => {
+                fs::write(mark, "")?;
+                test_all(&binary, mutant, &log, limit, end)
+            }
             Err(errors) => Ok(Err(Failure::DoesNotCompile(errors))),
         });
         applied.undo()?;
@@ -194,16 +218,22 @@ impl Runner {
     }
 }
 
-/// Runs the tests of a mutant, up to the first that is not what it should be.
+/// Runs the tests of a mutant, up to the first that is not what it should be, or to `end`.
 fn test_all(
     binary: &Binary,
     mutant: &Mutant,
     log: &Path,
     limit: Duration,
+    end: Option<Instant>,
 ) -> Result<Result<String, Failure>> {
     let head = &mutant.head;
     for test in &head.tests {
-        let ending = binary.run(test, &head.env, log, limit)?;
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let is_cut = left.is_some_and(|left| left < limit);
+        let ending = binary.run(test, &head.env, log, left.unwrap_or(limit).min(limit))?;
+        if ending == Ending::TimedOut && is_cut {
+            return Ok(Err(Failure::OutOfTime));
+        }
         if let Err(failure) = verdict(test, &head.expect, ending, limit) {
             return Ok(Err(failure));
         }

@@ -5,11 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::mutant::Cfg;
-
 /// Time expected for a mutant of which nothing is known, and the additional time of the first build
-/// with a cfg.
-const UNKNOWN: Duration = Duration::from_secs(30);
+/// of its package with its cfg.
+pub const UNKNOWN: Duration = Duration::from_secs(30);
 const FIRST_BUILD: Duration = Duration::from_secs(60);
 
 /// The names in an order that depends on the commit.
@@ -63,13 +61,13 @@ impl Took {
         fs::write(file, lines.collect::<String>())
     }
 
-    /// Time expected for a mutant; `built` tells with which cfgs there is a build.
+    /// Time expected for a mutant, whose package was built with its cfg before or not.
     #[must_use]
-    pub fn expected(&self, name: &str, cfg: Cfg, built: impl Fn(Cfg) -> bool) -> Duration {
-        match self.0.get(name) {
-            Some(&seconds) if built(cfg) => Duration::from_secs(seconds),
-            _ if built(cfg) => UNKNOWN,
-            _ => UNKNOWN + FIRST_BUILD,
+    pub fn expected(&self, name: &str, has_built: bool) -> Duration {
+        let known = self.0.get(name).copied().map(Duration::from_secs);
+        match has_built {
+            true => known.unwrap_or(UNKNOWN),
+            false => known.unwrap_or(UNKNOWN) + FIRST_BUILD,
         }
     }
 }
@@ -110,13 +108,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("took");
         let mut took = Took::read(&file);
-        assert_eq!(took.expected("a/b", Cfg::None, |_| true), UNKNOWN);
+        assert_eq!(took.expected("a/b", true), UNKNOWN);
         took.note("a/b", Duration::from_millis(4200));
         took.write(&file).expect("written");
         let took = Took::read(&file);
         let five = Duration::from_secs(5);
-        assert_eq!(took.expected("a/b", Cfg::None, |_| true), five);
-        let first = took.expected("a/b", Cfg::None, |_| false);
-        assert_eq!(first, UNKNOWN + FIRST_BUILD);
+        assert_eq!(took.expected("a/b", true), five);
+        assert_eq!(took.expected("a/b", false), five + FIRST_BUILD);
+        assert_eq!(took.expected("a/c", false), UNKNOWN + FIRST_BUILD);
     }
 }

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mutants::mutant::{Mutant, names};
 use mutants::record::record;
-use mutants::run::{Failure, Runner};
+use mutants::run::{Failure, Runner, Time};
 use mutants::tree::git;
 
 const MANIFEST: &str = "[package]\nname = \"small\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[lints.rust]\nunexpected_cfgs = \"allow\"\n";
@@ -89,7 +89,7 @@ const WRONG: [&str; 2] = [SUM, "        sum = *one;"];
 const IN_SUMS: &str = "target: lib\ntest: tests::sums\nsays: a wrong sum";
 
 fn verdict(runner: &mut Runner, mutant: &Mutant) -> Result<String, Failure> {
-    runner.run(mutant).expect("cargo runs").verdict
+    runner.run(mutant, None).expect("cargo runs").verdict
 }
 
 #[test]
@@ -180,6 +180,47 @@ fn a_test_that_hangs_is_ended_and_is_no_verdict() {
         [SUM, "        loop { std::thread::park(); }"],
     );
     assert_eq!(verdict(&mut runner, &hangs), Err(Failure::TimedOut(limit)));
+}
+
+#[test]
+fn a_test_that_the_run_has_no_time_for_is_ended_and_is_no_failure_of_its() {
+    let folder = tree();
+    let tree = folder.path();
+    let limit = Duration::from_secs(300);
+    let mut runner = Runner::new(tree, &tree.join("target/mutants"), limit).expect("alone");
+    let hangs = mutant(
+        tree,
+        "hangs",
+        IN_SUMS,
+        [SUM, "        loop { std::thread::park(); }"],
+    );
+    let red = mutant(tree, "red", IN_SUMS, WRONG);
+    let others = format!("{IN_SUMS}\ncfg: loom");
+    let others = mutant(
+        tree,
+        "others",
+        &others.replace("sums", "sums_under_loom"),
+        WRONG,
+    );
+    assert!(!runner.has_built(&hangs), "nothing is built");
+    let mut run = |mutant: &Mutant, left: u64, least: u64| {
+        let time = Time {
+            until: Instant::now() + Duration::from_secs(left),
+            least: Duration::from_secs(least),
+        };
+        runner.run(mutant, Some(time)).expect("cargo runs").verdict
+    };
+    // Its build alone takes longer; what it has in any case is after that.
+    assert_eq!(run(&hangs, 0, 0), Err(Failure::OutOfTime));
+    assert_eq!(run(&hangs, 0, 1), Err(Failure::OutOfTime));
+    assert!(run(&red, 0, 200).is_ok());
+    assert!(run(&red, 200, 0).is_ok());
+    // A build is one of a package with a cfg.
+    assert!(runner.has_built(&red));
+    assert!(!runner.has_built(&others), "another cfg");
+    let mut elsewhere = red;
+    elsewhere.head.package = "large".into();
+    assert!(!runner.has_built(&elsewhere), "another package");
 }
 
 #[test]

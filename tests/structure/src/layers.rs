@@ -21,6 +21,9 @@ pub const LAYERS: [Layer; 9] = [
     ("fuzz", &["libs", "virt", "tests", "bench", "fuzz"]),
 ];
 
+/// A crate, and one of `tests/` that a feature of it brings in, which is off by default.
+pub type Tool = (&'static str, &'static str);
+
 /// Where `folder` stands, from below.
 fn height(folder: &str) -> Option<usize> {
     LAYERS.iter().position(|(name, _)| *name == folder)
@@ -30,14 +33,15 @@ fn height(folder: &str) -> Option<usize> {
 /// folder.
 ///
 /// Dependencies of a crate lie in a folder that its own may use. Those that only a feature brings
-/// in may also be a tool of `tests/`, for measuring programs. Those of its tests are in `tests/`,
-/// or no higher than itself.
-pub fn arrows_up<'a>(packages: impl Iterator<Item = &'a Package> + Clone) -> Vec<String> {
-    let layer_of = |name: &String| {
-        let mut all = packages.clone();
-        all.find(|package| package.name == *name)
-            .map(|package| package.layer.as_str())
-    };
+/// in may also be in `tests/` where `tools` has them, as long as that feature is off: by default,
+/// and in all crates that may not use `tests/` themselves. Those of its tests are in `tests/`, or
+/// no higher than itself. Tools that no feature brings in are to leave the list.
+pub fn arrows_up<'a>(
+    packages: impl Iterator<Item = &'a Package> + Clone,
+    tools: &[Tool],
+) -> Vec<String> {
+    let named = |name: &str| packages.clone().find(|package| package.name == *name);
+    let layer_of = |name: &String| named(name).map(|package| package.layer.as_str());
     let mut found = Vec::new();
     for package in packages.clone() {
         let (name, layer) = (&package.name, package.layer.as_str());
@@ -54,13 +58,33 @@ pub fn arrows_up<'a>(packages: impl Iterator<Item = &'a Package> + Clone) -> Vec
         for other in &package.needs {
             note("needs", other, &|there| below.contains(&there));
         }
+        let by_default = package.brought_in(["default"]);
         for other in &package.may_need {
-            let may = |there: &str| there == "tests" || below.contains(&there);
+            let is_tool = tools.contains(&(name, other));
+            let may = |there: &str| is_tool && there == "tests" || below.contains(&there);
             note("has a feature that needs", other, &may);
+            if by_default.contains(other.as_str()) {
+                note("needs by default", other, &|there| below.contains(&there));
+            }
+        }
+        for (through, features) in &package.turns_on {
+            let features = features.iter().map(String::as_str);
+            let brought_in = named(through).map(|package| package.brought_in(features));
+            for other in brought_in.into_iter().flatten() {
+                let needs = format!("turns on a feature of {through} that needs");
+                note(&needs, &other.to_owned(), &|there| below.contains(&there));
+            }
         }
         for other in &package.tested_with {
             let may = |there: &str| there == "tests" || height(there).is_some_and(|at| at <= own);
             note("has tests that need", other, &may);
+        }
+    }
+    for (name, tool) in tools {
+        if !named(name).is_some_and(|package| package.may_need.contains(*tool)) {
+            found.push(format!(
+                "{name} has no feature that needs {tool}, which is in the list"
+            ));
         }
     }
     found
@@ -116,6 +140,8 @@ mod tests {
         }
     }
 
+    const TOOL: [Tool; 1] = [("from", "tests-crate")];
+
     /// The tree in which only `from` needs anything, in this way: `to`.
     fn arrows(
         from: &str,
@@ -127,7 +153,8 @@ mod tests {
         all.extend(folders);
         need(&mut all[0]).insert(format!("{to}-crate"));
         need(&mut all[0]).insert("others".into());
-        arrows_up(all.iter())
+        let may = all[0].may_need.contains("tests-crate");
+        arrows_up(all.iter(), if may { &TOOL } else { &[] })
     }
 
     #[test]
@@ -168,11 +195,57 @@ mod tests {
         assert_eq!(arrows("virt", "libs", |p| &mut p.needs).len(), 0);
     }
 
+    /// `from` of `libs/` with a feature of each name that brings in the crate of `tests/`, and
+    /// `user` of this folder that turns on features of it.
+    fn with_features(features: &[&str], folder: &str, turned_on: &[&str]) -> [Package; 3] {
+        let mut from = package("from", "libs");
+        from.may_need.insert("tests-crate".into());
+        let on = |name: &&str| ((*name).to_owned(), vec!["dep:tests-crate".to_owned()]);
+        from.features = features.iter().map(on).collect();
+        let mut user = package("user", folder);
+        user.needs.insert("from".into());
+        let turned_on = turned_on.iter().map(|&name| name.to_owned()).collect();
+        user.turns_on.insert("from".into(), turned_on);
+        [from, user, package("tests-crate", "tests")]
+    }
+
+    #[test]
+    fn a_tool_by_a_feature_is_in_the_list() {
+        let all = with_features(&["probe"], "virt", &["default"]);
+        assert_eq!(arrows_up(all.iter(), &TOOL), [""; 0]);
+        assert_eq!(
+            arrows_up(all.iter(), &[]),
+            ["from (in libs) has a feature that needs tests-crate (in tests)"]
+        );
+        assert_eq!(
+            arrows_up(all[1..].iter(), &TOOL),
+            ["from has no feature that needs tests-crate, which is in the list"]
+        );
+    }
+
+    #[test]
+    fn a_tool_is_off_by_default_and_in_all_that_may_not_use_it() {
+        let by_default = with_features(&["default", "probe"], "virt", &[]);
+        assert_eq!(
+            arrows_up(by_default.iter(), &TOOL),
+            ["from (in libs) needs by default tests-crate (in tests)"]
+        );
+        for (folder, below) in LAYERS {
+            let all = with_features(&["probe"], folder, &["default", "probe"]);
+            let found = arrows_up(all.iter(), &TOOL);
+            let arrow = "turns on a feature of from that needs tests-crate (in tests)";
+            match below.contains(&"tests") {
+                true => assert_eq!(found, [""; 0]),
+                false => assert_eq!(found, [format!("user (in {folder}) {arrow}")]),
+            }
+        }
+    }
+
     #[test]
     fn a_folder_that_is_no_layer_is_found() {
         let all = [package("lonely", "attic")];
         assert_eq!(
-            arrows_up(all.iter()),
+            arrows_up(all.iter(), &[]),
             ["lonely is in attic, which is no layer"]
         );
     }

@@ -3,19 +3,28 @@
 //! Modules with the same parent are *siblings*. One names another if anything in it, however deep,
 //! has a path to anything in the other: a path that starts with `crate`, `super` or `self`; or a
 //! name that the parent, or a module on the way, has taken from there by `use` (`pub use
-//! other::Thing`, then `super::Thing`), a glob among them. Paths between a module and its own
-//! parent do not matter, nor what the parent names. Left out: macros by their textual scope, and
-//! paths inside literals.
+//! other::Thing`, then `super::Thing`), a glob among them; or it calls `self.name(…)` or names
+//! `Self::name` in an `impl` of a type that has `name` from an `impl` in the other. Paths between a
+//! module and its own parent do not matter, nor what the parent names.
+//!
+//! Left out: methods of values other than `self` (a field's, an argument's), which need types, and
+//! those of traits; macros by their textual scope; paths inside literals.
+
+mod files;
+mod methods;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::graph::Graph;
 use crate::paths::{Use, path_at, uses};
-use crate::tokens::{lex, without_tests};
+use crate::tokens::{after_group, lex, without_tests};
+
+pub use files::{foreign_paths, functions, is_in, strays};
+use files::{path_of, plain, read};
+use methods::{impl_at, own_at};
 
 /// Which siblings name which, in the crate whose root is `root`: by the path of their parent, such
 /// as `ring::packed`; empty for the top-level modules.
@@ -23,56 +32,7 @@ use crate::tokens::{lex, without_tests};
 /// # Errors
 /// A source that is not there or not UTF-8.
 pub fn of_crate(root: &Path) -> Result<BTreeMap<String, Graph>> {
-    let dir = root.parent().context("a file in a folder")?;
-    let mut found = Crate::default();
-    found.read(root, dir, &mut Vec::new())?;
-    Ok(found.graphs())
-}
-
-/// The sources below `folder` that no other one there names as a module, and that are none of
-/// `roots`: they are not compiled.
-///
-/// # Errors
-/// A source that is not there or not UTF-8.
-pub fn strays(folder: &Path, roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let files = sources(folder)?;
-    let mut named = BTreeSet::new();
-    for file in &files {
-        let words = lex(&read(file)?);
-        let modules = words.windows(2).filter(|words| words[0] == "mod");
-        named.extend(modules.map(|words| words[1].clone()));
-    }
-    let is_named = |file: &PathBuf| {
-        let own = file.with_extension("");
-        let own = match own.file_name() {
-            Some(name) if name == "mod" => own.parent().and_then(Path::file_name),
-            name => name,
-        };
-        own.is_some_and(|name| named.contains(&*name.to_string_lossy()))
-    };
-    let is_stray = |file: &PathBuf| !roots.contains(file) && !is_named(file);
-    Ok(files.into_iter().filter(is_stray).collect())
-}
-
-/// The `#[path = "…"]` of sources below `folder` that lead out of it: the source, and where it
-/// leads.
-///
-/// # Errors
-/// A source that is not there or not UTF-8.
-pub fn foreign_paths(folder: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
-    let mut foreign = Vec::new();
-    for file in sources(folder)? {
-        let source = read(&file)?;
-        let lines = source.lines().map(str::trim_start);
-        let leads = lines.filter_map(|line| line.strip_prefix("#[path"));
-        for lead in leads.filter_map(|rest| rest.split('"').nth(1)) {
-            let to = plain(&file.with_file_name("").join(lead));
-            if !to.starts_with(plain(folder)) {
-                foreign.push((file.clone(), to));
-            }
-        }
-    }
-    Ok(foreign)
+    Ok(Crate::of(root)?.graphs())
 }
 
 /// Whether a crate whose root is `root` holds tests in its own sources.
@@ -80,45 +40,22 @@ pub fn foreign_paths(folder: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
 /// # Errors
 /// A source that is not there or not UTF-8.
 pub fn has_tests(root: &Path) -> Result<bool> {
-    let dir = root.parent().context("a file in a folder")?;
-    let mut found = Crate::default();
-    found.read(root, dir, &mut Vec::new())?;
-    Ok(found.has_tests)
+    Ok(Crate::of(root)?.has_tests)
 }
 
-/// Rust files below `folder`, but for build outputs.
-fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.is_dir() {
-            if !path.ends_with("target") {
-                files.extend(sources(&path)?);
-            }
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(files)
+/// Whether two texts of a source differ in more than comments and what is compiled for tests alone.
+#[must_use]
+pub fn differ(one: &str, other: &str) -> bool {
+    let [one, other] = [one, other].map(|text| without_tests(&lex(text)));
+    one != other
 }
 
-fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).with_context(|| file.display().to_string())
-}
-
-/// The same path without `.` and `..`, by its words alone.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir => {
-                plain.pop();
-            }
-            part => plain.push(part),
-        }
-    }
-    plain
+/// The files of the crate whose root is `root`, but for those that only its tests have.
+///
+/// # Errors
+/// A source that is not there or not UTF-8.
+pub fn files(root: &Path) -> Result<BTreeSet<PathBuf>> {
+    Ok(Crate::of(root)?.files)
 }
 
 /// Path of a module from the root of its crate.
@@ -147,19 +84,57 @@ struct Crate {
     paths: BTreeSet<(Place, Place)>,
     /// From a module, paths that begin with a name in its scope.
     scoped: BTreeSet<(Place, Vec<String>)>,
+    /// Names that modules define for types, in blocks that are of no trait.
+    defined: BTreeSet<Method>,
+    /// Names that modules use of the type whose block they are in.
+    called: BTreeSet<Method>,
+    /// Files read.
+    files: BTreeSet<PathBuf>,
+}
+
+/// A name of a type, in a block of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Method {
+    /// The module that has the block.
+    place: Place,
+    /// The type, as that module names it.
+    of: Vec<String>,
+    name: String,
+}
+
+/// A source, while it is read.
+struct Source<'a> {
+    file: &'a Path,
+    /// Where files of its modules lie.
+    dir: &'a Path,
+    tokens: &'a [String],
 }
 
 impl Crate {
+    fn of(root: &Path) -> Result<Self> {
+        let dir = root.parent().context("a file in a folder")?;
+        let mut found = Self::default();
+        found.read(root, dir, &mut Vec::new())?;
+        Ok(found)
+    }
+
     /// Reads one file, which is the module at `place`, and the files of its children, which lie in
     /// `dir`.
     fn read(&mut self, file: &Path, dir: &Path, place: &mut Place) -> Result<()> {
         let all = lex(&read(file)?);
         let tokens = without_tests(&all);
         self.has_tests |= tokens.len() < all.len();
-        self.walk(&tokens, dir, place)
+        self.files.insert(file.to_owned());
+        let source = Source {
+            file,
+            dir,
+            tokens: &tokens,
+        };
+        self.walk(&source, place)
     }
 
-    fn walk(&mut self, tokens: &[String], dir: &Path, place: &mut Place) -> Result<()> {
+    fn walk(&mut self, source: &Source<'_>, place: &mut Place) -> Result<()> {
+        let tokens = source.tokens;
         let words_of_file = place.len();
         self.modules.entry(place.clone()).or_default();
         // Brackets around the token, and around the bodies of the inline modules that it is in.
@@ -173,24 +148,22 @@ impl Crate {
                 "mod" if [";", "{"].contains(&word(at + 2)) => {
                     let name = word(at + 1).to_owned();
                     self.names(place).children.insert(name.clone());
-                    let inside = &place[words_of_file..];
-                    let dir = inside
-                        .iter()
-                        .fold(dir.to_owned(), |dir, name| dir.join(name));
+                    let inside = place[words_of_file..].to_vec();
                     place.push(name.clone());
                     self.modules.entry(place.clone()).or_default();
                     if word(at + 2) == "{" {
                         inline.push(depth);
                         depth += 1;
                     } else {
-                        if !is_elsewhere(tokens, at) {
-                            self.read(&file_of(&dir, &name)?, &dir.join(&name), place)?;
+                        for (file, dir) in files_of(source, at, &inside)? {
+                            self.read(&file, &dir, place)?;
                         }
                         place.pop();
                     }
                     at += 3;
                     continue;
                 }
+                "impl" => self.note_impl(tokens, at, place),
                 "{" => depth += 1,
                 "}" => {
                     depth -= 1;
@@ -230,6 +203,39 @@ impl Crate {
         Ok(())
     }
 
+    /// Notes the names that a block defines for its type, and those that it uses of it.
+    fn note_impl(&mut self, tokens: &[String], at: usize, place: &Place) {
+        let Some(block) = impl_at(tokens, at) else {
+            return;
+        };
+        let method = |name: &str| Method {
+            place: place.clone(),
+            of: block.of.clone(),
+            name: name.to_owned(),
+        };
+        let end = after_group(tokens, block.open);
+        let (mut depth, mut at) = (0, block.open);
+        while at < end {
+            match tokens[at].as_str() {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                "fn" | "const" if depth == 1 && block.is_inherent => {
+                    self.defined
+                        .extend(tokens.get(at + 1).map(|name| method(name)));
+                }
+                // `self` is another one there.
+                "impl" => {
+                    if let Some(inner) = impl_at(tokens, at) {
+                        at = after_group(tokens, inner.open);
+                        continue;
+                    }
+                }
+                _ => self.called.extend(own_at(&tokens[at..]).map(method)),
+            }
+            at += 1;
+        }
+    }
+
     fn names(&mut self, place: &Place) -> &mut Names {
         self.modules.entry(place.clone()).or_default()
     }
@@ -266,83 +272,112 @@ impl Crate {
         through
     }
 
-    /// Adds what `path` goes through; `seen` has the names that were replaced on the way. Whether
-    /// it leads to something.
+    /// Adds what `path` goes through; `seen` has the names that were replaced on the way. The item
+    /// or module that it leads to, by its own path.
     fn follow(
         &self,
         path: &[String],
         through: &mut Vec<Place>,
         seen: &mut BTreeSet<Place>,
-    ) -> bool {
+    ) -> Option<Place> {
         let mut place = Place::new();
         for (at, word) in path.iter().enumerate() {
-            let Some(names) = self.modules.get(&place) else {
-                return false;
-            };
+            let names = self.modules.get(&place)?;
             if names.children.contains(word) {
                 place.push(word.clone());
                 continue;
             }
             through.push(place.clone());
-            if names.items.contains(word) {
-                return true;
-            }
             let name = [&place[..], std::slice::from_ref(word)].concat();
+            if names.items.contains(word) {
+                return Some(name);
+            }
             if !seen.insert(name) {
-                return false;
+                return None;
             }
             let rest = &path[at + 1..];
             if let Some(taken) = names.taken.get(word) {
                 return self.follow(&[&taken[..], rest].concat(), through, seen);
             }
-            return names.globs.iter().any(|glob| {
+            return names.globs.iter().find_map(|glob| {
                 let mut further = Vec::new();
                 let path = [&glob[..], &path[at..]].concat();
-                let is_there = self.follow(&path, &mut further, seen);
-                if is_there {
-                    through.append(&mut further);
-                }
-                is_there
+                let item = self.follow(&path, &mut further, seen)?;
+                through.append(&mut further);
+                Some(item)
             });
         }
-        through.push(place);
-        true
+        through.push(place.clone());
+        Some(place)
+    }
+
+    /// The paths from the root that a path in `from` may stand for. A name stands for the path that
+    /// was taken; one by a glob may come from each of them.
+    fn meanings(&self, from: &Place, path: &[String]) -> Vec<Place> {
+        if let Some(path) = absolute(path, from) {
+            return vec![path];
+        }
+        let names = &self.modules[from];
+        let [first, rest @ ..] = path else {
+            return Vec::new();
+        };
+        if names.items.contains(first) || names.children.contains(first) {
+            return vec![[from, path].concat()];
+        }
+        if let Some(taken) = names.taken.get(first) {
+            return vec![[taken, rest].concat()];
+        }
+        let globs = names.globs.iter();
+        globs.map(|glob| [glob, path].concat()).collect()
+    }
+
+    /// The type that a method is of, and its name.
+    fn resolved(&self, method: &Method) -> Option<(Place, String)> {
+        let mut meanings = self.meanings(&method.place, &method.of).into_iter();
+        let of = meanings.find_map(|path| self.follow(&path, &mut vec![], &mut BTreeSet::new()));
+        Some((of?, method.name.clone()))
     }
 
     fn graphs(&self) -> BTreeMap<String, Graph> {
         let mut graphs = BTreeMap::new();
-        for (from, path) in &self.paths {
-            self.note(from, path, &mut graphs);
+        let scoped = self.scoped.iter().flat_map(|(from, path)| {
+            let meanings = self.meanings(from, path).into_iter();
+            meanings.map(move |path| (from, path))
+        });
+        let paths = self.paths.iter().map(|(from, path)| (from, path.clone()));
+        for (from, path) in paths.chain(scoped) {
+            for to in self.through(&path) {
+                note(from, &to, &mut graphs);
+            }
         }
-        for (from, path) in &self.scoped {
-            let names = &self.modules[from];
-            let [first, rest @ ..] = &path[..] else {
+        let mut definers: BTreeMap<_, BTreeSet<&Place>> = BTreeMap::new();
+        for method in &self.defined {
+            if let Some(resolved) = self.resolved(method) {
+                definers.entry(resolved).or_default().insert(&method.place);
+            }
+        }
+        for call in &self.called {
+            let Some(there) = self.resolved(call).and_then(|name| definers.get(&name)) else {
                 continue;
             };
-            if names.items.contains(first) || names.children.contains(first) {
-                continue;
-            }
-            // A name stands for the path that was taken; one by a glob may come from each of them.
-            if let Some(taken) = names.taken.get(first) {
-                self.note(from, &[&taken[..], rest].concat(), &mut graphs);
-                continue;
-            }
-            for glob in &names.globs {
-                self.note(from, &[&glob[..], path].concat(), &mut graphs);
+            // One of its own is meant, also where others have it under another cfg.
+            if !there.contains(&call.place) {
+                there
+                    .iter()
+                    .for_each(|to| note(&call.place, to, &mut graphs));
             }
         }
         graphs
     }
+}
 
-    /// Adds that something in `from` names `path`, to the graph of the siblings that lie apart.
-    fn note(&self, from: &Place, path: &[String], graphs: &mut BTreeMap<String, Graph>) {
-        for to in self.through(path) {
-            let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            if let (Some(sibling), Some(other)) = (from.get(common), to.get(common)) {
-                let parent = from[..common].join("::");
-                graphs.entry(parent).or_default().add(sibling, other);
-            }
-        }
+/// Adds that something in `from` names something in `to`, to the graph of the siblings that lie
+/// apart.
+fn note(from: &Place, to: &Place, graphs: &mut BTreeMap<String, Graph>) {
+    let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+    if let (Some(sibling), Some(other)) = (from.get(common), to.get(common)) {
+        let parent = from[..common].join("::");
+        graphs.entry(parent).or_default().add(sibling, other);
     }
 }
 
@@ -362,8 +397,38 @@ fn absolute(path: &[String], place: &Place) -> Option<Place> {
     above.map(|above| [&place[..above], rest].concat())
 }
 
-/// Whether the module declared at `at` lies where a `#[path = "…"]` says.
-fn is_elsewhere(tokens: &[String], at: usize) -> bool {
+/// The file of the module that is declared at `at`, inside inline modules of these names, and where
+/// its own modules lie; two, where a `cfg_attr` has a `path` and both are there.
+fn files_of(source: &Source<'_>, at: usize, inside: &[String]) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let (tokens, name) = (source.tokens, &source.tokens[at + 1]);
+    let dir: PathBuf = [source.dir.to_owned()]
+        .into_iter()
+        .chain(inside.iter().map(PathBuf::from))
+        .collect();
+    // A `path` starts from the source's own folder, or from where inline modules have theirs.
+    let base = match inside {
+        [] => source.file.with_file_name(""),
+        _ => dir.clone(),
+    };
+    let led_to = attributes_before(tokens, at).into_iter().find_map(path_of);
+    let led_to = led_to.map(|(path, is_conditional)| (plain(&base.join(path)), is_conditional));
+    match led_to {
+        Some((file, false)) => Ok(vec![(file.clone(), file.with_file_name(""))]),
+        Some((file, true)) => {
+            let usual = file_of(&dir, name).map(|file| (file, dir.join(name)));
+            let other = Some((file.clone(), file.with_file_name("")));
+            let both = other
+                .filter(|_| file.exists())
+                .into_iter()
+                .chain(usual.ok());
+            Ok(both.collect())
+        }
+        None => Ok(vec![(file_of(&dir, name)?, dir.join(name))]),
+    }
+}
+
+/// The attributes of the item whose keyword is at `at`, nearest first, each without its brackets.
+fn attributes_before(tokens: &[String], at: usize) -> Vec<&[String]> {
     let mut before = &tokens[..at];
     if before.last().is_some_and(|sign| sign == ")") {
         let open = before.iter().rposition(|sign| sign == "(");
@@ -374,7 +439,17 @@ fn is_elsewhere(tokens: &[String], at: usize) -> bool {
     {
         before = rest;
     }
-    before.ends_with(&["path", "=", "]"].map(String::from))
+    let mut attributes = Vec::new();
+    while before.last().is_some_and(|sign| sign == "]") {
+        let start = (0..before.len()).rev();
+        let mut start = start.filter(|&at| before[at] == "#");
+        let Some(start) = start.find(|&at| after_group(before, at + 1) == before.len()) else {
+            break;
+        };
+        attributes.push(&before[start + 2..before.len() - 1]);
+        before = &before[..start];
+    }
+    attributes
 }
 
 /// Whether the word at `at` goes on with a path before it.

@@ -1,6 +1,8 @@
 //! Rust sources as words and signs.
 
-/// Words, and signs of one character but for `::`. Comments, literals and lifetimes are gone.
+/// Words, signs of one character but for `::`, and strings. A string's token is a quotation mark
+/// and the text as it is written, so that it is equal to no word. Comments, lifetimes, characters
+/// and strings of bytes are gone.
 pub(crate) fn lex(source: &str) -> Vec<String> {
     let mut rest = source;
     let mut tokens = Vec::new();
@@ -10,6 +12,7 @@ pub(crate) fn lex(source: &str) -> Vec<String> {
         } else if rest.starts_with("/*") {
             comment(rest)
         } else if let Some(len) = literal(rest) {
+            tokens.extend(string(&rest[..len]));
             len
         } else if first == '\'' {
             // A lifetime: its name is no word.
@@ -99,8 +102,23 @@ fn literal(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
+/// The token of a literal, if it is a string.
+fn string(literal: &str) -> Option<String> {
+    if !literal.starts_with(['"', 'r']) {
+        return None;
+    }
+    let (_, text) = literal.split_once('"')?;
+    let text = text.rsplit_once('"').map_or(text, |(text, _)| text);
+    Some(format!("\"{text}"))
+}
+
+/// Text of a string's token.
+pub(crate) fn text_of(token: &str) -> Option<&str> {
+    token.strip_prefix('"')
+}
+
 /// What follows the bracket at `open` and its match.
-fn after_group(tokens: &[String], open: usize) -> usize {
+pub(crate) fn after_group(tokens: &[String], open: usize) -> usize {
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate().skip(open) {
         match token.as_str() {
@@ -139,15 +157,48 @@ pub(crate) fn without_tests(tokens: &[String]) -> Vec<String> {
     kept
 }
 
-fn is_attribute(tokens: &[String], at: usize) -> bool {
+pub(crate) fn is_attribute(tokens: &[String], at: usize) -> bool {
     tokens[at] == "#" && tokens.get(at + 1).is_some_and(|next| next == "[")
 }
 
-/// `cfg(…)` that names `test`, not in a `not(…)`.
+/// Whether this, up to its closing bracket, is a `cfg(…)` under which nothing but tests is
+/// compiled.
 fn is_of_tests(attribute: &[String]) -> bool {
-    let is_cfg = attribute.first().is_some_and(|word| word == "cfg");
-    let names_test = attribute.iter().any(|word| word == "test");
-    is_cfg && names_test && !attribute.iter().any(|word| word == "not")
+    match attribute {
+        [cfg, open, condition @ .., close, _] if cfg == "cfg" && open == "(" && close == ")" => {
+            holds_in_tests_only(condition)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a condition of a `cfg` implies `test`.
+fn holds_in_tests_only(condition: &[String]) -> bool {
+    match condition {
+        [word] => word == "test",
+        [all, open, arms @ .., _] if all == "all" && open == "(" => {
+            split(arms).iter().any(|arm| holds_in_tests_only(arm))
+        }
+        [any, open, arms @ .., _] if any == "any" && open == "(" => {
+            let arms = split(arms);
+            !arms.is_empty() && arms.iter().all(|arm| holds_in_tests_only(arm))
+        }
+        _ => false,
+    }
+}
+
+/// Parts between the commas that are in no further bracket.
+fn split(tokens: &[String]) -> Vec<&[String]> {
+    let mut depth = 0;
+    let parts = tokens.split(|token| {
+        match token.as_str() {
+            "(" => depth += 1,
+            ")" => depth -= 1,
+            _ => {}
+        }
+        depth == 0 && token == ","
+    });
+    parts.filter(|part| !part.is_empty()).collect()
 }
 
 /// What follows the item, field or statement at `at`.
@@ -202,13 +253,16 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_literals_say_nothing() {
+    fn comments_and_characters_are_gone_and_a_string_is_one_token() {
         assert_eq!(text("a // crate::b\n/* x /* y */ crate::z */ c"), "a c");
         assert_eq!(
             text(r#"f("crate::b \" crate::c", 'x', '\'', b'"') d"#),
-            "f ( , , , ) d"
+            "f ( \"crate::b \\\" crate::c , , , ) d"
         );
-        assert_eq!(text("r##\"crate::a\"# crate::b\"## c br\"x\" e"), "c e");
+        assert_eq!(
+            text("r##\"crate::a\"# crate::b\"## c br\"x\" e"),
+            "\"crate::a\"# crate::b c e"
+        );
         assert_eq!(
             text("fn f<'a>(x: &'a crate::A)"),
             "fn f < > ( x : & crate :: A )"
@@ -238,6 +292,24 @@ mod tests {
         );
         assert_eq!(text("#[cfg(test)] fn f<A, B>(a: A) -> B { a } c"), "c");
         assert_eq!(text("f(#[cfg(test)] crate::a) b"), "f ( ) b");
-        assert_eq!(text("#[cfg(not(test))] a"), "# [ cfg ( not ( test ) ) ] a");
+    }
+
+    #[test]
+    fn a_condition_is_of_tests_only_if_it_implies_them() {
+        for (condition, is_dropped) in [
+            ("test", true),
+            ("all(loom, test)", true),
+            ("all(test, not(feature = \"x\"))", true),
+            ("any(test, all(test, loom),)", true),
+            ("all(loom, any(test, all(shuttle, test)))", true),
+            ("not(test)", false),
+            ("any(test, feature = \"testing\")", false),
+            ("all(loom, any(test, shuttle))", false),
+            ("any()", false),
+            ("feature = \"test\"", false),
+        ] {
+            let kept = text(&format!("#[cfg({condition})] mod m; b"));
+            assert_eq!(kept == "b", is_dropped, "{condition}: {kept}");
+        }
     }
 }

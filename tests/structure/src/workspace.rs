@@ -23,12 +23,48 @@ pub struct Package {
     pub roots: Vec<PathBuf>,
     /// Those of them that `cargo test` passes over.
     pub untested: Vec<PathBuf>,
+    /// Roots of all its targets: tests, benchmarks and build scripts too.
+    pub targets: Vec<PathBuf>,
+    /// Names of its targets in `tests/`.
+    pub tests: BTreeSet<String>,
     /// Crates it is built from, ours and others.
     pub needs: BTreeSet<String>,
     /// Those that only a feature brings in.
     pub may_need: BTreeSet<String>,
     /// Those it is tested with.
     pub tested_with: BTreeSet<String>,
+    /// Its features, and what each turns on, as the manifest writes it.
+    pub features: BTreeMap<String, Vec<String>>,
+    /// The features that it turns on in crates that it is built from, `default` among them.
+    pub turns_on: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Package {
+    /// The crates that these features of it bring in, of those in `may_need`.
+    #[must_use]
+    pub fn brought_in<'a>(
+        &'a self,
+        features: impl IntoIterator<Item = &'a str>,
+    ) -> BTreeSet<&'a str> {
+        let mut open: Vec<&str> = features.into_iter().collect();
+        let (mut seen, mut found) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(feature) = open.pop() {
+            if !seen.insert(feature) {
+                continue;
+            }
+            for turned_on in self.features.get(feature).into_iter().flatten() {
+                // `dep:crate`, `crate/feature`, `crate?/feature`, or another feature.
+                match (turned_on.strip_prefix("dep:"), turned_on.split_once('/')) {
+                    (Some(name), _) => _ = found.insert(name),
+                    (None, Some((name, _))) if name.ends_with('?') => {}
+                    (None, Some((name, _))) => _ = found.insert(name),
+                    (None, None) => open.push(turned_on),
+                }
+            }
+        }
+        found.retain(|name| self.may_need.contains(*name));
+        found
+    }
 }
 
 /// Crates, and what they are built from.
@@ -127,11 +163,16 @@ fn packages(metadata: &Value, root: &Path) -> Result<BTreeMap<String, Package>> 
         let name = text(&package["name"])?.to_owned();
         let manifest = Path::new(text(&package["manifest_path"])?).strip_prefix(root)?;
         let layer = manifest.iter().next().context("a crate in a folder")?;
-        let (mut roots, mut untested) = (Vec::new(), Vec::new());
+        let [mut roots, mut untested, mut targets] = [const { Vec::new() }; 3];
+        let mut tests = BTreeSet::new();
         for target in list(&package["targets"])? {
             let kinds = list(&target["kind"])?;
+            let root: PathBuf = text(&target["src_path"])?.into();
+            targets.push(root.clone());
+            if kinds.iter().any(|kind| kind == "test") {
+                tests.insert(text(&target["name"])?.to_owned());
+            }
             if kinds.iter().any(|kind| kind == "lib" || kind == "bin") {
-                let root: PathBuf = text(&target["src_path"])?.into();
                 if target["test"] == false {
                     untested.push(root.clone());
                 }
@@ -139,23 +180,38 @@ fn packages(metadata: &Value, root: &Path) -> Result<BTreeMap<String, Package>> 
             }
         }
         let [mut needs, mut may_need, mut tested_with] = [const { BTreeSet::new() }; 3];
+        let mut turns_on: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for dependency in list(&package["dependencies"])? {
             let name = text(&dependency["name"])?.to_owned();
+            if dependency["kind"] != "dev" {
+                let on = turns_on.entry(name.clone()).or_default();
+                on.extend(words(&dependency["features"])?);
+                if dependency["uses_default_features"] == true {
+                    on.insert("default".to_owned());
+                }
+            }
             match dependency["kind"].as_str() {
                 Some("dev") => tested_with.insert(name),
                 _ if dependency["optional"] == true => may_need.insert(name),
                 _ => needs.insert(name),
             };
         }
+        let features = package["features"].as_object();
+        let features = features.context("features in Cargo's answer")?.iter();
+        let features = features.map(|(name, on)| Ok((name.clone(), words(on)?)));
         let package = Package {
             name: name.clone(),
             layer: layer.to_string_lossy().into_owned(),
             folder: root.join(manifest).with_file_name(""),
             roots,
             untested,
+            targets,
+            tests,
             needs,
             may_need,
             tested_with,
+            features: features.collect::<Result<_>>()?,
+            turns_on,
         };
         packages.insert(name, package);
     }
@@ -191,6 +247,50 @@ fn list(value: &Value) -> Result<&Vec<Value>> {
     value.as_array().context("a list in Cargo's answer")
 }
 
+fn words(value: &Value) -> Result<Vec<String>> {
+    let words = list(value)?.iter();
+    words.map(|word| text(word).map(str::to_owned)).collect()
+}
+
 fn text(value: &Value) -> Result<&str> {
     value.as_str().context("a word in Cargo's answer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_bring_in_what_they_turn_on_however_it_is_written() {
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        let package = Package {
+            may_need: BTreeSet::from(["a", "b", "c", "d"].map(str::to_owned)),
+            features: BTreeMap::from([
+                ("by-name".to_owned(), words(&["dep:a"])),
+                ("by-feature".to_owned(), words(&["b/x", "c?/x", "always/x"])),
+                (
+                    "by-both".to_owned(),
+                    words(&["by-name", "by-feature", "by-both"]),
+                ),
+                ("d".to_owned(), words(&["dep:d"])),
+                ("none".to_owned(), vec![]),
+            ]),
+            ..Package::default()
+        };
+        for (feature, brought_in) in [
+            ("by-name", &["a"][..]),
+            ("by-feature", &["b"]),
+            ("by-both", &["a", "b"]),
+            ("d", &["d"]),
+            ("none", &[]),
+            ("unknown", &[]),
+        ] {
+            let found = package.brought_in([feature]);
+            assert_eq!(
+                found.into_iter().collect::<Vec<_>>(),
+                brought_in,
+                "{feature}"
+            );
+        }
+    }
 }

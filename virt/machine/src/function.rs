@@ -72,7 +72,7 @@ pub struct Effects<C> {
 
 impl<C> Effects<C> {
     /// Makes the empty list of function number `number`, whose requester is `source`.
-    pub fn new(number: usize, source: SourceId) -> Self {
+    pub(crate) fn new(number: usize, source: SourceId) -> Self {
         Self {
             commands: Vec::new(),
             messages: Vec::new(),
@@ -139,7 +139,7 @@ impl<'a, I, M, C> Cx<'a, I, M, C> {
     /// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose
     /// effects these are.
     #[inline]
-    pub fn new(
+    pub(crate) fn new(
         unit: &'a mut I,
         bypass: &'a mut NoIommu,
         mem: &'a M,

@@ -31,6 +31,8 @@ mod interrupts;
 pub mod owner;
 pub mod port;
 pub mod request;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod unit;
 
 pub use function::{

@@ -34,8 +34,8 @@
 //!
 //! Checked by a loom model of the sleeping protocol (`src/park/tests/model.rs`; its mutants are in
 //! `tests/mutants`; run with `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release
-//! model`), by forced sleeps with real descriptors (`tests/forced_sleep.rs`), by property tests of
-//! the scheduler (`src/drr/tests.rs`) and a simulator of the idle policy
+//! model`), by forced sleeps with real descriptors (`tests/threads/forced_sleep.rs`), by property
+//! tests of the scheduler (`src/drr/tests.rs`) and a simulator of the idle policy
 //! (`src/idle/tests/price.rs`).
 //!
 //! Left out: NUMA beyond pinning (memory stays where its owner put it).

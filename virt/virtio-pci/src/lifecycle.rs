@@ -7,7 +7,12 @@
 //! Live ┬─ Bus Master off ─▶ Draining(Pause) ─▶ Drained(Pause) ─ Bus Master on ─▶ Live
 //!      ├─ Status = 0 ─────▶ Draining(Reset) ─▶ Drained(Reset) ─ reset ─▶ Inactive
 //!      └─ end ────────────▶ Draining(End) ───▶ Drained(End) ─── reset ─▶ Ended
+//! Draining(Pause) ─ Bus Master on ─▶ Live
+//! Draining(r), Drained(r) ┬─ another stop, for s ────────▶ Draining(the greater of r and s)
+//!                         └─ any other change of Bus Master ─▶ Draining(r)
 //! ```
+//! So Drained(End) drains again at Status = 0, which waits for its reset, and at a change of Bus
+//! Master, whose write is answered by a poll too: what is in flight is re-checked by one rule.
 //!
 //! | stop | asked for by | drained once |
 //! |---|---|---|
@@ -15,9 +20,8 @@
 //! | Reset | Status = 0, which reads 0 when no queue is used any more (Virtio 1.2, §2.4.1) | nothing is in flight |
 //! | End | the machine's end, or removal; for good | nothing is in flight |
 //!
-//! A stop that is asked for while another one lasts, or has drained, makes the two one, for the
-//! reason further down in this table; the next poll re-checks what is in flight. Bus Master on ends
-//! a pause only. A reset is completed after the end too: the driver waits for it (§4.1.4.3.2).
+//! Of two reasons the greater one is further down in this table. Bus Master on ends a pause only. A
+//! reset is completed after the end too: the driver waits for it (§4.1.4.3.2).
 //!
 //! Left out: the registers. `CommonConfig` knows that a reset was asked for, also of a device that
 //! was never activated: the next poll resets its registers, and changes no state here.

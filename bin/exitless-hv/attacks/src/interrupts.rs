@@ -12,11 +12,7 @@ use bare::{apic, processor::cpuid};
 
 use crate::{end, print, time};
 
-global_asm!(
-    include_str!("../../bare/src/stubs.s"),
-    include_str!("stubs.s"),
-    options(att_syntax)
-);
+global_asm!(bare::stubs!(), include_str!("stubs.s"), options(att_syntax));
 
 /// The vectors that the hypervisor delivers directly, low to high.
 pub const LOW: u8 = 0x31;

@@ -1,6 +1,6 @@
 # The way into interrupts.rs, once for each vector of each of the two tables (numbers 256 and up are the thief's).
 #
-# bare's stubs.s has what each leaves on the stack.
+# bare's stubs.rs has what each leaves on the stack.
 .text
 .balign 16
 .global attacks_stubs

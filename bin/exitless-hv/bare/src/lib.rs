@@ -16,6 +16,7 @@ pub mod pci;
 pub mod pic;
 pub mod port;
 pub mod processor;
+mod stubs;
 pub mod text;
 
 use core::arch::global_asm;

@@ -135,7 +135,7 @@ impl Interrupts {
     }
 
     /// Hands acknowledged interrupts to the mode machine, and ends those that it says.
-    pub fn took(&mut self, taken: &[Taken], real: VectorSet, counts: &mut Measurement) {
+    pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &mut Measurement) {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         self.core.took(taken, real, |vector, Handed { eois, to }| {
             (0..eois).for_each(|_| apic::eoi());

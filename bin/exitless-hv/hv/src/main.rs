@@ -54,11 +54,7 @@ use crate::options::Options;
 use crate::pages::Pages;
 use crate::vm::Vm;
 
-global_asm!(
-    include_str!("../../bare/src/stubs.s"),
-    include_str!("run.s"),
-    options(att_syntax)
-);
+global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
 static mut PAGES: Pages = Pages::ZERO;
 

@@ -14,7 +14,7 @@ use crate::vmcb::{self, FLAG_INTERRUPTS, FLAG_TRAP, Vmcb, intercept};
 
 /// Access for which a protection is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Protected {
     /// SIDT, or LIDT.
     Table(bool),
     /// A write to the page of the interrupt descriptor table.
@@ -57,7 +57,7 @@ impl Intercepts {
 pub struct SingleStep {
     intercepts: Intercepts,
     /// The access, and the guest's flags.
-    under_way: Option<(What, u64)>,
+    under_way: Option<(Protected, u64)>,
 }
 
 impl SingleStep {
@@ -80,10 +80,10 @@ impl SingleStep {
     }
 
     /// Begins a step. The one before has been finished.
-    pub fn begin(&mut self, vmcb: &mut Vmcb, what: What) {
+    pub fn begin(&mut self, vmcb: &mut Vmcb, access: Protected) {
         const ALL: u32 = u32::MAX;
         let flags = vmcb.get(vmcb::RFLAGS);
-        self.under_way = Some((what, flags));
+        self.under_way = Some((access, flags));
         vmcb.set(vmcb::RFLAGS, flags & !FLAG_INTERRUPTS | FLAG_TRAP);
         // Behind a load of SS the trap would come one instruction later.
         vmcb.set(vmcb::SHADOW, 0);
@@ -93,15 +93,15 @@ impl SingleStep {
     }
 
     /// Finishes the step under way. Returns the access, whose page the caller protects again.
-    pub fn finish(&mut self, vmcb: &mut Vmcb) -> Option<What> {
+    pub fn finish(&mut self, vmcb: &mut Vmcb) -> Option<Protected> {
         const KEPT: u64 = FLAG_INTERRUPTS | FLAG_TRAP;
         const DEBUG_STATUS_STEP: u64 = 1 << 14;
-        let (what, own) = self.under_way.take()?;
+        let (access, own) = self.under_way.take()?;
         let flags = vmcb.get(vmcb::RFLAGS) & !KEPT | own & KEPT;
         vmcb.set(vmcb::RFLAGS, flags);
         let status = vmcb.get(vmcb::DR6) & !DEBUG_STATUS_STEP;
         vmcb.set(vmcb::DR6, status);
         self.intercepts.restore(vmcb);
-        Some(what)
+        Some(access)
     }
 }

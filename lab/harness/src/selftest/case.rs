@@ -13,7 +13,8 @@ pub struct Case {
     pub name: String,
     /// It measures time: nothing else is to run meanwhile.
     pub is_alone: bool,
-    /// The oldest series of the host's kernel that has what it needs, if the distribution's has not.
+    /// The oldest series of the host's kernel that has what it needs, if the distribution's has
+    /// not.
     pub needs: Option<Version>,
     run: Run,
 }

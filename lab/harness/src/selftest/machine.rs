@@ -10,7 +10,7 @@ pub(super) const MIB: usize = 1 << 20;
 /// Seed of the disk's content.
 pub(super) const SEED: u64 = 21;
 
-/// What a guest with an IOMMU boots on.
+/// Machine of a guest with an IOMMU.
 #[derive(Clone, Copy)]
 pub(super) struct Machine {
     mode: Mode,
@@ -45,7 +45,8 @@ impl Machine {
 
     /// A guest that first says what it sees of its machine, then runs `script`.
     pub(super) fn guest(self, script: &str) -> Guest {
-        // The kernel's log has its command line, and so this script: the pattern does not match itself.
+        // The kernel's log has its command line, and so this script: the pattern does not match
+        // itself.
         let script = format!(
             "nproc && dmesg | grep -E 'DMA[R]:|iomm[u]:' && echo {} && {script}",
             Self::SEEN

@@ -451,7 +451,8 @@ mod tests {
     /// Renamed cases, found an hour into a soak otherwise.
     #[test]
     fn what_the_soak_selects_by_name_is_there() {
-        let script = include_str!("../../../../scripts/soak.sh");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/soak.sh");
+        let script = fs::read_to_string(script).expect("the script is there");
         let selections = script.split("--only '").skip(1);
         let selections: Vec<_> = selections
             .filter_map(|rest| rest.split('\'').next())

@@ -4,7 +4,8 @@ use alloc::sync::Arc;
 
 use crate::reuse::{OptimisticCache, SharingTable};
 
-/// What finds mappings again. An enumeration, so that the calls for each mapping are inlined.
+/// Way in which mappings are found again. An enumeration, so that the calls for each mapping are
+/// inlined.
 #[derive(Default)]
 #[expect(
     clippy::large_enum_variant,
@@ -15,6 +16,7 @@ pub(super) enum Cache {
     #[default]
     Never,
     Shared(Arc<SharingTable>),
-    /// This core's idle mappings. Each stays pinned, so that the allocator refuses to have it unmapped again, by any core.
+    /// This core's idle mappings. Each stays pinned, so that the allocator refuses to have it
+    /// unmapped again, by any core.
     Idle(OptimisticCache),
 }

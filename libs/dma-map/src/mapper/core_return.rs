@@ -42,7 +42,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             cache.sweep(|pinned| self.alloc.free_pinned(pinned));
         }
         if self.shared.has_orphans.load(Ordering::Relaxed) {
-            self.adopt_orphans();
+            self.free_abandoned();
         }
         let line = &self.line;
         if line.flusher.is_asked.load(Ordering::Relaxed) {

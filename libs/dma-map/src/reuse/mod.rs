@@ -35,10 +35,11 @@ use alloc::vec::Vec;
 
 use iova::IovaRange;
 
-/// By which part of the residency the owner lets its mappings go earlier than others take them: a quarter, which is more
-/// than two ticks. Who looks from outside then finds nothing due in the cache of a core that runs, and leaves its lines
-/// alone; with one time for both, each tick would fetch all that the owner has written since the last.
-const EARLIER: u64 = 4;
+/// Part of the residency by which the owner releases its mappings before other cores expire them: a
+/// quarter, which is more than two ticks. So a scan by another core finds nothing due in the cache
+/// of a core that runs, and leaves its lines alone; with one time for both, each tick would fetch
+/// all that the owner has written since the last.
+const OWNER_LEAD: u64 = 4;
 
 /// Whether a call that fills a batch found everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,7 +36,7 @@ use iova::{IovaRange, Pinned};
 use super::key::PackedRange;
 use super::slab::Slab;
 use super::slots::{Found, SlotMap};
-use super::{Batch, EARLIER, Key, Progress};
+use super::{Batch, Key, OWNER_LEAD, Progress};
 use crate::risk::Counts;
 
 /// Most mappings that are evicted together. More would empty the cache for a burst, fewer share the price of an
@@ -252,7 +252,7 @@ impl<P> OptimisticCache<P> {
 
 /// When the owner lets a mapping go of which others take what is idle for `residency_ns`.
 pub fn owners(residency_ns: u64) -> u64 {
-    residency_ns - residency_ns / EARLIER
+    residency_ns - residency_ns / OWNER_LEAD
 }
 
 /// How many go together where `quota` are kept: an eighth, at least 1.

@@ -31,7 +31,7 @@ use iova::IovaRange;
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 use super::key::PackedRange;
-use super::{Batch, EARLIER, Expired, Progress};
+use super::{Batch, Expired, OWNER_LEAD, Progress};
 use crate::risk::{Counts, Windows};
 
 /// Of a new slot too.
@@ -195,7 +195,7 @@ impl Slab {
     fn last_due(&self, now_ns: u64) -> Option<u64> {
         let last_ns = now_ns.checked_sub(self.residency_ns)?;
         // The owner's own time comes earlier.
-        (now_ns >= self.due().saturating_add(self.residency_ns / EARLIER)).then_some(last_ns)
+        (now_ns >= self.due().saturating_add(self.residency_ns / OWNER_LEAD)).then_some(last_ns)
     }
 
     /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and none has come since.

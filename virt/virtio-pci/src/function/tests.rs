@@ -9,6 +9,7 @@ mod transitions;
 
 use fake_mem::ArrayMem;
 use guest_mem::{Dma, Gpa, NoIommu};
+use machine::testing;
 use vio::{ActivateError, DeviceStats, QueueConfig};
 
 use super::*;
@@ -213,7 +214,7 @@ impl World {
     fn new() -> Self {
         Self {
             function: VirtioFunction::new(SOURCE, Recorder::default()),
-            effects: Effects::new(0, SOURCE),
+            effects: testing::effects(0, SOURCE),
             iommu: NoIommu::new(1),
             bypass: NoIommu::new(1),
             mem: ArrayMem::new(4096),
@@ -237,7 +238,7 @@ impl World {
         &mut self,
         call: impl FnOnce(&mut VirtioFunction<Recorder>, &mut Cx<'_, NoIommu, ArrayMem, ()>) -> R,
     ) -> R {
-        let mut cx = Cx::new(
+        let mut cx = testing::lent(
             &mut self.iommu,
             &mut self.bypass,
             &self.mem,

@@ -27,7 +27,8 @@ impl Vm {
         let (taken, real) = host::window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
         let cause = self.interrupts.cause(first);
-        self.interrupts.took(taken, real, &mut self.measurement);
+        self.interrupts
+            .acknowledge(taken, real, &mut self.measurement);
         cause
     }
 
@@ -109,7 +110,7 @@ impl Vm {
                 let cause = self.interrupts.cause(Some(vector));
                 let (taken, real) = host::taken(vector);
                 let counts = &mut self.measurement;
-                self.interrupts.took(&[taken], real, counts);
+                self.interrupts.acknowledge(&[taken], real, counts);
                 (kind, cause)
             }
             Reflection::Software(injection) => {
@@ -136,8 +137,8 @@ impl Vm {
         }
     }
 
-    /// What was done before the defences were there (`defend=off`): INT instructions and the
-    /// guest's own absent gates taken for interrupts.
+    /// Takes INT instructions and the guest's own absent gates for interrupts, as was done before
+    /// the defences were there (`defend=off`).
     pub(super) fn undefended(
         &mut self,
         fault: Fault,
@@ -192,8 +193,8 @@ impl Vm {
         event::software_len(&code[..len]).map(u64::from)
     }
 
-    /// What is really in service must be the guest's, or owed; it, as it is when the guest is
-    /// entered next.
+    /// Checks that the vectors really in service are the guest's, or owed, and returns them as they
+    /// are when the guest is entered next.
     pub(super) fn audit(&mut self) -> VectorSet {
         let real = host::in_service();
         if !self.options.defend || real.is_empty() {

@@ -9,7 +9,7 @@ use crate::host;
 use crate::lapic::{LvtEntry, SPURIOUS_ON, SPURIOUS_VECTOR};
 use crate::report::{Cause, Kind};
 
-/// What a read gives (`None`: #GP), and how the exit is counted.
+/// Value that a read gives (`None`: #GP), and how the exit is counted.
 type Outcome = (Option<u64>, Kind, Cause);
 
 impl Vm {
@@ -124,7 +124,7 @@ impl Vm {
         unsafe { apic::write(apic::SPURIOUS, SPURIOUS_ON | vector) }
     }
 
-    /// What firmware left is looked at like what the guest writes: LINT1 is an NMI, mostly.
+    /// Checks what firmware left like what the guest writes: LINT1 is an NMI, mostly.
     pub(super) fn adopt_lvts(&mut self) {
         for entry in LvtEntry::all() {
             let value = self.interrupts.lapic().lvt(entry);

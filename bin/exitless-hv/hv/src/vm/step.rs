@@ -9,36 +9,37 @@ use crate::log::Hex;
 use crate::memory::PAGE;
 use crate::nested::Access;
 use crate::report::{Cause, Kind};
-use crate::single_step::What;
+use crate::single_step::Protected;
 use crate::vmcb::{self, intercept, interrupts};
 
 impl Vm {
-    fn start(&mut self, what: What) {
+    fn start(&mut self, access: Protected) {
         // One that met no trap, since its instruction gave the flag up, ends now.
         self.finish_step();
-        self.step.begin(&mut self.pages.vmcb, what);
+        self.step.begin(&mut self.pages.vmcb, access);
     }
 
     /// Ends the step under way, if there is one: its page is protected again.
-    fn finish_step(&mut self) -> Option<What> {
-        let what = self.step.finish(&mut self.pages.vmcb)?;
-        self.protect(what);
-        Some(what)
+    fn finish_step(&mut self) -> Option<Protected> {
+        let access = self.step.finish(&mut self.pages.vmcb)?;
+        self.protect(access);
+        Some(access)
     }
 
     /// The instruction has run.
     pub(super) fn end_step(&mut self) -> (Kind, Cause) {
         match self.finish_step() {
-            Some(What::Table(true)) => self.table_loaded(),
-            Some(What::Cr0) => self.engage(),
-            Some(What::Gate(_)) => self.show_all(),
-            Some(What::Message) => self.messages_written(),
-            Some(What::IoApic(offset, true)) => self.io_apic_written(offset),
-            Some(What::Cr8(true)) => {
+            Some(Protected::Table(true)) => self.table_loaded(),
+            Some(Protected::Cr0) => self.engage(),
+            Some(Protected::Gate(_)) => self.show_all(),
+            Some(Protected::Message) => self.messages_written(),
+            Some(Protected::IoApic(offset, true)) => self.io_apic_written(offset),
+            Some(Protected::Cr8(true)) => {
                 let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
                 self.set_task_priority((class << 4) as u8);
             }
-            Some(What::Table(false) | What::Cr8(false) | What::IoApic(_, false)) | None => {}
+            Some(Protected::Table(false) | Protected::Cr8(false) | Protected::IoApic(_, false))
+            | None => {}
         }
         (Kind::Step, Cause::Guest)
     }
@@ -49,8 +50,8 @@ impl Vm {
         let number = (code - 0x40) as u8;
         // The instruction may have run, and the exception be the next one's.
         match self.finish_step() {
-            Some(What::Table(true)) => self.table_loaded(),
-            Some(What::Cr0) => self.engage(),
+            Some(Protected::Table(true)) => self.table_loaded(),
+            Some(Protected::Cr0) => self.engage(),
             _ => {}
         }
         let has_code = matches!(number, 8 | 10..=14 | 17 | 21 | 29 | 30);
@@ -72,26 +73,26 @@ impl Vm {
     }
 
     /// Puts the page back under protection.
-    fn protect(&mut self, what: What) {
-        match what {
-            What::Gate(page) => {
+    fn protect(&mut self, access: Protected) {
+        match access {
+            Protected::Gate(page) => {
                 let shadow = self.pages.shadow.address();
                 if self.table.is_at(page) {
                     self.map(page, shadow, Access::Read);
                 }
             }
-            What::Message => {
+            Protected::Message => {
                 let copy = self.pages.messages.address();
                 if let Some(page) = self.chips.msix().map(|msix| msix.page) {
                     self.map(page, copy, Access::Read);
                 }
             }
-            What::IoApic(..) => {
+            Protected::IoApic(..) => {
                 if let Some(page) = self.chips.io_apic_page() {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            What::Table(_) | What::Cr8(_) | What::Cr0 => {}
+            Protected::Table(_) | Protected::Cr8(_) | Protected::Cr0 => {}
         }
     }
 
@@ -107,7 +108,7 @@ impl Vm {
             let limit = self.table.limit();
             self.pages.vmcb.set(vmcb::IDTR_LIMIT, limit);
         }
-        self.start(What::Table(is_load));
+        self.start(Protected::Table(is_load));
         Cause::Guest
     }
 
@@ -116,7 +117,7 @@ impl Vm {
         self.pages
             .vmcb
             .put(vmcb::INTERCEPTS, intercept::CR0_WRITE, false);
-        self.start(What::Cr0);
+        self.start(Protected::Cr0);
         Cause::Guest
     }
 
@@ -129,7 +130,7 @@ impl Vm {
             .put(vmcb::INTERRUPTS, interrupts::TPR, false);
         self.pages.vmcb.put(vmcb::INTERRUPTS, class, true);
         self.pages.vmcb.put(vmcb::CR, intercept::CR8, false);
-        self.start(What::Cr8(is_write));
+        self.start(Protected::Cr8(is_write));
         Cause::Guest
     }
 
@@ -158,17 +159,17 @@ impl Vm {
         }
         if self.table.is_at(page) {
             self.map(page, page, Access::All);
-            self.start(What::Gate(page));
+            self.start(Protected::Gate(page));
         } else if self.chips.msix().is_some_and(|msix| msix.page == page) {
             let copy = self.pages.messages.address();
             self.map(page, copy, Access::All);
-            self.start(What::Message);
+            self.start(Protected::Message);
         } else if self.chips.io_apic_page() == Some(page) {
             let offset = address - page;
             self.show_io_apic();
             let scratch = self.pages.scratch.address();
             self.map(page, scratch, Access::All);
-            self.start(What::IoApic(offset, is_write));
+            self.start(Protected::IoApic(offset, is_write));
         } else {
             // The hypervisor's own memory. There is nothing for the guest.
             self.refuse("an access outside of the guest's memory", &Hex(address));

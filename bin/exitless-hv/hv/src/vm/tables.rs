@@ -52,8 +52,8 @@ impl Vm {
         self.engage();
     }
 
-    /// What is assigned now: the device's vectors, those of the command line, and the timer's if it
-    /// is the guest's own.
+    /// Assigns the device's vectors, those of the command line, and the timer's if it is the
+    /// guest's own.
     pub(super) fn assigned_changed(&mut self) {
         let mut assigned = self.options.assign;
         if self.options.mode.ways().delivery {

@@ -1,0 +1,23 @@
+//! What an owner lends to a function, made without an owner: for unit tests of functions.
+
+use guest_mem::{NoIommu, SourceId};
+
+use crate::{Cx, Effects};
+
+/// Makes the empty list of function number `number`, whose requester is `source`.
+#[must_use]
+pub fn effects<C>(number: usize, source: SourceId) -> Effects<C> {
+    Effects::new(number, source)
+}
+
+/// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose effects
+/// these are.
+pub fn lent<'a, I, M, C>(
+    unit: &'a mut I,
+    bypass: &'a mut NoIommu,
+    mem: &'a M,
+    now: u64,
+    effects: &'a mut Effects<C>,
+) -> Cx<'a, I, M, C> {
+    Cx::new(unit, bypass, mem, now, effects)
+}
