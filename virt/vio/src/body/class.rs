@@ -1,33 +1,40 @@
 //! The part of a virtio device that its section of the specification describes, and no more; all
 //! else is the body's, which devices share.
 //!
-//! [`Device`](crate::Device) owns what every device has, and calls a [`DeviceClass`] in this order,
-//! once a visit:
+//! [`Device`](crate::Device) owns what every device has, and calls a [`DeviceClass`] in this order
+//! in each visit:
 //!
 //! ```text
-//! for each queue: go_on ─▶ for each queue: may_take, serve, serve, … ─▶ complete
-//!                          ─▶ for each queue: finish, finish, … ─▶ publish
+//! for each queue: [publish] ─▶ go_on          publish: answers are staged
+//! for each queue: may_take ─▶ serve, serve, …          ─▶ finish, finish, …
+//! complete                                             ─▶ what is staged is shown
+//! for each queue: publish
 //! ```
 //!
-//! A queue whose ring is parked when its turn comes has neither `serve` nor `finish` called:
-//! whatever answers a [`RingStop`] has parked the ring, and is repeated from its beginning when the
-//! ring goes on. The queue that comes first is another one in each visit.
+//! `[publish]` happens for a queue of which something is left from an earlier visit. So `finish` is
+//! called up to twice a visit for a queue, before its `go_on` and at the end. It is also called
+//! outside a visit, by [`stop_queue`](crate::Device::stop_queue), for the queue that stops, also of
+//! a device that needs a reset. `complete` is called once a visit, whatever the service is.
 //!
-//! A class never raises an interrupt, publishes, arms a ring or looks at the service: it takes
-//! chains ([`ServedQueue::take`]), reads and writes buffers through the view of memory of its
-//! [`Context`], and gives tokens back ([`ServedQueue::stage`]). What a class answers is checked
-//! against what its chain has room for.
+//! A queue whose ring is parked when its turn comes has none of `go_on`, `serve` and `finish`
+//! called: an error that is a [`RingStop`] has parked the ring, and the step is repeated from its
+//! beginning when the ring goes on. The queue that comes first is another one in each visit.
+//!
+//! A class takes chains ([`ServedQueue::take`]), reads and writes buffers through the view of
+//! memory of its [`Context`], and gives tokens back ([`ServedQueue::stage`], or
+//! [`ServedQueue::answer`], after which the body stages). It has no access to interrupts, the
+//! service, and of a ring to publishing and arming. The length of each answer is checked against
+//! the room of its chain.
 
-use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use guest_mem::{Access, Dma, KeepAlive, Stop, Ticket, Wanted};
+use guest_mem::{Access, Dma, KeepAlive, Ticket};
 
+use super::served::ServedQueue;
 use crate::device::{Activity, CancelReason, DeviceStats, Interrupt};
-use crate::ring::following::Following;
-use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation, wait_for_all};
+use crate::ring::{Ahead, Chain, RingStop, Violation};
 use crate::saved::SavedState;
 use crate::visit::Visit;
 
@@ -41,9 +48,9 @@ pub trait Environment {
 }
 
 /// The environment made of a view of memory and of interrupts.
-pub(crate) struct Lent<D, I>(PhantomData<(D, I)>);
+pub(super) struct OwnerEnvironment<D, I>(PhantomData<(D, I)>);
 
-impl<D: Dma, I: Interrupt> Environment for Lent<D, I> {
+impl<D: Dma, I: Interrupt> Environment for OwnerEnvironment<D, I> {
     type Dma = D;
     type Interrupt = I;
 }
@@ -52,16 +59,17 @@ impl<D: Dma, I: Interrupt> Environment for Lent<D, I> {
 pub struct Context<'a, E: Environment> {
     /// The device's view of guest memory.
     pub dma: &'a mut E::Dma,
-    pub(crate) irq: &'a mut E::Interrupt,
+    pub(super) irq: &'a mut E::Interrupt,
     /// Budget of the visit; each piece of work is charged to it.
     pub visit: &'a mut Visit,
     /// The device's counters; those of rings, doorbells and interrupts are counted by the body.
     pub stats: &'a mut DeviceStats,
-    pub(crate) violation: Option<Violation>,
+    /// Reason for a reset that a hook has reported and the body has not collected.
+    pub(super) violation: Option<Violation>,
 }
 
 impl<'a, E: Environment> Context<'a, E> {
-    pub(crate) fn new(
+    pub(super) fn new(
         dma: &'a mut E::Dma,
         irq: &'a mut E::Interrupt,
         visit: &'a mut Visit,
@@ -98,105 +106,6 @@ impl<'a, E: Environment> Context<'a, E> {
     }
 }
 
-/// One queue of a device that has begun: its ring, and what its class keeps of it.
-pub struct ServedQueue<Q> {
-    /// The ring.
-    pub ring: Ring,
-    /// State of the class.
-    pub own: Q,
-    /// Chains are taken from it.
-    pub(crate) is_enabled: bool,
-    /// Whether its ring was not parked when the last visit came to it.
-    pub(crate) runs: bool,
-    /// Answered and not staged yet, with the bytes written: several, where one stands for all or
-    /// none.
-    ended: VecDeque<(Token, u32)>,
-    /// Chains behind one that waits.
-    pub(crate) following: Following,
-}
-
-impl<Q> ServedQueue<Q> {
-    pub(crate) fn new(ring: Ring, own: Q, lookahead: usize) -> Self {
-        Self {
-            ring,
-            own,
-            is_enabled: true,
-            runs: false,
-            ended: VecDeque::new(),
-            following: Following::new(lookahead),
-        }
-    }
-
-    /// Queue number.
-    #[inline]
-    pub fn index(&self) -> u16 {
-        self.ring.index()
-    }
-
-    /// Consumes `chain`, the first not consumed: its request runs from now on, and gives the token
-    /// back by [`stage`](Self::stage).
-    #[inline]
-    pub fn take(&mut self, chain: &Chain) -> Token {
-        self.following.advance();
-        self.ring.advance(chain)
-    }
-
-    /// Consumes `chain`, into which `len` bytes were written: it is over, and staged by
-    /// [`finish`](DeviceClass::finish) or [`stage_answers`](Self::stage_answers), whichever comes
-    /// first.
-    pub fn answer(&mut self, chain: &Chain, len: u32) {
-        let token = self.take(chain);
-        self.ended.push_back((token, len));
-    }
-
-    /// The request of `token` is over, with `len` bytes written. After an error it was not staged:
-    /// give the token again.
-    ///
-    /// More bytes than its chain has room for are a mistake of the class: an assertion in debug
-    /// builds, a device that needs a reset in others.
-    #[inline]
-    pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
-        self.ring.stage(dma, token, len)
-    }
-
-    /// Parks the queue for `stop`, met by an access to one of the buffers in `ranges`, which are
-    /// all asked for if that one is absent. Returns the stop.
-    #[cold]
-    pub fn wait_for<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        stop: Stop,
-        ranges: impl Iterator<Item = Wanted>,
-    ) -> RingStop {
-        self.ring.park(wait_for_all(dma, stop, ranges).into())
-    }
-
-    /// Stages what was [answered](Self::answer).
-    pub fn stage_answers<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
-        while let Some(&(token, len)) = self.ended.front() {
-            self.stage(dma, token, len)?;
-            self.ended.pop_front();
-        }
-        Ok(())
-    }
-
-    /// Whether what is staged may be shown: not while a part of an answer is missing, nor while the
-    /// ring itself faults, which would only be recorded again.
-    pub(crate) fn may_show(&self) -> bool {
-        self.ring.staged() != 0 && self.ended.is_empty() && !self.ring.is_faulted()
-    }
-
-    /// Whether something has ended that the driver has not been shown.
-    pub(crate) fn has_unshown(&self) -> bool {
-        self.ring.staged() != 0 || !self.ended.is_empty()
-    }
-
-    /// Whether chains may be taken, as far as the queue itself goes.
-    pub(crate) fn is_open(&self) -> bool {
-        self.is_enabled && self.ring.parked().is_none()
-    }
-}
-
 /// Outcome of one step of a class. A stop has parked the queue.
 pub type Step = Result<Activity, RingStop>;
 
@@ -205,6 +114,8 @@ pub type Step = Result<Activity, RingStop>;
 pub trait DeviceClass: Sized {
     /// Device type number (virtio 1.2 §5).
     const TYPE: u16;
+    /// Number of the queue that the first visit after a start serves first.
+    const FIRST: u16 = 0;
     /// State of each queue.
     type Queue;
     /// Saved state, besides what all devices have.
@@ -288,13 +199,13 @@ pub trait DeviceClass: Sized {
         Activity::Idle
     }
 
-    /// Stages what has ended. `Busy`: there may be more.
+    /// Stages what has ended, besides the [answers](ServedQueue::answer), which the body has staged
+    /// before. `Busy`: there may be more.
     fn finish<E: Environment>(
         &mut self,
-        queue: &mut ServedQueue<Self::Queue>,
-        cx: &mut Context<'_, E>,
+        _queue: &mut ServedQueue<Self::Queue>,
+        _cx: &mut Context<'_, E>,
     ) -> Step {
-        queue.stage_answers(cx.dma)?;
         Ok(Activity::Idle)
     }
 
@@ -303,7 +214,8 @@ pub trait DeviceClass: Sized {
         false
     }
 
-    /// Whether [`go_on`](Self::go_on) or [`finish`](Self::finish) would do something.
+    /// Whether [`go_on`](Self::go_on) or [`finish`](Self::finish) would do something besides
+    /// staging answers.
     fn has_taken<D: Dma>(&self, _queue: &ServedQueue<Self::Queue>, _dma: &D) -> bool {
         false
     }
@@ -316,7 +228,7 @@ pub trait DeviceClass: Sized {
         dma: &mut D,
         _now_ns: u64,
     ) -> Result<bool, RingStop> {
-        queue.ring.has_available(dma)
+        queue.has_available(dma)
     }
 
     /// Whether a chain in `queue` is work by itself; buffers for what has not come are not.
@@ -377,5 +289,194 @@ pub trait DeviceClass: Sized {
     /// The file behind the device, if there is one, for messages.
     fn path(&self) -> Option<PathBuf> {
         None
+    }
+}
+
+/// The items of a class that wraps one of type `$class`, in its field `class`, and differs from it
+/// in what its hooks with a [`Context`] see: all others go to that class. `reset` and those with a
+/// context (`go_on`, `serve`, `complete`, `finish`) are left to the wrapper.
+#[macro_export]
+macro_rules! forward_class {
+    ($class:ty) => {
+        const TYPE: u16 = <$class as $crate::DeviceClass>::TYPE;
+        const FIRST: u16 = <$class as $crate::DeviceClass>::FIRST;
+        type Queue = <$class as $crate::DeviceClass>::Queue;
+        type Saved = <$class as $crate::DeviceClass>::Saved;
+
+        fn features(&self) -> u64 {
+            self.class.features()
+        }
+
+        fn queue_sizes(&self) -> &[u16] {
+            self.class.queue_sizes()
+        }
+
+        fn read_config(&self, offset: u64, out: &mut [u8]) {
+            self.class.read_config(offset, out);
+        }
+
+        fn write_config(&mut self, offset: u64, data: &[u8]) {
+            self.class.write_config(offset, data);
+        }
+
+        fn config_generation(&self) -> u8 {
+            self.class.config_generation()
+        }
+
+        fn queue(&self, index: u16, features: u64) -> Option<Self::Queue> {
+            self.class.queue(index, features)
+        }
+
+        fn lookahead(&self, index: u16) -> usize {
+            self.class.lookahead(index)
+        }
+
+        fn begin(&mut self, features: u64, keep: guest_mem::KeepAlive) -> bool {
+            self.class.begin(features, keep)
+        }
+
+        fn forget(&mut self, index: u16, queue: Self::Queue) {
+            self.class.forget(index, queue);
+        }
+
+        fn save(&self) -> Self::Saved {
+            self.class.save()
+        }
+
+        fn may_take<D: guest_mem::Dma>(
+            &self,
+            queue: &$crate::ServedQueue<Self::Queue>,
+            dma: &D,
+        ) -> bool {
+            self.class.may_take(queue, dma)
+        }
+
+        fn ask_ahead<D: guest_mem::Dma>(
+            &self,
+            dma: &mut D,
+            chain: &$crate::ring::Chain,
+        ) -> guest_mem::Access<()> {
+            self.class.ask_ahead(dma, chain)
+        }
+
+        fn has_completions(&mut self) -> bool {
+            self.class.has_completions()
+        }
+
+        fn has_taken<D: guest_mem::Dma>(
+            &self,
+            queue: &$crate::ServedQueue<Self::Queue>,
+            dma: &D,
+        ) -> bool {
+            self.class.has_taken(queue, dma)
+        }
+
+        fn has_work<D: guest_mem::Dma>(
+            &mut self,
+            queue: &mut $crate::ServedQueue<Self::Queue>,
+            dma: &mut D,
+            now_ns: u64,
+        ) -> Result<bool, $crate::ring::RingStop> {
+            self.class.has_work(queue, dma, now_ns)
+        }
+
+        fn is_due(&mut self, queue: &$crate::ServedQueue<Self::Queue>) -> bool {
+            self.class.is_due(queue)
+        }
+
+        fn arm_at(&self, queue: &$crate::ServedQueue<Self::Queue>) -> $crate::ring::Ahead {
+            self.class.arm_at(queue)
+        }
+
+        fn arm(&mut self) {
+            self.class.arm();
+        }
+
+        fn disarm(&mut self) {
+            self.class.disarm();
+        }
+
+        fn wake_fds(&self, is_open: impl Fn(u16) -> bool, fds: &mut Vec<std::os::fd::RawFd>) {
+            self.class.wake_fds(is_open, fds);
+        }
+
+        fn deadline(&self, now_ns: u64) -> Option<u64> {
+            self.class.deadline(now_ns)
+        }
+
+        fn is_in_flight(&self, queue: &$crate::ServedQueue<Self::Queue>) -> bool {
+            self.class.is_in_flight(queue)
+        }
+
+        fn in_flight(&self, queues: &[$crate::ServedQueue<Self::Queue>]) -> u32 {
+            self.class.in_flight(queues)
+        }
+
+        fn touches_memory(&self) -> bool {
+            self.class.touches_memory()
+        }
+
+        fn ticket_done(
+            &mut self,
+            queue: &mut $crate::ServedQueue<Self::Queue>,
+            ticket: guest_mem::Ticket,
+        ) {
+            self.class.ticket_done(queue, ticket);
+        }
+
+        fn cancel(&mut self, reason: $crate::CancelReason) -> u32 {
+            self.class.cancel(reason)
+        }
+
+        fn set_memory(&mut self, keep: guest_mem::KeepAlive) {
+            self.class.set_memory(keep);
+        }
+
+        fn rebind(&mut self) {
+            self.class.rebind();
+        }
+
+        fn path(&self) -> Option<std::path::PathBuf> {
+            self.class.path()
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    /// The names behind `keyword` in the block that `head` opens.
+    fn names<'a>(text: &'a str, head: &str, keyword: &str) -> Vec<&'a str> {
+        let start = text.find(head).expect("the block") + head.len();
+        // Both end in the first column.
+        let len = text[start..].find("\n}").expect("its end");
+        let lines = text[start..][..len].lines().map(str::trim_start);
+        let rests = lines.filter_map(|line| line.strip_prefix(keyword));
+        let name = |rest: &'a str| {
+            rest.split(|c: char| !c.is_alphanumeric() && c != '_')
+                .next()
+        };
+        rests.filter_map(name).collect()
+    }
+
+    #[test]
+    fn every_item_of_a_class_is_forwarded_but_for_those_of_the_wrapper() {
+        let text = include_str!("class.rs");
+        let (class, forwarded) = (
+            "pub trait DeviceClass: Sized {",
+            "macro_rules! forward_class {",
+        );
+        for (keyword, own) in [
+            (
+                "fn ",
+                &["reset", "go_on", "serve", "complete", "finish"][..],
+            ),
+            ("const ", &[]),
+            ("type ", &[]),
+        ] {
+            let mut all = names(text, class, keyword);
+            assert!(all.len() >= 2, "{all:?}");
+            all.retain(|name| !own.contains(name));
+            assert_eq!(names(text, forwarded, keyword), all);
+        }
     }
 }
