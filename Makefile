@@ -33,7 +33,7 @@ test: setup-clients ## all tests, suite by suite, with the seconds and the budge
 	@./scripts/suites.sh
 	@echo "test: not run here: tests of dma-bench, of dma-linux, of dma-peers, of dma-soak, of dma-lines and of what fuzz targets found, 3*10^7 operations of dma-soak, loom and shuttle models, some mutants, Miri, builds without std, fuzz targets (make check); all mutants, 10^9 operations, long runs (make soak)"
 
-check: setup ## format, lints, documentation, loom and shuttle models, mistakes that tests must find (3 minutes of them, others at each commit), builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
+check: setup ## format, lints, documentation, loom and shuttle models, mistakes that tests must find (3 minutes of them, others at each commit), the assertion of answers in `vio`, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	@./scripts/hypervisor.sh check
@@ -45,6 +45,7 @@ check: setup ## format, lints, documentation, loom and shuttle models, mistakes 
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
 	cargo run --release --quiet -p mutants -- --sample 180
+	cargo test --release --quiet --config profile.release.package.vio.opt-level=0 --config profile.release.package.vio.debug-assertions=true -p vio --lib body::tests
 	@./scripts/no-std.sh
 	cargo test --release --quiet -p dma-bench -p dma-linux -p dma-peers -p dma-soak -p fuzz
 	cargo run --release --quiet -p dma-soak -- --operations 30000000 --quiet

@@ -162,6 +162,93 @@ impl<T> Gate<T> {
     }
 }
 
+/// The type `SlowDisk`: a disk behind a [`Gate`], for the crate `vio` as the caller names it. Unit
+/// tests of `vio` have other types than the crates that use it, so that no type of theirs can be
+/// here.
+#[macro_export]
+macro_rules! slow_disk {
+    ($vio:tt) => {
+        /// An operation that waits: its slot, and what it is to do.
+        type Held = (u32, $vio::blk::Op, Vec<$vio::blk::Piece>);
+
+        /// A disk whose operations start when a test says so: they reach the disk below, and touch
+        /// memory, then.
+        pub struct SlowDisk {
+            below: Box<dyn $vio::blk::BlockIo>,
+            gate: $crate::Gate<Held>,
+            done: Vec<$vio::blk::Completion>,
+        }
+
+        impl SlowDisk {
+            /// `below`, with everything held back at first.
+            pub fn new(
+                below: Box<dyn $vio::blk::BlockIo>,
+            ) -> std::io::Result<(Self, $crate::GateControl)> {
+                let (gate, control) = $crate::Gate::new()?;
+                let disk = Self {
+                    below,
+                    gate,
+                    done: Vec::new(),
+                };
+                Ok((disk, control))
+            }
+
+            fn admit(&mut self) {
+                while let Some((slot, op, pieces)) = self.gate.pass() {
+                    self.below.submit(slot, op, &pieces);
+                }
+            }
+        }
+
+        impl $vio::blk::BlockIo for SlowDisk {
+            $vio::pass_down!();
+
+            fn submit(&mut self, slot: u32, op: $vio::blk::Op, pieces: &[$vio::blk::Piece]) {
+                self.gate.hold((slot, op, pieces.to_vec()));
+            }
+
+            fn flush(&mut self) {
+                self.admit();
+                self.below.flush();
+            }
+
+            fn poll(&mut self, done: &mut Vec<$vio::blk::Completion>) {
+                self.gate.clear_doorbell();
+                self.admit();
+                self.below.flush();
+                done.append(&mut self.done);
+                self.below.poll(done);
+            }
+
+            fn has_completions(&mut self) -> bool {
+                self.gate.may_pass() || !self.done.is_empty() || self.below.has_completions()
+            }
+
+            fn cancel(&mut self, slot: u32) {
+                let outcome = match self.gate.cancel(|(held, ..)| *held == slot) {
+                    $crate::Cancel::NotHeld => return self.below.cancel(slot),
+                    $crate::Cancel::Refused => $vio::blk::Outcome::NotCancellable,
+                    $crate::Cancel::Cancelled => $vio::blk::Outcome::Failed(libc::ECANCELED),
+                };
+                self.done.push($vio::blk::Completion { slot, outcome });
+            }
+
+            fn arm(&mut self) {
+                self.below.arm();
+            }
+
+            fn disarm(&mut self) {
+                self.below.disarm();
+            }
+
+            fn wake_fds(&self, fds: &mut Vec<std::os::fd::RawFd>) {
+                fds.push(self.gate.doorbell());
+                self.below.wake_fds(fds);
+            }
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,17 +11,13 @@
 //! (no room, a wait) attacks all the same once.
 
 use std::marker::PhantomData;
-use std::os::fd::RawFd;
-use std::path::PathBuf;
 
 use guest_mem::{
-    Access, Dma, Intent, Iova, KeepAlive, Lease, LeaseId, LeaseStop, Perm, Run, Stop, Wanted,
-    Window,
+    Access, Dma, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, Run, Stop, Wanted, Window,
 };
 use vio::blk::request::{HEADER_LEN, kind};
 use vio::blk::{Blk, BlkClass, BlkQueue};
-use vio::ring::{Chain, RingStop};
-use vio::{Activity, CancelReason, Context, Device, DeviceClass, Environment, ServedQueue};
+use vio::{Activity, Context, Device, DeviceClass, Environment, ServedQueue, Step, forward_class};
 
 /// What the device does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,33 +224,7 @@ impl Rogue {
 }
 
 impl DeviceClass for Rogue {
-    const TYPE: u16 = BlkClass::TYPE;
-    type Queue = BlkQueue;
-    type Saved = <BlkClass as DeviceClass>::Saved;
-
-    fn features(&self) -> u64 {
-        self.class.features()
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        self.class.queue_sizes()
-    }
-
-    fn read_config(&self, offset: u64, out: &mut [u8]) {
-        self.class.read_config(offset, out);
-    }
-
-    fn queue(&self, index: u16, features: u64) -> Option<BlkQueue> {
-        self.class.queue(index, features)
-    }
-
-    fn lookahead(&self, index: u16) -> usize {
-        self.class.lookahead(index)
-    }
-
-    fn begin(&mut self, features: u64, keep: KeepAlive) -> bool {
-        self.class.begin(features, keep)
-    }
+    forward_class!(BlkClass);
 
     fn reset(&mut self) {
         self.attack.is_near = false;
@@ -263,38 +233,14 @@ impl DeviceClass for Rogue {
         self.class.reset();
     }
 
-    fn forget(&mut self, index: u16, queue: BlkQueue) {
-        self.class.forget(index, queue);
-    }
-
-    fn save(&self) -> Self::Saved {
-        self.class.save()
-    }
-
-    fn go_on<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn go_on<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let Self { class, attack } = self;
         cx.with_view::<Spied<'_, E>, _>(|dma| Spy { dma, attack }, |cx| class.go_on(queue, cx))
     }
 
-    fn may_take<D: Dma>(&self, queue: &Queue, dma: &D) -> bool {
-        self.class.may_take(queue, dma)
-    }
-
-    fn serve<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn serve<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let Self { class, attack } = self;
         cx.with_view::<Spied<'_, E>, _>(|dma| Spy { dma, attack }, |cx| class.serve(queue, cx))
-    }
-
-    fn ask_ahead<D: Dma>(&self, dma: &mut D, chain: &Chain) -> Access<()> {
-        self.class.ask_ahead(dma, chain)
     }
 
     fn complete<E: Environment>(
@@ -305,73 +251,8 @@ impl DeviceClass for Rogue {
         self.class.complete(queues, cx)
     }
 
-    fn finish<E: Environment>(
-        &mut self,
-        queue: &mut Queue,
-        cx: &mut Context<'_, E>,
-    ) -> Result<Activity, RingStop> {
+    fn finish<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let Self { class, attack } = self;
         cx.with_view::<Spied<'_, E>, _>(|dma| Spy { dma, attack }, |cx| class.finish(queue, cx))
-    }
-
-    fn has_completions(&mut self) -> bool {
-        self.class.has_completions()
-    }
-
-    fn has_taken<D: Dma>(&self, queue: &Queue, dma: &D) -> bool {
-        self.class.has_taken(queue, dma)
-    }
-
-    fn has_work<D: Dma>(
-        &mut self,
-        queue: &mut Queue,
-        dma: &mut D,
-        now_ns: u64,
-    ) -> Result<bool, RingStop> {
-        self.class.has_work(queue, dma, now_ns)
-    }
-
-    fn arm(&mut self) {
-        self.class.arm();
-    }
-
-    fn disarm(&mut self) {
-        self.class.disarm();
-    }
-
-    fn wake_fds(&self, is_open: impl Fn(u16) -> bool, fds: &mut Vec<RawFd>) {
-        self.class.wake_fds(is_open, fds);
-    }
-
-    fn deadline(&self, now_ns: u64) -> Option<u64> {
-        self.class.deadline(now_ns)
-    }
-
-    fn is_in_flight(&self, queue: &Queue) -> bool {
-        self.class.is_in_flight(queue)
-    }
-
-    fn in_flight(&self, queues: &[Queue]) -> u32 {
-        self.class.in_flight(queues)
-    }
-
-    fn touches_memory(&self) -> bool {
-        self.class.touches_memory()
-    }
-
-    fn cancel(&mut self, reason: CancelReason) -> u32 {
-        self.class.cancel(reason)
-    }
-
-    fn set_memory(&mut self, keep: KeepAlive) {
-        self.class.set_memory(keep);
-    }
-
-    fn rebind(&mut self) {
-        self.class.rebind();
-    }
-
-    fn path(&self) -> Option<PathBuf> {
-        self.class.path()
     }
 }

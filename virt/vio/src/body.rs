@@ -1,18 +1,19 @@
-//! The body of every virtio device: queues that come and go, visits, waits, and what the driver is
-//! shown.
+//! The body of every virtio device: queues that come and go, visits, waits, publishing.
 //!
 //! A [`Device`] is its class ([`DeviceClass`]) and this. The calls of its owner are drawn in
-//! `device.rs`, what a visit asks of the class in `class.rs`. Here is, once: which queues there
+//! `device.rs`, those of a visit into the class in `class.rs`. Here is, once: which queues there
 //! are, and which comes first; what parks a queue, and what ends that; looking ahead of a chain
 //! that waits; the budget; publishing and its interrupt; arming; counters; the common part of the
 //! saved state.
 //!
 //! `life` has the state from activation to reset, which is drawn there: the [service](Service) and
 //! what follows from it, a violation and notifying the driver of it. `visit` has the parts of a
-//! visit. Nothing here allocates or is called through a table, for a
-//! request or a visit.
+//! visit, `served` a queue. Nothing here allocates or is called through a table, for a request or a
+//! visit.
 
+mod class;
 mod life;
+mod served;
 mod visit;
 
 use std::os::fd::RawFd;
@@ -20,7 +21,6 @@ use std::path::PathBuf;
 
 use guest_mem::{Dma, KeepAlive, Pages, Ticket};
 
-use crate::class::{Context, DeviceClass, Lent, ServedQueue};
 use crate::device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
 };
@@ -28,7 +28,10 @@ use crate::queue_config::{ActivateError, QueueConfig, check_features};
 use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice, SavedState};
 use crate::visit::Visit;
+use class::OwnerEnvironment;
+pub use class::{Context, DeviceClass, Environment, Step};
 use life::Life;
+pub use served::ServedQueue;
 
 /// A virtio device of class `C`, owned and visited by one thread.
 pub struct Device<C: DeviceClass> {
@@ -53,8 +56,8 @@ struct Core<C: DeviceClass> {
 }
 
 impl<C: DeviceClass> Core<C> {
-    /// A stop has parked a queue; a violation also ends the device until its reset.
-    fn note(&mut self, stop: RingStop) {
+    /// Records the violation, if `stop` is one: it ends the device until its reset.
+    fn record_violation(&mut self, stop: RingStop) {
         if let RingStop::Violation(violation) = stop {
             self.life.fail(violation);
         }
@@ -101,7 +104,11 @@ impl<C: DeviceClass> Device<C> {
     }
 
     /// The class alone, of a device that has not begun.
+    ///
+    /// # Panics
+    /// If there is a driver, whose rings would be lost.
     pub fn into_class(self) -> C {
+        assert!(!self.is_live(), "the class of a device that has begun");
         self.core.class
     }
 
@@ -112,8 +119,8 @@ impl<C: DeviceClass> Device<C> {
 
     /// The configuration space has changed: the driver, if there is one, is notified by the next
     /// visit.
-    pub fn announce_config(&mut self) {
-        self.core.life.announce();
+    pub fn config_changed(&mut self) {
+        self.core.life.config_changed();
     }
 
     /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
@@ -129,8 +136,8 @@ impl<C: DeviceClass> Device<C> {
         }
         check_features(self.features(), features)?;
         self.reset();
-        let announce = self.core.class.begin(features, keep);
-        self.core.life.begin(features, announce);
+        let is_changed = self.core.class.begin(features, keep);
+        self.core.life.begin(features, is_changed);
         Ok(())
     }
 
@@ -148,6 +155,9 @@ impl<C: DeviceClass> Device<C> {
         // Most devices have one or two: no room for more.
         core.queues.reserve_exact(1);
         core.queues.push(queue);
+        if index == C::FIRST {
+            core.first = core.queues.len() - 1;
+        }
         Ok(())
     }
 
@@ -162,9 +172,10 @@ impl<C: DeviceClass> Device<C> {
     /// is gone and where it stood is answered. `None`: visit the device, and ask again, for as long
     /// as its requests take.
     ///
-    /// What has ended is shown also by a device that needs a reset. A ring that cannot be written
-    /// any more (its addresses fault, or it broke the protocol) is given up once its requests no
-    /// longer touch memory, and the answer counts what could not be shown.
+    /// Ended requests are shown also by a device that needs a reset. Where nothing can be shown any
+    /// more (the ring's addresses fault, it broke the protocol, or everything was
+    /// [cancelled](QueueDevice::cancel) for good), the queue is gone once its requests no longer
+    /// touch memory, and the answer counts those that were not shown.
     pub fn stop_queue<D: Dma>(
         &mut self,
         index: u16,
@@ -178,12 +189,12 @@ impl<C: DeviceClass> Device<C> {
             let mut visit = Visit::alone(core.now_ns);
             core.publish(
                 at,
-                &mut Context::<Lent<_, _>>::new(dma, irq, &mut visit, stats),
+                &mut Context::<OwnerEnvironment<_, _>>::new(dma, irq, &mut visit, stats),
             );
         }
         let queue = &core.queues[at];
         let (position, unshown) = (queue.ring.position(), queue.ring.in_flight());
-        let is_over = unshown == 0 || queue.ring.is_faulted();
+        let is_over = unshown == 0 || queue.ring.is_faulted() || core.life.is_abandoned();
         (is_over && !core.class.is_in_flight(queue)).then(|| {
             core.remove(at);
             StoppedQueue { position, unshown }
@@ -217,7 +228,9 @@ impl<C: DeviceClass> Device<C> {
         visit: &mut Visit,
     ) -> Activity {
         let Self { core, stats } = self;
-        core.visit(&mut Context::<Lent<_, _>>::new(dma, irq, visit, stats))
+        core.visit(&mut Context::<OwnerEnvironment<_, _>>::new(
+            dma, irq, visit, stats,
+        ))
     }
 
     /// Whether the next visit will find something to do in queue `index`.
@@ -234,7 +247,7 @@ impl<C: DeviceClass> Device<C> {
             return false;
         }
         queue.ring.has_available(dma).unwrap_or_else(|stop| {
-            core.note(stop);
+            core.record_violation(stop);
             false
         })
     }

@@ -1,4 +1,5 @@
-//! What every virtio device here is: queues that come and go, visits that serve them, and a way to stop.
+//! Interface of every virtio device here: queues that come and go, visits that serve them, and a
+//! way to stop.
 //!
 //! A device has no transport, no thread and no memory of its own. Its owner (a sidecore)
 //! [visits](crate::Device::visit) it with the device's view of guest memory; what a transport
@@ -134,7 +135,8 @@ impl DeviceStats {
 /// A virtio device as a transport in its owner's process sees it, owned and visited by one thread.
 /// The module's head says who calls what, and when.
 pub trait QueueDevice {
-    /// Device type number (virtio 1.2 §5): 1 network, 2 block, 5 memory balloon.
+    /// Device type number (virtio 1.2 §5): 1 network, 2 block, 4 entropy, 5 memory
+    /// balloon.
     fn device_type(&self) -> u16;
 
     /// Offered features.
@@ -169,7 +171,8 @@ pub trait QueueDevice {
         keep: KeepAlive,
     ) -> Result<(), ActivateError>;
 
-    /// What visits do from now on; [`Service::Full`] after [`activate`](Self::activate).
+    /// Sets the part of their work that visits do; [`Service::Full`] after
+    /// [`activate`](Self::activate).
     fn set_service(&mut self, service: Service);
 
     /// Asks what `reason` concerns of what is in flight to end; how many requests ([`CancelReason::Unmap`] finds them later, and
@@ -191,7 +194,7 @@ pub trait QueueDevice {
     /// The driver rang the doorbell of `queue`; a queue whose ring faulted tries again at once.
     fn kick(&mut self, queue: u16);
 
-    /// What `ticket` stood for has happened: the queues parked on it run again.
+    /// Completes `ticket`: the queues parked on it run again.
     fn ticket_done(&mut self, ticket: Ticket);
 
     /// Asks the driver, for every queue, to ring the doorbell for what comes next. Follow it with a

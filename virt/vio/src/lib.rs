@@ -1,9 +1,11 @@
-//! Virtio devices (virtio 1.2) as pollers: rings, block, network and memory balloon, transport-neutral.
+//! Virtio devices (virtio 1.2) as pollers, transport-neutral: rings, block, network, memory balloon
+//! and entropy.
 //!
 //! ```text
-//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ Device ── DeviceClass (blk, net, …) ── BlockIo, NetIo …
-//! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │
-//!                              guest_mem::Dma ◀── rings, chains ───┘    └── Interrupt ──▶ MSI-X
+//! transport (virtio-pci, vhost-user) ── queues, service, reset ─▶ Device ── DeviceClass (blk, …)
+//! owner's loop ── visit, arm, has_work, ticket_done ────────────▶  │    │         │
+//!                              guest_mem::Dma ◀── rings, chains ───┘    │         └── BlockIo, …
+//!                                                 MSI-X ◀── Interrupt ──┘
 //! ```
 //! [`Device`] is the body of every device here: queues, service, waits, publishing, counters. A
 //! [`DeviceClass`] adds what its section of the specification says. [`QueueDevice`] is what a
@@ -11,7 +13,7 @@
 //! ([`Remote`]).
 //!
 //! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed),
-//! `class`, `body`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`].
+//! `body` and its `class`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`].
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -24,7 +26,6 @@
 pub mod balloon;
 pub mod blk;
 mod body;
-mod class;
 mod device;
 #[cfg(test)]
 mod fake_driver;
@@ -38,8 +39,7 @@ mod saved;
 pub mod throttle;
 pub mod visit;
 
-pub use body::Device;
-pub use class::{Context, DeviceClass, Environment, ServedQueue, Step};
+pub use body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 pub use device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue, read_space,
 };

@@ -8,18 +8,23 @@
 //! request costs more than another. A source that has nothing at the moment, and the rate limit,
 //! leave the request in the ring until a deadline. A chain without a writable buffer, or one that
 //! faults, is given back with length 0. Random bytes that were written before a wait are drawn
-//! anew.
+//! anew. A source that fails is asked again like one that has nothing, and logged and counted
+//! apart.
+
+use std::io;
 
 use guest_mem::{Dma, Intent, Stop};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use crate::body::Device;
-use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
+use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
+use crate::line_budget::LineBudget;
 use crate::queue_config::feature;
 use crate::ring::{Chain, RETRY_NS, RingStop};
 use crate::saved::SavedState;
-use crate::throttle::{RateLimits, Throttle};
+use crate::throttle::{Rate, RateLimits, Throttle};
 use crate::visit::cost;
 
 /// Most bytes of one answer. Linux asks for 32 to 64 at a time.
@@ -29,20 +34,55 @@ const QUEUE_SIZE: u16 = 64;
 /// Nanoseconds to draw a byte, about.
 const BYTE_COST: u64 = 3;
 
+/// Limits for a device over [`HostEntropy`], of which each byte costs the device's thread time: far
+/// more than a pool is seeded with.
+pub const HOST_LIMITS: RateLimits = RateLimits {
+    operations: None,
+    bytes: Some(Rate {
+        per_second: 1 << 20,
+        burst: 64 << 10,
+    }),
+};
+
 /// Source of random bytes. Never blocks.
 pub trait EntropySource: Send {
     /// Fills `bytes` from the front on; how many, 0 if there are none at the moment.
-    fn fill(&mut self, bytes: &mut [u8]) -> usize;
+    ///
+    /// # Errors
+    /// The source fails, which it may do at any later call too, or not.
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<usize>;
 }
 
 /// The host's `getrandom`: nothing until its pool is initialized.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HostEntropy;
+#[derive(Clone, Copy, Debug)]
+pub struct HostEntropy {
+    _tried: (),
+}
+
+impl HostEntropy {
+    /// Tries the call once.
+    ///
+    /// # Errors
+    /// The host forbids it, or does not have it.
+    pub fn open() -> io::Result<Self> {
+        let mut source = Self { _tried: () };
+        source.fill(&mut [0])?;
+        Ok(source)
+    }
+}
 
 impl EntropySource for HostEntropy {
-    fn fill(&mut self, bytes: &mut [u8]) -> usize {
-        let flags = rustix::rand::GetRandomFlags::NONBLOCK;
-        rustix::rand::getrandom(bytes, flags).unwrap_or(0)
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        given(getrandom(bytes, GetRandomFlags::NONBLOCK))
+    }
+}
+
+/// Number of bytes in an answer of `getrandom`.
+fn given(answer: Result<usize, Errno>) -> io::Result<usize> {
+    match answer {
+        Ok(len) => Ok(len),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -55,6 +95,9 @@ pub struct RngClass {
     throttle: Throttle,
     /// When a source that had nothing is asked again.
     retry_at_ns: Option<u64>,
+    /// Calls that the source failed.
+    failures: u64,
+    lines: LineBudget,
     chain: Chain,
 }
 
@@ -74,6 +117,8 @@ impl Rng {
             source,
             throttle: Throttle::new(limits),
             retry_at_ns: None,
+            failures: 0,
+            lines: LineBudget::default(),
             chain: Chain::new(),
         })
     }
@@ -115,22 +160,25 @@ impl DeviceClass for RngClass {
         cx: &mut Context<'_, E>,
     ) -> Step {
         let now_ns = cx.visit.now_ns();
-        if !queue.ring.peek(cx.dma, &mut self.chain)? {
+        if !queue.peek(cx.dma, &mut self.chain)? {
             return Ok(Activity::Idle);
         }
         if !self.is_open(now_ns) {
-            cx.stats.throttled += 1;
+            cx.stats.throttled += u64::from(!self.throttle.is_open(now_ns));
             return Ok(Activity::Idle);
         }
         self.retry_at_ns = None;
-        let writable = self.chain.writable();
         let mut bytes = [0; MAX_ANSWER];
-        let most = bytes.len().min(writable.len() as usize);
-        let drawn = self.source.fill(&mut bytes[..most]);
+        let most = bytes.len().min(self.chain.writable().len() as usize);
+        let drawn = match self.source.fill(&mut bytes[..most]) {
+            Ok(drawn) => drawn,
+            Err(error) => self.fail(now_ns, &error),
+        };
         if drawn == 0 && most != 0 {
             self.retry_at_ns = Some(now_ns.saturating_add(RETRY_NS));
             return Ok(Activity::Idle);
         }
+        let writable = self.chain.writable();
         let len = match writable.write(cx.dma, 0, &bytes[..drawn]) {
             Ok(()) => drawn as u32,
             Err(Stop::Fault(_)) => 0,
@@ -145,7 +193,7 @@ impl DeviceClass for RngClass {
         cx.stats.requests += 1;
         cx.stats.errors += u64::from(len == 0);
         cx.stats.read_bytes += u64::from(len);
-        queue.answer(&self.chain, len);
+        queue.answer(&self.chain, len)?;
         Ok(Activity::Busy)
     }
 
@@ -155,7 +203,7 @@ impl DeviceClass for RngClass {
         dma: &mut D,
         now_ns: u64,
     ) -> Result<bool, RingStop> {
-        Ok(self.is_open(now_ns) && queue.ring.has_available(dma)?)
+        Ok(self.is_open(now_ns) && queue.has_available(dma)?)
     }
 
     fn deadline(&self, now_ns: u64) -> Option<u64> {
@@ -165,6 +213,25 @@ impl DeviceClass for RngClass {
 }
 
 impl RngClass {
+    /// Calls that the source has failed since the device was made.
+    pub fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// Counts and logs a failure of the source; the bytes that it gave.
+    #[cold]
+    fn fail(&mut self, now_ns: u64, error: &io::Error) -> usize {
+        self.failures += 1;
+        if let Some(unsaid) = self.lines.admits_at(now_ns) {
+            let more = match unsaid {
+                0 => String::new(),
+                unsaid => format!(" ({unsaid} more before it were not reported)"),
+            };
+            tracing::warn!("no random bytes for the guest: {error}{more}");
+        }
+        0
+    }
+
     /// Whether a request may be answered now.
     fn is_open(&self, now_ns: u64) -> bool {
         self.throttle.is_open(now_ns) && self.retry_at_ns.is_none_or(|at| at <= now_ns)

@@ -198,6 +198,12 @@ fn hosts() -> Vec<Host> {
             Refuses(&["--resident-file", "without it"], Some(RESIDENT)),
         ),
         host_with(
+            "no getrandom, and --rng",
+            |errno| Denied::default().call(libc::SYS_getrandom, errno),
+            &["--rng"],
+            Refuses(&["refuses getrandom", "seccomp profile"], None),
+        ),
+        host_with(
             "no sched_setaffinity, and --pin",
             |errno| Denied::default().call(libc::SYS_sched_setaffinity, errno),
             &["--pin", "0"],

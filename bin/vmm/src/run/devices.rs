@@ -16,8 +16,7 @@ use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, NetIo, Responder, Tap};
-use vio::rng::{HostEntropy, Rng};
-use vio::{Rate, RateLimits};
+use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 use vtd::{Unit, dmar};
@@ -45,15 +44,6 @@ use platform::bus::BusDevice;
 const DISK_DEPTH: u32 = 256;
 /// Entries of a network queue.
 const NET_QUEUE: u16 = 256;
-/// Limit on the host's random bytes that a guest draws, which cost the sidecore's time: far more
-/// than a pool is seeded with.
-const RNG_LIMITS: RateLimits = RateLimits {
-    operations: None,
-    bytes: Some(Rate {
-        per_second: 1 << 20,
-        burst: 64 << 10,
-    }),
-};
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 /// Physical addresses the guest's IO page tables may hold, in bits.
@@ -86,7 +76,8 @@ pub fn attach<F: Functions, M: Memory<F>>(
         plugs.add(function, doorbells(parts, queues)?);
     }
     if config.rng {
-        let device = Rng::new(Box::new(HostEntropy), RNG_LIMITS);
+        let source = lacks::given("getrandom", HostEntropy::open())?;
+        let device = Rng::new(Box::new(source), HOST_LIMITS);
         let function = VirtioFunction::new(parts.bus.reserve()?, device);
         let queues = function.queues();
         plugs.add(function, doorbells(parts, queues)?);

@@ -78,6 +78,7 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
 
 /// The bits that a range of an order has which starts at the first page of a word of a class, at most that order.
 const fn span(order: usize, class: usize) -> u64 {
+    assert!(class <= MAX_ORDER, "a range lies in a word of no class");
     if order >= 6 {
         FULL[class]
     } else {

@@ -3,7 +3,7 @@
 use guest_mem::{Dma, KeepAlive, Ticket};
 
 use super::{BalloonClass, BalloonQueue, Progress, Queue, Role, SavedBalloon, roles};
-use crate::class::{Context, DeviceClass, Environment, Step};
+use crate::body::{Context, DeviceClass, Environment, Step};
 use crate::device::read_space;
 
 /// Offset of `actual` in `struct virtio_balloon_config` (§5.5.4), behind `num_pages`.

@@ -5,10 +5,12 @@
 //! *Not implemented*: MUST_TELL_HOST, FREE_PAGE_HINT (for migration), PAGE_POISON; the legacy interface.
 //!
 //! **Pages.** Inflate and deflate queues carry arrays of page numbers. Those are guest-physical, whatever IOMMU stands before
-//! the device, while its rings and buffers are reached through [`Dma`](guest_mem::Dma) like any other's. A report is a chain of
-//! device-writable buffers that *are* the free pages: their addresses are IOVAs, which the IOMMU must allow the device to
-//! write. [`Dma::locate`](guest_mem::Dma::locate) says where they lie without touching them, so nothing is brought in only to be dropped. What is
-//! not RAM, or not a whole page, is left out and counted; the rest goes to a [`BalloonIo`] in batches.
+//! the device, while its rings and buffers are reached through [`Dma`](guest_mem::Dma) like any
+//! other's. A report is a chain of device-writable buffers that *are* the free pages: their
+//! addresses are IOVAs, which the IOMMU must allow the device to write.
+//! [`Dma::locate`](guest_mem::Dma::locate) says where they lie without touching them, so nothing is
+//! brought in only to be dropped. What is not RAM, or not a whole page, is left out and counted;
+//! the rest goes to a [`BalloonIo`] in batches.
 //!
 //! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device has heard of it, and reported
 //! ones are used without a word. So the device may change what a page holds only from when it sees the page named to when it
@@ -59,8 +61,7 @@ use serde::{Deserialize, Serialize};
 pub use pages::{MAX_RANGES, PageRange};
 pub use statistics::Statistics;
 
-use crate::body::Device;
-use crate::class::{DeviceClass, ServedQueue};
+use crate::body::{Device, DeviceClass, ServedQueue};
 use crate::queue_config::{feature, is_queue_size};
 use crate::ring::Chain;
 use crate::saved::SavedState;
@@ -280,7 +281,7 @@ impl Balloon {
         if class.target != target {
             class.target = target;
             class.generation = class.generation.wrapping_add(1);
-            self.announce_config();
+            self.config_changed();
         }
     }
 

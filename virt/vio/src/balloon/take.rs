@@ -5,7 +5,7 @@ use guest_mem::{Dma, Intent, PAGE_SIZE, Perm, Stop};
 use super::pages::{Batch, MAX_PAGES, MAX_RANGES, Numbers, Ram};
 use super::statistics::{ENTRY, MAX_ENTRIES, Statistics};
 use super::{BalloonClass, Progress, Queue, Role};
-use crate::class::{Context, DeviceClass, Environment, Step};
+use crate::body::{Context, DeviceClass, Environment, Step};
 use crate::device::Activity;
 use crate::ring::{Chain, wait_for_all};
 use crate::visit::cost;
@@ -47,21 +47,21 @@ impl BalloonClass {
         let Self {
             chain, batch, ram, ..
         } = self;
-        let own = &mut queue.own;
-        if !queue.ring.peek(cx.dma, chain)? {
-            own.progress = Progress::default();
+        if !queue.peek(cx.dma, chain)? {
+            queue.own.progress = Progress::default();
             return Ok(Activity::Idle);
         }
         charge_chain(cx, chain);
-        let looked = match own.role {
-            Role::Report => locate_buffers(cx.dma, chain, own.progress, ram, batch),
-            _ => read_numbers(cx.dma, chain, own.progress, ram, batch),
+        let (role, progress) = (queue.own.role, queue.own.progress);
+        let looked = match role {
+            Role::Report => locate_buffers(cx.dma, chain, progress, ram, batch),
+            _ => read_numbers(cx.dma, chain, progress, ram, batch),
         };
-        let looked = looked.map_err(|pending| queue.ring.park(pending.into()))?;
+        let looked = looked.map_err(|pending| queue.park(pending))?;
         cx.visit.charge(looked.items * cost::DESCRIPTOR);
         if batch.pages() != 0 {
             let pages = batch.ranges();
-            let taken = match own.role {
+            let taken = match role {
                 Role::Inflate => self.io.inflated(pages),
                 Role::Report => self.io.reported(pages),
                 _ => {
@@ -69,30 +69,30 @@ impl BalloonClass {
                     Ok(())
                 }
             };
-            if own.role != Role::Deflate {
+            if role != Role::Deflate {
                 // Also where it waits: asking was work.
                 let ranges = pages.len() as u64;
                 cx.visit
                     .charge(ranges * cost::REQUEST + batch.pages() * cost::PAGE);
             }
             if let Err(ticket) = taken {
-                own.dropping = Some(ticket);
-                return Err(queue.ring.park(Stop::Pending(ticket).into()));
+                queue.own.dropping = Some(ticket);
+                return Err(queue.park(Stop::Pending(ticket)));
             }
         }
-        let count = match own.role {
+        let count = match role {
             Role::Inflate => &mut self.counts.inflated,
             Role::Report => &mut self.counts.reported,
             _ => &mut self.counts.deflated,
         };
         *count += batch.pages();
         self.counts.outside += looked.outside;
-        own.progress = looked.progress;
+        queue.own.progress = looked.progress;
         if looked.is_over {
             cx.stats.requests += 1;
             cx.stats.errors += u64::from(looked.progress.is_odd);
-            own.progress = Progress::default();
-            queue.answer(chain, 0);
+            queue.own.progress = Progress::default();
+            queue.answer(chain, 0)?;
             queue.stage_answers(cx.dma)?;
         }
         Ok(Activity::Busy)
@@ -109,7 +109,7 @@ impl BalloonClass {
             return Ok(Activity::Idle);
         }
         let chain = &mut self.chain;
-        if !queue.ring.peek(cx.dma, chain)? {
+        if !queue.peek(cx.dma, chain)? {
             queue.own.is_read = false;
             return Ok(Activity::Idle);
         }
@@ -137,7 +137,7 @@ impl BalloonClass {
             self.wants_statistics = false;
             cx.stats.requests += 1;
             queue.own.is_read = false;
-            queue.answer(chain, 0);
+            queue.answer(chain, 0)?;
             queue.stage_answers(cx.dma)?;
         }
         Ok(Activity::Busy)

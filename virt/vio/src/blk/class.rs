@@ -9,7 +9,7 @@ use super::backend::Transfer;
 use super::slot::{Cancel, Request, WaitingFor};
 use super::take::Taken;
 use super::{BlkClass, BlkQueue, MAX_AHEAD, Queue, SavedBlk, request};
-use crate::class::{Context, DeviceClass, Environment, Step};
+use crate::body::{Context, DeviceClass, Environment, Step};
 use crate::device::{Activity, CancelReason, read_space};
 use crate::ring::{Chain, RingStop};
 
@@ -164,7 +164,7 @@ impl DeviceClass for BlkClass {
         now_ns: u64,
     ) -> Result<bool, RingStop> {
         let may = !self.waits_for_slot(&queue.own);
-        Ok(may && queue.ring.has_available(dma)? && self.throttle.is_open(now_ns))
+        Ok(may && queue.has_available(dma)? && self.throttle.is_open(now_ns))
     }
 
     /// Also when no chain is taken: completions must be reaped.

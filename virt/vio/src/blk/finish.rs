@@ -6,7 +6,7 @@ use super::backend::{Completion, Outcome};
 use super::request::{STATUS_IOERR, STATUS_OK, STATUS_UNSUPP};
 use super::slot::Cancel;
 use super::{BlkClass, BlkQueue, Queue};
-use crate::class::{Context, Environment};
+use crate::body::{Context, Environment};
 use crate::device::Activity;
 use crate::ring::{RingStop, Violation};
 
@@ -71,7 +71,7 @@ impl BlkClass {
                 return Err(stop);
             }
             // The status byte itself: the driver would take whatever stands there for our answer.
-            Err(Stop::Fault(_)) => return Err(queue.ring.park(Violation::Status.into())),
+            Err(Stop::Fault(_)) => return Err(queue.park(Violation::Status)),
         };
         let token = own.token.expect("set when the chain was taken");
         queue.stage(cx.dma, token, written)?;

@@ -60,8 +60,7 @@ pub use work_queue::WorkQueue;
 use guest_mem::Dma;
 use serde::{Deserialize, Serialize};
 
-use crate::body::Device;
-use crate::class::{Context, DeviceClass, Environment, ServedQueue};
+use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue};
 use crate::line_budget::LineBudget;
 use crate::queue_config::{feature, is_queue_size};
 use crate::ring::Chain;

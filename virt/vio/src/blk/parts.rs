@@ -7,7 +7,7 @@ use super::finish::status_of;
 use super::request::{STATUS_IOERR, STATUS_OK};
 use super::slot::{Cancel, Ready, WaitingFor};
 use super::{BlkClass, BlkQueue, Queue};
-use crate::class::{Context, Environment, Step};
+use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
 use crate::ring::RingStop;
 use crate::visit::cost;
@@ -130,7 +130,7 @@ impl BlkClass {
             }
             let bytes = u64::from(own.part());
             if let Err(stop) = own.finish_part(slot, cx.dma, &mut **io) {
-                return Err(queue.ring.park(stop.into()));
+                return Err(queue.park(stop));
             }
             cx.visit
                 .charge(cost::REQUEST / 4 + bytes / cost::BYTES_PER_NS);
@@ -159,7 +159,7 @@ impl BlkClass {
                     own.refuse();
                     ready = false;
                 }
-                Err(stop) => return Err(queue.ring.park(stop.into())),
+                Err(stop) => return Err(queue.park(stop)),
             }
         }
         queue.own.continuing.pop_front();

@@ -7,7 +7,7 @@ use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, Request, WaitingFor};
 use super::{BlkClass, MAX_TRANSFER, Queue};
-use crate::class::{Context, Environment};
+use crate::body::{Context, Environment};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::cost;
 
@@ -30,7 +30,7 @@ impl BlkClass {
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
     ) -> Result<Taken, RingStop> {
-        if !queue.ring.peek(cx.dma, &mut self.chain)? {
+        if !queue.peek(cx.dma, &mut self.chain)? {
             return Ok(Taken::Nothing);
         }
         if !self.throttle.is_open(cx.visit.now_ns()) {
@@ -38,7 +38,7 @@ impl BlkClass {
         }
         let parsed = match request::parse(cx.dma, &self.chain, &self.limits) {
             Ok(Some(parsed)) => parsed,
-            Ok(None) => return Err(queue.ring.park(Violation::Truncated.into())),
+            Ok(None) => return Err(queue.park(Violation::Truncated)),
             Err(stop) => return Err(queue.wait_for(cx.dma, stop, request::wanted(&self.chain))),
         };
         // Room for what cannot be shown at once.
@@ -102,20 +102,16 @@ impl BlkClass {
         };
         match cx.dma.write(parsed.status_at, &[status]) {
             Ok(()) => {}
-            Err(stop @ Stop::Pending(_)) => return Err(queue.ring.park(stop.into())),
+            Err(stop @ Stop::Pending(_)) => return Err(queue.park(stop)),
             // The status byte itself: the driver would take whatever stands there for our answer.
-            Err(Stop::Fault(_)) => return Err(queue.ring.park(Violation::Status.into())),
+            Err(Stop::Fault(_)) => return Err(queue.park(Violation::Status)),
         }
         let len = match op {
             Op::Read { len, .. } if status == STATUS_OK => len,
             _ => 0,
         };
-        let token = queue.take(chain);
-        if queue.ring.is_faulted() {
-            // The journal refused it. It has run, and its end is not reported: the ring never goes
-            // on.
-            return Err(Violation::Journal.into());
-        }
+        // One that the journal refuses has run, and its end is not reported.
+        let token = queue.take(chain)?;
         let staged = queue.stage(cx.dma, token, len + 1);
         match op {
             _ if status != STATUS_OK => cx.stats.errors += 1,
@@ -165,16 +161,18 @@ impl BlkClass {
                     Ok(Ready::Yes) => runs = true,
                     Ok(Ready::NoRoom(waiting_for)) => return Ok(Taken::NoRoom(waiting_for)),
                     Ok(Ready::Refused) => own.refuse(),
-                    Err(stop) => return Err(queue.ring.park(stop.into())),
+                    Err(stop) => return Err(queue.park(stop)),
                 }
             }
         }
-        own.token = Some(queue.take(chain));
-        if queue.ring.is_faulted() {
-            // The journal refused it: what is not recorded must not run. The ring never goes on.
-            own.release(cx.dma);
-            io.unreserve(slot);
-            return Err(Violation::Journal.into());
+        match queue.take(chain) {
+            Ok(token) => own.token = Some(token),
+            Err(stop) => {
+                // A request that is not recorded must not run.
+                own.release(cx.dma);
+                io.unreserve(slot);
+                return Err(stop);
+            }
         }
         self.free.pop();
         match runs {

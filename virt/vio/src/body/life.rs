@@ -1,4 +1,5 @@
-//! The life of a device: what its visits may do, and what its driver is to be notified of.
+//! State of a device from activation to reset: permissions of its visits, and notifications that
+//! its driver is owed.
 //!
 //! ```text
 //!             begin              set_service
@@ -25,14 +26,15 @@ pub(super) struct Life {
     /// Reason why it needs a reset, if it does.
     violation: Option<Violation>,
     /// The driver is to be notified of a change of configuration.
-    announce: bool,
+    must_notify: bool,
 }
 
 impl Life {
-    /// The driver has accepted `features`. `announce`: it is to be notified at once.
-    pub(super) fn begin(&mut self, features: u64, announce: bool) {
+    /// The driver has accepted `features`. `is_changed`: it is to be notified of the configuration
+    /// at once.
+    pub(super) fn begin(&mut self, features: u64, is_changed: bool) {
         self.features = features;
-        self.announce = announce;
+        self.must_notify = is_changed;
     }
 
     /// There is no driver any more.
@@ -53,24 +55,29 @@ impl Life {
     pub(super) fn fail(&mut self, violation: Violation) {
         if self.violation.is_none() {
             self.violation = Some(violation);
-            self.announce = true;
+            self.must_notify = true;
         }
     }
 
     /// The configuration has changed.
-    pub(super) fn announce(&mut self) {
-        self.announce |= self.is_live();
+    pub(super) fn config_changed(&mut self) {
+        self.must_notify |= self.is_live();
     }
 
     /// Whether the driver is to be notified now; then it counts as notified.
     #[inline]
-    pub(super) fn take_announcement(&mut self) -> bool {
-        std::mem::take(&mut self.announce)
+    pub(super) fn take_notification(&mut self) -> bool {
+        std::mem::take(&mut self.must_notify)
     }
 
     #[inline]
-    pub(super) fn has_announcement(&self) -> bool {
-        self.announce
+    pub(super) fn has_notification(&self) -> bool {
+        self.must_notify
+    }
+
+    /// Whether everything in flight was cancelled, and its ends are not reported.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned
     }
 
     pub(super) fn features(&self) -> u64 {

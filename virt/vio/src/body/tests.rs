@@ -1,40 +1,66 @@
 //! The body around a class of the test's own, whatever it answers.
 
-use fake_mem::{ArrayMem, FlatDma};
-use guest_mem::{Gpa, PhysMem};
+use fake_mem::{ArrayMem, FlatDma, PendingDma};
+use guest_mem::{Dma, Gpa, PhysMem};
 use serde::{Deserialize, Serialize};
 
-use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
+use crate::body::{Context, DeviceClass, Environment, ServedQueue, Step};
+use crate::device::CancelReason;
 use crate::fake_driver::{AnyDriver, CountIrq};
-use crate::ring::{Chain, Violation};
+use crate::ring::{Chain, Journal, JournalError, RawDescriptor, Ring, RingStart, Violation};
 use crate::saved::SavedState;
 use crate::{Activity, Device, QueueDevice, feature};
 
-/// Class that says of every chain that so many bytes more are written than it has room for.
-struct Liar {
+/// Class of two queues that answers every chain as a test says.
+#[derive(Default)]
+struct Scripted {
+    /// Bytes that every answer claims beyond the room of its chain.
     excess: u32,
+    /// Where the device is said to need a reset, if anywhere.
+    fails_in: Option<Hook>,
+    /// Calls of `serve`, by queue, in their order.
+    served: Vec<u16>,
     chain: Chain,
 }
 
-#[derive(Serialize, Deserialize)]
-struct SavedLiar;
+/// Hooks of a class with a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hook {
+    GoOn,
+    Serve,
+    Complete,
+    Finish,
+}
 
-impl SavedState for SavedLiar {
-    const TYPE: u16 = Liar::TYPE;
+const HOOKS: [Hook; 4] = [Hook::GoOn, Hook::Serve, Hook::Complete, Hook::Finish];
+
+impl Scripted {
+    fn fail_in<E: Environment>(&self, hook: Hook, cx: &mut Context<'_, E>) {
+        if self.fails_in == Some(hook) {
+            cx.fail(Violation::NotCancellable);
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedScripted;
+
+impl SavedState for SavedScripted {
+    const TYPE: u16 = Scripted::TYPE;
     const VERSION: u32 = 1;
 }
 
-impl DeviceClass for Liar {
+impl DeviceClass for Scripted {
     const TYPE: u16 = 63;
     type Queue = ();
-    type Saved = SavedLiar;
+    type Saved = SavedScripted;
 
     fn features(&self) -> u64 {
         feature::COMMON | feature::RING_PACKED
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[16]
+        &[16, 16]
     }
 
     fn read_config(&self, _offset: u64, out: &mut [u8]) {
@@ -42,13 +68,22 @@ impl DeviceClass for Liar {
     }
 
     fn queue(&self, index: u16, _features: u64) -> Option<()> {
-        (index == 0).then_some(())
+        (index < 2).then_some(())
     }
 
     fn reset(&mut self) {}
 
-    fn save(&self) -> SavedLiar {
-        SavedLiar
+    fn save(&self) -> SavedScripted {
+        SavedScripted
+    }
+
+    fn go_on<E: Environment>(
+        &mut self,
+        _queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        self.fail_in(Hook::GoOn, cx);
+        Ok(Activity::Idle)
     }
 
     fn serve<E: Environment>(
@@ -56,20 +91,44 @@ impl DeviceClass for Liar {
         queue: &mut ServedQueue<()>,
         cx: &mut Context<'_, E>,
     ) -> Step {
+        self.served.push(queue.index());
+        self.fail_in(Hook::Serve, cx);
+        assert_eq!(queue.ring.parked(), None, "served although it is parked");
         if !queue.ring.peek(cx.dma, &mut self.chain)? {
             return Ok(Activity::Idle);
         }
         let room = self.chain.writable().len();
-        queue.answer(&self.chain, room + self.excess);
+        queue.answer(&self.chain, room + self.excess)?;
         Ok(Activity::Busy)
+    }
+
+    fn complete<E: Environment>(
+        &mut self,
+        _queues: &mut [ServedQueue<()>],
+        cx: &mut Context<'_, E>,
+    ) -> Activity {
+        self.fail_in(Hook::Complete, cx);
+        Activity::Idle
+    }
+
+    /// Leaves what was answered to the body.
+    fn finish<E: Environment>(
+        &mut self,
+        _queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        self.fail_in(Hook::Finish, cx);
+        Ok(Activity::Idle)
     }
 }
 
 /// Serves two chains, of which the second has room for nothing.
-fn serve(excess: u32, features: u64) -> (Device<Liar>, AnyDriver<ArrayMem>, CountIrq) {
+fn serve(excess: u32, features: u64) -> (Device<Scripted>, AnyDriver<ArrayMem>, CountIrq) {
     let mem = ArrayMem::new(1 << 20);
-    let chain = Chain::new();
-    let mut device = Device::of(Liar { excess, chain });
+    let mut device = Device::of(Scripted {
+        excess,
+        ..Scripted::default()
+    });
     let features = device.features() & features;
     let mut driver = AnyDriver::new(mem.clone(), Gpa::new(0x1_0000), 0, 16, features);
     device
@@ -115,4 +174,140 @@ fn an_answer_longer_than_its_chain_needs_a_reset_and_is_not_shown() {
 #[should_panic(expected = "9 bytes written into a chain of 8")]
 fn an_answer_longer_than_its_chain_is_our_mistake() {
     serve(1, !0);
+}
+
+/// Device with queue 0, whose driver has made one chain of 8 bytes available.
+struct Guest {
+    mem: ArrayMem,
+    device: Device<Scripted>,
+    driver: AnyDriver<ArrayMem>,
+    irq: CountIrq,
+}
+
+impl Guest {
+    fn new(features: u64, journal: Option<Box<dyn Journal>>) -> Self {
+        let mem = ArrayMem::new(1 << 20);
+        let mut device = Device::of(Scripted::default());
+        let features = device.features() & features;
+        let mut driver = AnyDriver::new(mem.clone(), Gpa::new(0x1_0000), 0, 16, features);
+        let mut ring = Ring::new(&driver.config(), 16, features).unwrap();
+        if let Some(journal) = journal {
+            ring.start(RingStart::Fresh).unwrap();
+            ring.set_journal(journal);
+        }
+        device.begin(features, mem.keep_alive()).unwrap();
+        device.add_queue(ring).unwrap();
+        driver.add(&[], &[(0x4_0000, 8)]);
+        Self {
+            mem,
+            device,
+            driver,
+            irq: CountIrq::default(),
+        }
+    }
+
+    fn dma(&self) -> FlatDma {
+        FlatDma::new(self.mem.clone())
+    }
+
+    fn poll(&mut self, dma: &mut impl Dma) {
+        for _ in 0..100 {
+            if self.device.poll(dma, &mut self.irq, 0) == Activity::Idle {
+                return;
+            }
+        }
+        panic!("it is busy for ever");
+    }
+}
+
+#[test]
+fn a_failure_that_any_hook_reports_needs_a_reset_and_interrupts_once() {
+    for features in [!feature::RING_PACKED, !0] {
+        for hook in HOOKS {
+            let mut guest = Guest::new(features, None);
+            guest.device.class_mut().fails_in = Some(hook);
+            let mut dma = guest.dma();
+            let _ = guest.device.poll(&mut dma, &mut guest.irq, 0);
+            let violation = Some(Violation::NotCancellable);
+            assert_eq!(guest.device.violation(), violation, "{hook:?}");
+            assert_eq!(guest.irq.config, 1, "{hook:?}: in the same visit");
+            guest.poll(&mut dma);
+            assert_eq!(guest.irq.config, 1, "{hook:?}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_reported_while_a_queue_stops_needs_a_reset_and_is_notified_by_the_next_visit() {
+    let mut guest = Guest::new(!0, None);
+    let mut dma = guest.dma();
+    guest.poll(&mut dma);
+    guest.device.class_mut().fails_in = Some(Hook::Finish);
+    assert!(
+        guest
+            .device
+            .stop_queue(0, &mut dma, &mut guest.irq)
+            .is_some()
+    );
+    assert!(guest.device.needs_reset());
+    assert!(guest.device.has_work(&mut dma));
+    guest.poll(&mut dma);
+    assert_eq!(guest.irq.config, 1);
+}
+
+#[test]
+fn answers_are_shown_also_of_a_class_whose_finish_stages_nothing() {
+    for features in [!feature::RING_PACKED, !0] {
+        let mut guest = Guest::new(features, None);
+        let mut dma = guest.dma();
+        guest.poll(&mut dma);
+        assert_eq!(guest.driver.used().map(|used| used.1), Some(8));
+        assert!(!guest.device.has_work(&mut dma));
+    }
+}
+
+/// Journal that has room for nothing.
+struct FullJournal;
+
+impl Journal for FullJournal {
+    fn begin(&mut self, _head: u16, _descs: &[RawDescriptor]) -> Result<u16, JournalError> {
+        Err(JournalError)
+    }
+
+    fn complete(&mut self, _head: u16, _slot: u16) {}
+
+    fn advance(&mut self) {}
+
+    fn commit(&mut self) {}
+}
+
+#[test]
+fn a_chain_that_the_journal_refuses_needs_a_reset_and_its_queue_is_served_no_more() {
+    for features in [!feature::RING_PACKED, !0] {
+        let mut guest = Guest::new(features, Some(Box::new(FullJournal)));
+        let mut dma = guest.dma();
+        guest.poll(&mut dma);
+        assert_eq!(guest.device.violation(), Some(Violation::Journal));
+        assert_eq!(guest.device.class().served, [0]);
+        assert_eq!((guest.driver.used(), guest.irq.config), (None, 1));
+    }
+}
+
+#[test]
+fn a_queue_of_which_everything_was_cancelled_stops_and_counts_what_was_not_shown() {
+    let mut stopped = 0;
+    // An access of the visit is absent, another one each time.
+    for nth in 0..20 {
+        let mut guest = Guest::new(!0, None);
+        let mut dma = PendingDma::kth(guest.dma(), nth);
+        let _ = guest.device.poll(&mut dma, &mut guest.irq, 0);
+        if guest.device.ring(0).unwrap().in_flight() == 0 {
+            continue;
+        }
+        stopped += 1;
+        guest.device.cancel(CancelReason::End);
+        let answer = guest.device.stop_queue(0, &mut dma, &mut guest.irq);
+        assert_eq!(answer.map(|own| own.unshown), Some(1), "access {nth}");
+    }
+    assert_ne!(stopped, 0, "no access was between taking and publishing");
 }

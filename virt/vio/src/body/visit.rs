@@ -2,8 +2,7 @@
 
 use guest_mem::{Dma, Stop};
 
-use super::Core;
-use crate::class::{Context, DeviceClass, Environment, ServedQueue};
+use super::{Context, Core, DeviceClass, Environment, ServedQueue};
 use crate::device::{Activity, Interrupt};
 use crate::ring::RingStop;
 
@@ -21,9 +20,7 @@ impl<C: DeviceClass> Core<C> {
             }
         }
         is_busy |= self.class.complete(&mut self.queues, cx) == Activity::Busy;
-        if let Some(violation) = cx.violation {
-            self.life.fail(violation);
-        }
+        self.collect_failure(cx);
         if self.life.may_run() {
             for turn in 0..count {
                 let at = self.turn(turn);
@@ -32,13 +29,21 @@ impl<C: DeviceClass> Core<C> {
             // A queue that starves because the others come first comes first next time.
             self.first = if count == 0 { 0 } else { self.turn(1) };
         }
-        if self.life.take_announcement() {
+        if self.life.take_notification() {
             cx.irq.config();
             is_busy = true;
         }
         match is_busy {
             true => Activity::Busy,
             false => Activity::Idle,
+        }
+    }
+
+    /// Takes up a failure that a hook has reported. To be called behind the hooks, and before what
+    /// depends on whether the device may run.
+    fn collect_failure<E: Environment>(&mut self, cx: &mut Context<'_, E>) {
+        if let Some(violation) = cx.violation.take() {
+            self.life.fail(violation);
         }
     }
 
@@ -55,8 +60,8 @@ impl<C: DeviceClass> Core<C> {
     fn go_on<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         queue.ring.retry(cx.visit.now_ns());
-        let has_unshown = queue.has_unshown() && queue.ring.parked().is_none();
-        let mut is_busy = has_unshown && self.publish(at, cx);
+        let has_unpublished = queue.has_unpublished() && queue.ring.parked().is_none();
+        let mut is_busy = has_unpublished && self.publish(at, cx);
         let queue = &mut self.queues[at];
         let went_on = match queue.ring.parked() {
             None => self.class.go_on(queue, cx),
@@ -66,7 +71,7 @@ impl<C: DeviceClass> Core<C> {
         match went_on {
             Ok(activity) => is_busy |= activity == Activity::Busy,
             Err(stop) => {
-                self.note(stop);
+                self.record_violation(stop);
                 is_busy = true;
             }
         }
@@ -89,11 +94,11 @@ impl<C: DeviceClass> Core<C> {
         }
         // Without EVENT_IDX the driver is notified once that its doorbells are not needed.
         if let Err(stop) = queue.ring.disarm(cx.dma) {
-            self.note(stop);
+            self.record_violation(stop);
             return false;
         }
         let mut is_busy = false;
-        while !cx.visit.is_over() {
+        while !cx.visit.is_over() && queue.ring.parked().is_none() {
             match self.class.serve(queue, cx) {
                 Ok(Activity::Busy) => is_busy = true,
                 Ok(Activity::Idle) => return is_busy,
@@ -102,13 +107,13 @@ impl<C: DeviceClass> Core<C> {
                         queue.following.begin();
                         self.look_ahead(at, cx);
                     }
-                    self.note(stop);
+                    self.record_violation(stop);
                     return is_busy;
                 }
             }
         }
         // Stopped by the budget: there may be more.
-        true
+        is_busy || queue.ring.parked().is_none()
     }
 
     /// While queue `at` waits: asks for what the chains behind the one that waits will want.
@@ -124,21 +129,23 @@ impl<C: DeviceClass> Core<C> {
         }
     }
 
-    /// Shows the driver what has ended of queue `at`, by one store; whether anything had.
+    /// Publishes what has ended of queue `at`, by one store; whether anything had. A failure that
+    /// the class reports meanwhile is taken up.
     pub(super) fn publish<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         let mut is_busy = false;
         let mut stopped = None;
         let mut left = queue.ring.size();
         while left != 0 && queue.ring.parked().is_none() {
-            match self.class.finish(queue, cx) {
+            let staged = queue.stage_answers(cx.dma);
+            match staged.and_then(|()| self.class.finish(queue, cx)) {
                 Ok(Activity::Busy) => is_busy = true,
                 Ok(Activity::Idle) => break,
                 Err(stop) => stopped = Some(stop),
             }
             left -= 1;
         }
-        if queue.may_show() {
+        if queue.may_publish() {
             match queue.ring.publish(cx.dma) {
                 Ok(is_wanted) => {
                     is_busy = true;
@@ -150,15 +157,16 @@ impl<C: DeviceClass> Core<C> {
                 Err(stop) => stopped = stopped.or(Some(stop)),
             }
         }
+        self.collect_failure(cx);
         if let Some(stop) = stopped {
-            self.note(stop);
+            self.record_violation(stop);
         }
         is_busy
     }
 
     /// Whether a visit would do something.
     pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
-        if self.life.has_announcement() || self.class.has_completions() {
+        if self.life.has_notification() || self.class.has_completions() {
             return true;
         }
         if !self.life.may_run() {
@@ -176,7 +184,7 @@ impl<C: DeviceClass> Core<C> {
             if queue.ring.parked().is_some() {
                 return is_taking && queue.following.has_work();
             }
-            if queue.has_unshown() || class.has_taken(queue, dma) {
+            if queue.has_unpublished() || class.has_taken(queue, dma) {
                 return true;
             }
             if !is_taking || !class.may_take(queue, dma) {

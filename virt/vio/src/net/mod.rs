@@ -27,8 +27,7 @@ pub use checksum::Checksum;
 pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
-use crate::body::Device;
-use crate::class::{Context, DeviceClass, Environment, ServedQueue, Step};
+use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
 use crate::queue_config::{feature, is_queue_size};
 use crate::ring::{Ahead, Chain, RingStop, Segment, Violation, write_row};
@@ -175,12 +174,12 @@ impl NetClass {
     /// Sends one frame.
     fn transmit<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let chain = &mut self.chains[0];
-        if !queue.ring.peek(cx.dma, chain)? {
+        if !queue.peek(cx.dma, chain)? {
             return Ok(Activity::Idle);
         }
         let readable = chain.readable();
         let Some(len) = readable.len().checked_sub(HEADER_LEN as u32) else {
-            return Err(queue.ring.park(Violation::Truncated.into()));
+            return Err(queue.park(Violation::Truncated));
         };
         // The header asks for offloads, and none is offered: whatever it says is ignored.
         let fits = (MIN_FRAME..=MAX_FRAME as u32).contains(&len);
@@ -190,7 +189,7 @@ impl NetClass {
             Err(Stop::Fault(_)) => false,
             Err(pending) => return Err(queue.wait_for(cx.dma, pending, wanted(chain))),
         };
-        queue.answer(chain, 0);
+        queue.answer(chain, 0)?;
         cx.stats.requests += 1;
         if read && self.io.send(frame) {
             cx.stats.written_bytes += u64::from(len);
@@ -203,7 +202,7 @@ impl NetClass {
 
     /// Receives one frame.
     fn receive<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
-        self.rx_empty = !queue.ring.has_available(cx.dma)?;
+        self.rx_empty = !queue.has_available(cx.dma)?;
         if self.rx_empty {
             return Ok(Activity::Idle);
         }
@@ -218,8 +217,7 @@ impl NetClass {
         let all = (HEADER_LEN + len) as u32;
         if !self.gather(cx.dma, queue, all)? {
             // More buffers may come, unless the ring is full of them, or a frame must fit into one.
-            let ring = &queue.ring;
-            let is_full = ring.in_flight() == 0 && ring.is_exhausted(self.wanting);
+            let is_full = queue.in_flight() == 0 && queue.is_exhausted(self.wanting);
             if self.is_mergeable && !is_full {
                 return Ok(Activity::Idle);
             }
@@ -241,7 +239,7 @@ impl NetClass {
             }
         };
         for (chain, &bytes) in self.chains.iter().zip(&self.takes) {
-            queue.answer(chain, if written { bytes } else { 0 });
+            queue.answer(chain, if written { bytes } else { 0 })?;
         }
         self.held = None;
         cx.stats.requests += 1;
@@ -275,13 +273,13 @@ impl NetClass {
                 self.chains.push(Chain::default());
             }
             let chain = &mut self.chains[nth];
-            if !queue.ring.peek_ahead(dma, &mut self.wanting, chain)? {
+            if !queue.peek_ahead(dma, &mut self.wanting, chain)? {
                 return Ok(false);
             }
             let writable = chain.writable();
             // §5.1.6.3.1: the header fits into the first buffer, and every buffer holds something.
             if writable.is_empty() || (nth == 0 && writable.len() < HEADER_LEN as u32) {
-                return Err(queue.ring.park(Violation::Truncated.into()));
+                return Err(queue.park(Violation::Truncated));
             }
             let take = writable.len().min(need);
             self.segments.extend(writable.slice(0, take));
@@ -308,6 +306,8 @@ fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
 
 impl DeviceClass for NetClass {
     const TYPE: u16 = 1;
+    /// Frames that were sent before the start come first.
+    const FIRST: u16 = TX;
     type Queue = ();
     type Saved = SavedNet;
 
@@ -376,7 +376,7 @@ impl DeviceClass for NetClass {
         _now_ns: u64,
     ) -> Result<bool, RingStop> {
         let at = self.arm_at(queue);
-        let has_chain = queue.ring.has_available_ahead(dma, at)?;
+        let has_chain = queue.has_available_ahead(dma, at)?;
         Ok(has_chain && (self.rx_empty || self.is_due(queue)))
     }
 

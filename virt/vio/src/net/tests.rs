@@ -102,6 +102,18 @@ impl Guest {
         }
     }
 
+    /// The same device, reset and started on other rings.
+    fn restarted(mut self, mask: u64) -> Self {
+        self.net.reset();
+        let mut fresh = Self::new(Box::new(Wire::default()), mask);
+        let queues = [fresh.rx.config(), fresh.tx.config()];
+        let features = self.net.features() & mask;
+        let activated = self.net.activate(features, &queues, fresh.mem.keep_alive());
+        activated.expect("a start");
+        fresh.net = self.net;
+        fresh
+    }
+
     fn dma(&self) -> FlatDma {
         FlatDma::new(self.mem.clone())
     }
@@ -585,4 +597,42 @@ fn a_tap_interface_that_is_down_neither_blocks_nor_panics() {
     ));
     let file = std::fs::File::open("/dev/null").unwrap();
     assert!(matches!(Tap::from_fd(file.into()), Err(TapError::Kind)));
+}
+
+/// Queues in the order in which they interrupt.
+#[derive(Default)]
+struct Sequence(Vec<u16>);
+
+impl crate::Interrupt for Sequence {
+    fn queue(&mut self, queue: u16) {
+        self.0.push(queue);
+    }
+
+    fn config(&mut self) {}
+}
+
+#[test]
+fn the_first_visit_serves_the_transmit_queue_first_and_the_order_alternates() {
+    both(|mask| {
+        let wire = Wire::default();
+        let mut guest = Guest::new(Box::new(wire.clone()), mask);
+        for _ in 0..2 {
+            let mut dma = guest.dma();
+            for order in [[TX, RX], [RX, TX], [TX, RX]] {
+                // The former one has come back.
+                guest.buffers.clear();
+                guest.give(1, 2048);
+                guest.send(&arp_request());
+                wire.ends().to_guest.push_back(vec![0; 60]);
+                let mut irq = Sequence::default();
+                let _ = guest.net.poll(&mut dma, &mut irq, 0);
+                assert_eq!(irq.0, order);
+                assert_eq!(
+                    (guest.received().len(), guest.tx.used().is_some()),
+                    (1, true)
+                );
+            }
+            guest = guest.restarted(mask);
+        }
+    });
 }

@@ -210,9 +210,9 @@ impl Chain {
         self.push_words(sum, desc.addr, desc.len, desc.flags)
     }
 
-    /// Checks and appends one descriptor, and adds it to `sum`, which the caller keeps in registers until
-    /// [`close`](Self::close). Words instead of a [`RawDescriptor`], which compilers put together in memory: half of the time of
-    /// a walk.
+    /// Checks and appends one descriptor, and adds it to `sum`, which the caller keeps in registers
+    /// until [`close`](Self::close). Words instead of a [`RawDescriptor`], which compilers put
+    /// together in memory: half of the time of a walk.
     #[inline(always)]
     pub(super) fn push_words(
         &mut self,
@@ -244,9 +244,9 @@ impl Chain {
         Ok(())
     }
 
-    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on; answers
-    /// the indirect descriptor that they end in, which they may only if `may_end`. `fetch` answers a
-    /// descriptor's words.
+    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on;
+    /// answers the indirect descriptor that they end in, which they may only if `may_end`. `fetch`
+    /// answers a descriptor's words.
     #[inline(always)]
     pub(super) fn follow<S: From<Violation>>(
         &mut self,

@@ -1,5 +1,6 @@
 //! The entropy device driven as a guest would, and as it should not be.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use fake_mem::{ArrayMem, FlatDma, PagedMem};
@@ -7,7 +8,6 @@ use guest_mem::{Gpa, Iova, NoIommu, Perm, PhysMem, SourceId, View};
 
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
-use crate::throttle::Rate;
 use crate::{QueueDevice, Service};
 
 const BUFFER: u64 = 0x4_0000;
@@ -24,7 +24,7 @@ impl Counted {
 }
 
 impl EntropySource for Counted {
-    fn fill(&mut self, bytes: &mut [u8]) -> usize {
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let (left, last) = &mut *self.0.lock().unwrap();
         let len = bytes.len().min(*left);
         for byte in &mut bytes[..len] {
@@ -32,7 +32,7 @@ impl EntropySource for Counted {
             *byte = *last;
         }
         *left -= len;
-        len
+        Ok(len)
     }
 }
 
@@ -246,11 +246,71 @@ fn a_paused_device_answers_nothing_and_a_saved_one_has_its_ring() {
 
 #[test]
 fn the_host_gives_bytes_that_differ() {
-    let mut source = HostEntropy;
+    let mut source = HostEntropy::open().expect("this host has getrandom");
     let (mut first, mut second) = ([0; 64], [0; 64]);
-    assert_eq!(
-        (source.fill(&mut first), source.fill(&mut second)),
-        (64, 64)
-    );
+    let lens = [&mut first, &mut second].map(|bytes| source.fill(bytes).unwrap());
+    assert_eq!(lens, [64, 64]);
     assert_ne!(first, second);
+}
+
+#[test]
+fn only_an_answer_that_will_change_by_itself_is_no_error() {
+    for errno in [Errno::AGAIN, Errno::INTR] {
+        assert_eq!(given(Err(errno)).unwrap(), 0);
+    }
+    for errno in [Errno::PERM, Errno::NOSYS, Errno::FAULT, Errno::INVAL] {
+        let raw = given(Err(errno)).unwrap_err().raw_os_error();
+        assert_eq!(raw, Some(errno.raw_os_error()));
+    }
+}
+
+/// Source that fails while the flag is set, and has plenty otherwise.
+struct Failing(Arc<AtomicBool>);
+
+impl EntropySource for Failing {
+    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self.0.load(Relaxed) {
+            true => Err(Errno::PERM.into()),
+            false => Ok(bytes.len()),
+        }
+    }
+}
+
+#[test]
+fn a_source_that_fails_is_asked_again_and_counted_apart() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let mut guest = Guest::new(Failing(fails.clone()), RateLimits::default(), !0);
+    guest.driver.add(&[], &[(BUFFER, 8)]);
+    for try_ in 0..3 {
+        let now_ns = 5 + try_ * RETRY_NS;
+        assert_eq!(guest.used(now_ns), [0; 0]);
+        assert_eq!(guest.used(now_ns + 1), [0; 0], "not asked again so soon");
+        assert_eq!(guest.rng.opens_at_ns(), Some(now_ns + RETRY_NS));
+        assert_eq!(guest.rng.class().failures(), try_ + 1);
+    }
+    let stats = guest.rng.stats();
+    assert_eq!((stats.throttled, stats.errors, stats.requests), (0, 0, 0));
+    fails.store(false, Relaxed);
+    assert_eq!(guest.used(5 + 3 * RETRY_NS), [8]);
+}
+
+#[test]
+fn a_guest_that_never_stops_asking_gets_1_mib_a_second_of_the_host() {
+    let source = Counted::default();
+    source.leave(usize::MAX);
+    let mut guest = Guest::new(source, HOST_LIMITS, !0);
+    let mut waiting = 0;
+    let mut bytes = 0;
+    for ms in 0..4000 {
+        while waiting < SIZE {
+            guest.driver.add(&[], &[(BUFFER, u32::MAX)]);
+            waiting += 1;
+        }
+        let used = guest.used(ms * 1_000_000);
+        waiting -= used.len() as u16;
+        bytes += used.into_iter().map(u64::from).sum::<u64>();
+    }
+    // Four seconds, a burst, and an answer that may begin before that is used up.
+    let most = (4 << 20) + (64 << 10) + MAX_ANSWER as u64;
+    assert!((4 << 20..=most).contains(&bytes), "{bytes}");
 }

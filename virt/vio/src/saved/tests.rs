@@ -19,7 +19,8 @@ fn saved<S: SavedState>(class: S) -> SavedDevice<S> {
     }
 }
 
-/// Message of decoding `text` as a device whose class's state is `S`, without the place in the text.
+/// Message of decoding `text` as a device whose class's state is `S`, without the place in the
+/// text.
 fn refusal<S: SavedState>(text: &str) -> String {
     let decoded = serde_json::from_str::<SavedDevice<S>>(text);
     let message = decoded.err().expect("an error").to_string();

@@ -17,8 +17,8 @@ pub(super) const CANCEL: u64 = 1 << 32;
 /// Position in `user_data` of the count of the slot's operations.
 pub(super) const USE_SHIFT: u32 = 33;
 
-/// Data that a call moves: vectors in memory, and the first byte in the file, below 2^63 as the size
-/// of a disk is, which was a file offset.
+/// Data that a call moves: vectors in memory, and the first byte in the file, below 2^63 as the
+/// size of a disk is, which was a file offset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vectors {
     first: *const libc::iovec,
