@@ -224,9 +224,7 @@ impl Local {
         state: State,
     ) -> Result<(), FreeError> {
         // Nothing that was loaded before is relied on from here: where there was no fence, `keep_single` keeps nothing.
-        if self.unfenced_owner != self.owner {
-            self.fences.light();
-        }
+        self.fence_free();
         if self.keep_single(range, state) {
             self.say_changed();
             return Ok(());
@@ -323,9 +321,7 @@ impl Local {
     #[inline(never)]
     fn free_elsewhere(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         // As in `free_marked`; most come from there or are refused.
-        if self.unfenced_owner != self.owner {
-            self.fences.light();
-        }
+        self.fence_free();
         let freed = self.free_any(shared, range);
         self.say_changed();
         freed
@@ -368,6 +364,14 @@ impl Local {
         self.changing.store(page, Ordering::Relaxed);
         if !planted!(ChangesUnfenced) {
             Fences::light_by_kernel();
+        }
+    }
+
+    /// Makes the fence that [`Self::say_freeing`] left out, where a free needs one of the CPU.
+    #[inline(always)]
+    fn fence_free(&self) {
+        if self.unfenced_owner != self.owner {
+            self.fences.light();
         }
     }
 

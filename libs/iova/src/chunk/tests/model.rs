@@ -39,6 +39,17 @@ fn explore_to(
     found
 }
 
+/// Checks that a model holds, and that it fails with each of the mistakes.
+fn holds_and_finds(preemptions: usize, mistakes: &[Mistake], model: fn()) {
+    assert!(!explore_to(preemptions, None, model));
+    for mistake in mistakes {
+        assert!(
+            explore_to(preemptions, Some(*mistake), model),
+            "{mistake:?} goes unnoticed"
+        );
+    }
+}
+
 /// Two chunks of two words for three cores: four ranges of 64 pages.
 fn space(retires: bool) -> ChunkAllocator {
     let aperture = Aperture::new(IovaPfn::new(0), IovaPfn::new(1023), &[]).expect("pages");
@@ -397,34 +408,38 @@ fn relieves() {
     }
     owner.park();
     other.park();
-    assert_eq!(space.stats().live_ranges, 0);
-    let whole = other.alloc(Request::pages(1024));
-    other
-        .free(whole.expect("everything came back"))
-        .expect("allocated");
+    assert_all_came_back(&space, &mut other);
 }
 
 #[test]
 fn a_core_without_room_takes_what_another_does_not_use() {
-    assert!(!explore_to(1, None, relieves));
-    for mistake in [Mistake::SparesTheIdle] {
-        assert!(
-            explore_to(1, Some(mistake), relieves),
-            "{mistake:?} goes unnoticed"
-        );
+    holds_and_finds(1, &[Mistake::SparesTheIdle], relieves);
+}
+
+/// An owner that has allocated all of a space, another core that has freed all but one range of it,
+/// and that range.
+fn all_but_one_freed(space: &ChunkAllocator) -> (Box<ChunkCore>, Box<ChunkCore>, IovaRange) {
+    let mut owner = claim(space, 0);
+    let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
+    let mut other = claim(space, 1);
+    for range in &all[1..] {
+        other.free(*range).expect("it is ours to free");
     }
+    (owner, other, all[0])
+}
+
+/// Checks that nothing is allocated, and that one core can have all.
+fn assert_all_came_back(space: &ChunkAllocator, core: &mut ChunkCore) {
+    assert_eq!(space.stats().live_ranges, 0);
+    let whole = core.alloc(Request::pages(1024));
+    core.free(whole.expect("everything came back"))
+        .expect("allocated");
 }
 
 /// The owner pins what another core pins and frees, which then finds no room: it does not get what the owner has pinned.
 fn pins_what_another_takes() {
     let space = space(false);
-    let mut owner = claim(&space, 0);
-    let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let contested = all[0];
-    let mut other = claim(&space, 1);
-    for range in &all[1..] {
-        other.free(*range).expect("it is ours to free");
-    }
+    let (mut owner, mut other, contested) = all_but_one_freed(&space);
     let thread = thread::spawn(move || {
         let Ok(pinned) = other.pin(contested) else {
             return (other, None);
@@ -452,25 +467,17 @@ fn pins_what_another_takes() {
 
 #[test]
 fn what_an_owner_pins_is_not_taken_from_under_it() {
-    assert!(!explore_to(2, None, pins_what_another_takes));
-    for mistake in [Mistake::IgnoresTheOwner, Mistake::ChangesUnfenced] {
-        assert!(
-            explore_to(2, Some(mistake), pins_what_another_takes),
-            "{mistake:?} goes unnoticed"
-        );
-    }
+    holds_and_finds(
+        2,
+        &[Mistake::IgnoresTheOwner, Mistake::ChangesUnfenced],
+        pins_what_another_takes,
+    );
 }
 
 /// The owner frees what another core frees, which then finds no room: it does not get what the owner keeps ready.
 fn frees_what_another_takes() {
     let space = space(false);
-    let mut owner = claim(&space, 0);
-    let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let contested = all[0];
-    let mut other = claim(&space, 1);
-    for range in &all[1..] {
-        other.free(*range).expect("it is ours to free");
-    }
+    let (mut owner, mut other, contested) = all_but_one_freed(&space);
     let thread = thread::spawn(move || {
         let _ = other.free(contested);
         let got = other.alloc(Request::pages(1024).without_drain()).ok();
@@ -488,26 +495,20 @@ fn frees_what_another_takes() {
     }
     other.park();
     owner.park();
-    assert_eq!(space.stats().live_ranges, 0);
-    let whole = owner.alloc(Request::pages(1024));
-    owner
-        .free(whole.expect("everything came back"))
-        .expect("allocated");
+    assert_all_came_back(&space, &mut owner);
 }
 
 #[test]
 fn what_an_owner_frees_is_in_one_place() {
-    assert!(!explore_to(2, None, frees_what_another_takes));
-    for mistake in [
-        Mistake::IgnoresTheOwner,
-        Mistake::ChangesUnfenced,
-        Mistake::FreesUnsaid,
-    ] {
-        assert!(
-            explore_to(2, Some(mistake), frees_what_another_takes),
-            "{mistake:?} goes unnoticed"
-        );
-    }
+    holds_and_finds(
+        2,
+        &[
+            Mistake::IgnoresTheOwner,
+            Mistake::ChangesUnfenced,
+            Mistake::FreesUnsaid,
+        ],
+        frees_what_another_takes,
+    );
 }
 
 /// A number that is in a set is found, whoever else looks.
