@@ -5,6 +5,10 @@
 //! is given a message, which wakes it whatever it missed: if the program goes on, a wake-up had been lost; if it does
 //! not, the work itself was.
 //!
+//! Nothing goes on where nothing has changed over so many looks as the patience has room for, and not over so much time: a
+//! machine that stands still for a while, as one under a hypervisor does, stops this thread with all others, and then
+//! the vCPU may be the last of them to go on.
+//!
 //! Meanwhile it keeps the program's waits about as long as falling asleep takes here (microseconds, or 10 ms where
 //! KVM waits for a grace period), so that most stores come just before or after the sidecore is asleep.
 
@@ -50,8 +54,9 @@ pub fn watch<P: Poller<Message = Request>>(
     patience: Duration,
 ) -> Result<Outcome> {
     let mut pace = Pace::new();
-    let (mut counter, mut seen_sleeps) = (0, 0);
-    let (mut moved, mut slept) = (Instant::now(), Instant::now());
+    let looks = u32::try_from(patience.as_nanos() / PERIOD.as_nanos()).unwrap_or(u32::MAX);
+    let mut progress = Standstill::new(looks);
+    let mut sleep = Standstill::new(looks);
     while !control.is_over() {
         std::thread::sleep(PERIOD);
         let stats = core.stats();
@@ -61,26 +66,48 @@ pub fn watch<P: Poller<Message = Request>>(
                 stats.last_arm_error.unwrap_or_default()
             );
         }
-        let now = Instant::now();
-        let present = program::counter(ram)?;
-        if present != counter {
-            (counter, moved) = (present, now);
-        }
-        if stats.core.sleeps != seen_sleeps {
-            (seen_sleeps, slept) = (stats.core.sleeps, now);
-        }
+        let counter = program::counter(ram)?;
         pace.set(ram, &stats.core)?;
-        if seen_sleeps >= sleeps {
+        if stats.core.sleeps >= sleeps {
             program::stop(ram)?;
         }
-        if now.duration_since(moved) >= patience {
+        if progress.is_over(counter.into()) {
             return diagnose(core, ram, counter, patience);
         }
-        if now.duration_since(slept) >= patience {
+        if sleep.is_over(stats.core.sleeps) {
             bail!("the program goes on at {counter}, but its sidecore no longer sleeps: {stats:?}");
         }
     }
     Ok(Outcome::Done)
+}
+
+/// A count that should change, as one look after another finds it.
+struct Standstill {
+    count: u64,
+    /// Looks in turn that have found the same.
+    looks: u32,
+    /// So many mean that it will not change.
+    most: u32,
+}
+
+impl Standstill {
+    fn new(most: u32) -> Self {
+        Self {
+            count: 0,
+            looks: 0,
+            most,
+        }
+    }
+
+    /// Whether the count has not changed for too long.
+    fn is_over(&mut self, count: u64) -> bool {
+        self.looks = match count == self.count {
+            true => self.looks + 1,
+            false => 0,
+        };
+        self.count = count;
+        self.looks >= self.most
+    }
 }
 
 /// Sets the program's waits.
@@ -101,6 +128,8 @@ impl Pace {
     const MAX_STRETCH: u64 = 256;
     /// In ns: what going to sleep takes where nothing is armed, and a bound for what is measured.
     const FALLING_ASLEEP: std::ops::RangeInclusive<u64> = 10_000..=100_000_000;
+    /// Stretched, in ns: well below the patience, also where the guest gets a third of a processor.
+    const LONGEST: u64 = 1_000_000_000;
 
     fn new() -> Self {
         let start = Instant::now();
@@ -125,8 +154,9 @@ impl Pace {
         let mean = core.arming_ns / (core.sleeps + core.sleeps_refused).max(1);
         let range = Self::FALLING_ASLEEP;
         let falling_asleep = mean.clamp(*range.start(), *range.end());
-        // At most 10^8 ns times 20,000 times 256: no overflow.
-        let pauses = falling_asleep * u64::from(Self::SAMPLE) * self.stretch / self.sample_ns;
+        let wait = (falling_asleep * self.stretch).min(Self::LONGEST);
+        // At most 10^9 ns times 20,000: no overflow.
+        let pauses = wait * u64::from(Self::SAMPLE) / self.sample_ns;
         let most = u32::MAX / 8;
         let pauses = u32::try_from(pauses / 10).map_or(most, |pauses| pauses.min(most));
         program::set_delay(ram, pauses * 8, pauses * 6)
@@ -186,4 +216,19 @@ fn ask<P: Poller<Message = Request>>(core: &Sidecore<P>, offset: u16) -> Option<
         }
     });
     answer.recv_timeout(ANSWER).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_stands_still_after_so_many_looks_and_not_after_a_time() {
+        let mut count = Standstill::new(3);
+        assert!([1, 1, 2, 2, 2].iter().all(|seen| !count.is_over(*seen)));
+        assert!(!count.is_over(3));
+        assert!([3, 3].iter().all(|seen| !count.is_over(*seen)));
+        assert!(count.is_over(3));
+        assert!(!count.is_over(4));
+    }
 }

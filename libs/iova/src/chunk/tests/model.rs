@@ -356,11 +356,7 @@ fn relieves() {
     }
     owner.park();
     other.park();
-    assert_eq!(space.stats().live_ranges, 0);
-    let whole = other.alloc(Request::pages(1024));
-    other
-        .free(whole.expect("everything came back"))
-        .expect("allocated");
+    assert_all_came_back(&space, &mut other);
 }
 
 #[test]
@@ -368,16 +364,30 @@ fn a_core_without_room_takes_what_another_does_not_use() {
     explore_to(1, relieves);
 }
 
-/// The owner pins what another core pins and frees, which then finds no room: it does not get what the owner has pinned.
-fn pins_what_another_takes() {
-    let space = space(false);
-    let mut owner = claim(&space, 0);
+/// An owner that has allocated all of a space, another core that has freed all but one range of it,
+/// and that range.
+fn all_but_one_freed(space: &ChunkAllocator) -> (Box<ChunkCore>, Box<ChunkCore>, IovaRange) {
+    let mut owner = claim(space, 0);
     let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let contested = all[0];
-    let mut other = claim(&space, 1);
+    let mut other = claim(space, 1);
     for range in &all[1..] {
         other.free(*range).expect("it is ours to free");
     }
+    (owner, other, all[0])
+}
+
+/// Checks that nothing is allocated, and that one core can have all.
+fn assert_all_came_back(space: &ChunkAllocator, core: &mut ChunkCore) {
+    assert_eq!(space.stats().live_ranges, 0);
+    let whole = core.alloc(Request::pages(1024));
+    core.free(whole.expect("everything came back"))
+        .expect("allocated");
+}
+
+/// The owner pins what another core pins and frees, which then finds no room: it does not get what the owner has pinned.
+fn pins_what_another_takes() {
+    let space = space(false);
+    let (mut owner, mut other, contested) = all_but_one_freed(&space);
     let thread = thread::spawn(move || {
         let Ok(pinned) = other.pin(contested) else {
             return (other, None);
@@ -411,13 +421,7 @@ fn what_an_owner_pins_is_not_taken_from_under_it() {
 /// The owner frees what another core frees, which then finds no room: it does not get what the owner keeps ready.
 fn frees_what_another_takes() {
     let space = space(false);
-    let mut owner = claim(&space, 0);
-    let all: Vec<_> = (0..8).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let contested = all[0];
-    let mut other = claim(&space, 1);
-    for range in &all[1..] {
-        other.free(*range).expect("it is ours to free");
-    }
+    let (mut owner, mut other, contested) = all_but_one_freed(&space);
     let thread = thread::spawn(move || {
         let _ = other.free(contested);
         let got = other.alloc(Request::pages(1024).without_drain()).ok();
@@ -435,11 +439,7 @@ fn frees_what_another_takes() {
     }
     other.park();
     owner.park();
-    assert_eq!(space.stats().live_ranges, 0);
-    let whole = owner.alloc(Request::pages(1024));
-    owner
-        .free(whole.expect("everything came back"))
-        .expect("allocated");
+    assert_all_came_back(&space, &mut owner);
 }
 
 #[test]
