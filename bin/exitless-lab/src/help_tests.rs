@@ -13,6 +13,7 @@ use vmm::help::{manual, printable, tips, unbroken, write_manuals};
 use vmm::run::RunArgs;
 use vmm::serve::ServeArgs;
 
+use crate::faults::{Faults, Program};
 use crate::{Cli, Command as OfLab};
 
 /// The programs' command lines.
@@ -157,8 +158,14 @@ fn understand_ours(words: &[String], place: &str) {
     }
     let cli = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{}", at(&error)));
     match cli.command {
-        OfLab::Serve(args) => understand_serve(&args.serve, &at),
-        OfLab::Run(args) => understand_run(&args.run, &at),
+        OfLab::Serve(args) => {
+            understand_serve(&args.serve, &at);
+            understand_faults(Program::Daemon, &args.fault, &at);
+        }
+        OfLab::Run(args) => {
+            understand_run(&args.run, &at);
+            understand_faults(Program::Machine, &args.fault, &at);
+        }
         OfLab::Lab(args) => {
             if let Some(inside) = args.inside().filter(|inside| !inside.is_empty()) {
                 let inside: Vec<String> = std::iter::once("exitless".to_owned())
@@ -190,6 +197,12 @@ fn understand_run(args: &RunArgs, at: &dyn Fn(&dyn std::fmt::Display) -> String)
         "{}",
         at(&misunderstood.join("; "))
     );
+}
+
+fn understand_faults(program: Program, faults: &[String], at: &dyn Fn(&dyn std::fmt::Display) -> String) {
+    if let Err(error) = Faults::parse(program, faults) {
+        panic!("{}", at(&format!("{error:#}")));
+    }
 }
 
 /// Runs of verbatim lines among the examples of a text.

@@ -8,6 +8,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::values::keys::Keys;
+use crate::values::size;
 
 /// Subcommands that are another program's.
 const SUBCOMMANDS: [&str; 8] = [
@@ -87,18 +88,30 @@ pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Opti
     ))
 }
 
-/// Refuses the keys `latency` and `misbehave` in a list of `run` or `serve` (`command`), of a part
-/// that is named so in faults.
+/// Refuses the key `latency` in a list of `run` or `serve` (`command`), of a disk that is named so
+/// in faults.
 ///
 /// # Errors
-/// One of them is given.
-pub fn refuse_keys(keys: &Keys<'_>, command: &str, part: &str) -> Result<()> {
-    let now = |fault: &str| format!("is now {LAB} {command} --fault {part}:{fault}");
-    if let Some(value) = keys.peek("latency") {
-        bail!("latency= {}", now(&format!("latency={value}")));
+/// It is given.
+pub fn refuse_latency(keys: &Keys<'_>, command: &str, disk: &str) -> Result<()> {
+    let Some(value) = keys.peek("latency") else {
+        return Ok(());
+    };
+    // It took 0, and 20K, where the fault takes microseconds.
+    let microseconds = match size::bytes(value) {
+        Ok(value) if value > 0 => value.to_string(),
+        _ => "US".to_string(),
+    };
+    bail!("latency= is now {LAB} {command} --fault {disk}:latency={microseconds}")
+}
+
+/// Refuses the key `misbehave` in a list of `run`, of a part that is named so in faults.
+///
+/// # Errors
+/// It is given.
+pub fn refuse_misbehave(keys: &Keys<'_>, part: &str) -> Result<()> {
+    match keys.peek("misbehave") {
+        Some(value) => bail!("misbehave= is now {LAB} run --fault {part}:{value}"),
+        None => Ok(()),
     }
-    if let Some(value) = keys.peek("misbehave") {
-        bail!("misbehave= {}", now(value));
-    }
-    Ok(())
 }

@@ -10,8 +10,8 @@ use clap::Parser;
 
 use mutants::mutant::{Mutant, names};
 use mutants::record::record;
-use mutants::run::{Failure, Runner, Time};
-use mutants::sample::{Took, UNKNOWN, order};
+use mutants::run::{Failure, Runner};
+use mutants::sample::{Took, order};
 use mutants::tree::git;
 
 /// Makes known mistakes in a copy of the tree, one after the other, and sees the test that must
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
 
 /// Whether all is well.
 fn run(args: &Args) -> Result<bool> {
-    let top = git(&std::env::current_dir()?, &["rev-parse", "--show-toplevel"])?;
-    let tree = PathBuf::from(top.trim_end());
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let tree = tree.canonicalize().context("the tree")?;
     if let Some(name) = &args.record {
         println!("{}", record(&tree, name)?);
         return Ok(true);
@@ -78,13 +78,18 @@ fn run(args: &Args) -> Result<bool> {
         chosen.iter().for_each(|name| println!("{name}"));
         return Ok(true);
     }
+    if let Err(error) = git(&tree, &["ls-files", "--error-unmatch", "Cargo.toml"]) {
+        // Of an archive, say, or somebody else's.
+        println!("mutants: skipped: a copy has Git's files, and this tree has none: {error:#}");
+        return Ok(true);
+    }
     let mut session = Session::new(&tree, args)?;
     let mut mutants = session.read(in_order(&tree, args, chosen)?);
     if args.sample.is_none() {
         // One cfg after the other, and crate by crate: each is built as seldom as can be.
         mutants.sort_by(|a, b| (a.head.cfg, &a.name).cmp(&(b.head.cfg, &b.name)));
     }
-    let all = mutants.len();
+    let all = mutants.len() + session.failed;
     for mutant in mutants {
         match session.has_time_for(&mutant) {
             true => session.run(&mutant)?,
@@ -159,24 +164,18 @@ impl Session {
         !self.has_run || self.time.is_none_or(fits)
     }
 
-    /// Time of a mutant's tests: what is left of a sample's. The first one has some also after a
-    /// build that took all of it.
-    fn time(&self) -> Option<Time> {
-        let least = match self.has_run {
-            true => Duration::ZERO,
-            false => UNKNOWN,
-        };
-        self.time.map(|time| Time {
-            until: self.began + time,
-            least,
-        })
+    /// The end of a sample, when a test is ended. The first one has all the time that it takes,
+    /// however long it was built.
+    fn end(&self) -> Option<Instant> {
+        let time = self.time.filter(|_| self.has_run);
+        time.map(|time| self.began + time)
     }
 
     fn run(&mut self, mutant: &Mutant) -> Result<()> {
         let (name, cfg) = (&mutant.name, mutant.head.cfg);
         let was_built = self.runner.has_built(mutant);
         let expected = self.took.expected(name, was_built);
-        let outcome = self.runner.run(mutant, self.time())?;
+        let outcome = self.runner.run(mutant, self.end())?;
         self.has_run = true;
         let (built, ran) = (outcome.built.as_secs_f64(), outcome.ran.as_secs_f64());
         let seconds = format!(

@@ -25,15 +25,6 @@ pub struct Runner {
     _alone: File,
 }
 
-/// The time that a mutant's tests have.
-#[derive(Clone, Copy, Debug)]
-pub struct Time {
-    /// The end of the run.
-    pub until: Instant,
-    /// Time that they have after the build in any case.
-    pub least: Duration,
-}
-
 /// The outcome of a mutant.
 #[derive(Debug)]
 pub struct Outcome {
@@ -178,11 +169,11 @@ impl Runner {
     }
 
     /// Makes one mistake in the copy for its cfg, runs its test, and undoes it. A test that is not
-    /// over at the end of `time` has no verdict; a build goes on.
+    /// over at `end` has no verdict; a build goes on.
     ///
     /// # Errors
     /// Anything that is not the mutant's fault: no Cargo, no room on the disk.
-    pub fn run(&mut self, mutant: &Mutant, time: Option<Time>) -> Result<Outcome> {
+    pub fn run(&mut self, mutant: &Mutant, end: Option<Instant>) -> Result<Outcome> {
         let began = Instant::now();
         let (target, mark) = (self.target(mutant.head.cfg), self.mark(mutant));
         let limit = self.limit;
@@ -201,7 +192,6 @@ impl Runner {
         };
         let binary = cargo::build(copy.root(), &target, &mutant.head);
         let built = began.elapsed();
-        let end = time.map(|time| time.until.max(Instant::now() + time.least));
         let verdict = binary.and_then(|binary| match binary {
             Ok(binary) => {
                 fs::write(mark, "")?;

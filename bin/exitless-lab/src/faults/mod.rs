@@ -108,6 +108,11 @@ impl Composition for Faults {
                 );
             }
         }
+        if self.is_as_resident && (machine.has_pager || self.is_punched) {
+            bail!(
+                "--fault memory:as-resident does not go with --resident or memory:punch, which imply it"
+            );
+        }
         if self.store.is_some() && !machine.has_pager {
             bail!("--fault swap:… goes with --resident and --swap");
         }

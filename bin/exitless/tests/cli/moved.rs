@@ -118,7 +118,15 @@ const MOVED: &[(&[&str], &str)] = &[
             "--disk",
             "socket=a.sock,latency=200",
         ],
-        "latency= is now exitless-lab run --fault disk0:latency=200",
+        "latency= is now exitless-lab serve --fault diskN:latency=200",
+    ),
+    (
+        &["run", "--kernel", "KERNEL", "--disk", "path=disk,latency=20K"],
+        "latency= is now exitless-lab run --fault disk0:latency=20480",
+    ),
+    (
+        &["run", "--kernel", "KERNEL", "--disk", "path=disk,latency=0"],
+        "latency= is now exitless-lab run --fault disk0:latency=US",
     ),
     (
         &[

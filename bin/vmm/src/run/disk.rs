@@ -77,7 +77,9 @@ impl DiskConfig {
     /// Checks one `--disk`, the `index`-th.
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;
-        moved::refuse_keys(&keys, "run", &format!("disk{index}"))?;
+        let name = format!("disk{index}");
+        moved::refuse_latency(&keys, "run", &name)?;
+        moved::refuse_misbehave(&keys, &name)?;
         // A socket would have made it a disk of another kind.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
             format!("for disks that machines share: exitless serve --block {key}=…, and --disk socket=… here")

@@ -36,7 +36,8 @@ impl RemoteDiskConfig {
                 "--disk: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
             );
         }
-        moved::refuse_keys(&keys, "run", &format!("disk{index}"))?;
+        // The latency is of whoever serves it.
+        moved::refuse_latency(&keys, "serve", "diskN")?;
         // The socket has been taken.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
             format!(

@@ -132,7 +132,7 @@ struct CoresSpec {
 /// Reads the value of `--block`; `option` is named in messages.
 fn parse(option: &str, text: &str) -> Result<BlockSpec> {
     let mut keys = Keys::parse(option, text)?;
-    moved::refuse_keys(&keys, "serve", "diskN")?;
+    moved::refuse_latency(&keys, "serve", "diskN")?;
     let spec = BlockSpec::take(&mut keys, &block::ALL)?;
     keys.finish()?;
     Ok(spec)

@@ -81,7 +81,7 @@ impl SwapConfig {
         let limit = size::bytes(resident).context("--resident")?;
         let limit = Limit::check(limit, memory, disks.len()).context("--resident")?;
         let mut keys = Keys::parse("--swap", swap)?;
-        moved::refuse_keys(&keys, "run", "swap")?;
+        moved::refuse_misbehave(&keys, "swap")?;
         let path = keys.take("path").filter(|path| !path.is_empty());
         let bytes = match keys.take("size") {
             Some(text) => size::bytes(text).context("--swap: size")?,

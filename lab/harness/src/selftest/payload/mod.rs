@@ -14,7 +14,7 @@
 //! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the program waits a
 //! random time between submissions. What is counted: each in its column of [`PayloadReport`].
 //!
-//! Called by `exitless-lab selftest --payload` and by this module's tests. Left out: more than one vCPU, functions with
+//! Called by `exitless-lab payload`, `exitless-lab selftest --soak` and by this module's tests. Left out: more than one vCPU, functions with
 //! rings (their doorbells have descriptors), other registers than IQT.
 
 mod machine;
