@@ -199,7 +199,11 @@ fn understand_run(args: &RunArgs, at: &dyn Fn(&dyn std::fmt::Display) -> String)
     );
 }
 
-fn understand_faults(program: Program, faults: &[String], at: &dyn Fn(&dyn std::fmt::Display) -> String) {
+fn understand_faults(
+    program: Program,
+    faults: &[String],
+    at: &dyn Fn(&dyn std::fmt::Display) -> String,
+) {
     if let Err(error) = Faults::parse(program, faults) {
         panic!("{}", at(&format!("{error:#}")));
     }

@@ -7,9 +7,9 @@
 //! (§5.4.6.1 allows less than the buffer has), whatever its length: nothing is in flight, and no
 //! request costs more than another. A source that has nothing at the moment, and the rate limit,
 //! leave the request in the ring until a deadline. A chain without a writable buffer, or one that
-//! faults, is given back with length 0. Random bytes that were written before a wait are drawn
-//! anew. A source that fails is asked again like one that has nothing, and logged and counted
-//! apart.
+//! faults, is given back with length 0. Random bytes that were drawn before a wait are drawn anew,
+//! and count against the limit each time. A source that fails is asked again like one that has
+//! nothing, and logged and counted apart.
 
 use std::io;
 
@@ -170,13 +170,19 @@ impl DeviceClass for RngClass {
         self.retry_at_ns = None;
         let mut bytes = [0; MAX_ANSWER];
         let most = bytes.len().min(self.chain.writable().len() as usize);
-        let drawn = match self.source.fill(&mut bytes[..most]) {
-            Ok(drawn) => drawn,
-            Err(error) => self.fail(now_ns, &error),
-        };
-        if drawn == 0 && most != 0 {
-            self.retry_at_ns = Some(now_ns.saturating_add(RETRY_NS));
-            return Ok(Activity::Idle);
+        let mut drawn = 0;
+        if most != 0 {
+            drawn = match self.source.fill(&mut bytes[..most]) {
+                Ok(drawn) => drawn,
+                Err(error) => self.fail(now_ns, &error),
+            };
+            if drawn == 0 {
+                self.retry_at_ns = Some(now_ns.saturating_add(RETRY_NS));
+                return Ok(Activity::Idle);
+            }
+            // Also if they cannot be written now, and are drawn anew.
+            cx.visit.charge(drawn as u64 * BYTE_COST);
+            self.throttle.charge(now_ns, drawn as u64);
         }
         let writable = self.chain.writable();
         let len = match writable.write(cx.dma, 0, &bytes[..drawn]) {
@@ -187,9 +193,7 @@ impl DeviceClass for RngClass {
                 return Err(queue.wait_for(cx.dma, pending, wanted));
             }
         };
-        cx.visit
-            .take_request(cost::REQUEST + drawn as u64 * BYTE_COST);
-        self.throttle.charge(now_ns, drawn as u64);
+        cx.visit.take_request(cost::REQUEST);
         cx.stats.requests += 1;
         cx.stats.errors += u64::from(len == 0);
         cx.stats.read_bytes += u64::from(len);

@@ -121,7 +121,13 @@ const MOVED: &[(&[&str], &str)] = &[
         "latency= is now exitless-lab serve --fault diskN:latency=200",
     ),
     (
-        &["run", "--kernel", "KERNEL", "--disk", "path=disk,latency=20K"],
+        &[
+            "run",
+            "--kernel",
+            "KERNEL",
+            "--disk",
+            "path=disk,latency=20K",
+        ],
         "latency= is now exitless-lab run --fault disk0:latency=20480",
     ),
     (

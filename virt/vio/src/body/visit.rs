@@ -11,7 +11,8 @@ impl<C: DeviceClass> Core<C> {
         self.now_ns = cx.visit.now_ns();
         let count = self.queues.len();
         let mut is_busy = false;
-        if self.life.may_run() {
+        let may_run = self.life.may_run();
+        if may_run {
             for turn in 0..count {
                 is_busy |= self.go_on(self.turn(turn), cx);
             }
@@ -21,7 +22,8 @@ impl<C: DeviceClass> Core<C> {
         }
         is_busy |= self.class.complete(&mut self.queues, cx) == Activity::Busy;
         self.collect_failure(cx);
-        if self.life.may_run() {
+        // Also if it has failed meanwhile: what has ended is the driver's.
+        if may_run {
             for turn in 0..count {
                 let at = self.turn(turn);
                 is_busy |= self.queues[at].runs && self.publish(at, cx);

@@ -5,7 +5,7 @@
 //! an MTU other than 1500.
 //!
 //! Frames are copied inline, so nothing is ever in flight and no lease is held. A visit sends and
-//! receives while it lasts, and publishes each ring once.
+//! receives while it lasts, and publishes each ring at its end.
 //!
 //! Transmit: copy the frame, consume its chain, send, stage, publish. A wait before the chain is consumed repeats the copy, one
 //! behind it the staging: nothing that the network has seen. Receive: take a frame, look for buffers for all of it, write it,

@@ -177,6 +177,44 @@ fn an_answer_into_absent_pages_waits_once_for_all_of_them() {
 }
 
 #[test]
+fn what_is_drawn_and_cannot_be_written_counts_against_the_limit() {
+    let limits = RateLimits {
+        bytes: Some(Rate {
+            per_second: 1000,
+            burst: 64,
+        }),
+        ..RateLimits::default()
+    };
+    let source = Counted::default();
+    source.leave(1 << 20);
+    let mut guest = Guest::new(source.clone(), limits, !0);
+    let mem = PagedMem::new(guest.mem.clone());
+    guest.driver.add(&[], &[(BUFFER, 64)]);
+    let mut iommu = NoIommu::new(1);
+    let mut view = View::new(&mut iommu, &mem, SourceId::new(0, 1, 0));
+    // The page comes, and is gone again before the device looks.
+    for _ in 0..100 {
+        mem.evict(Gpa::new(BUFFER), 0x1000);
+        guest.poll(&mut view, 0);
+        for ticket in mem.tickets() {
+            guest.rng.ticket_done(ticket);
+        }
+    }
+    let drawn = (1 << 20) - source.0.lock().unwrap().0;
+    assert!((64..=128).contains(&drawn), "{drawn}");
+    assert!(guest.rng.opens_at_ns().is_some());
+}
+
+#[test]
+fn a_chain_that_wants_no_bytes_does_not_reach_a_source_that_fails() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let mut guest = Guest::new(Failing(fails), HOST_LIMITS, !0);
+    guest.driver.add(&[(BUFFER, 8)], &[]);
+    assert_eq!(guest.used(0), [0]);
+    assert_eq!(guest.rng.class().failures(), 0);
+}
+
+#[test]
 fn a_limited_device_says_when_it_goes_on_and_sleeps_until_then() {
     let limits = RateLimits {
         bytes: Some(Rate {
