@@ -149,7 +149,9 @@ impl LabArgs {
 /// What keeps a lab of the usual kind from starting here.
 #[must_use]
 pub fn obstacles() -> Vec<String> {
-    lab::obstacles(&Needs::default())
+    let mut found = lab::obstacles(&Needs::default());
+    found.extend(Programs::find().err().map(|error| format!("{error:#}")));
+    found
 }
 
 /// Runs `exitless-lab lab`; the status is that of the command inside.
