@@ -185,7 +185,7 @@ impl LabConfig {
         add(&["-accel", &format!("{TCG},thread={threads}")]);
         add(&[
             "-smp",
-            &self.cpus.to_string(),
+            &processors(self.cpus),
             "-m",
             &self.memory_mib.to_string(),
         ]);
@@ -271,6 +271,13 @@ impl Drop for Scratch {
         // Only wasted space if it stays.
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// The value of `-smp` for so many processors. There may be more of them than one: QEMU's TCG
+/// translates for a single one without the fences of locked instructions, and Linux's barrier between
+/// its avail index and a device's event index is one of those (x86 `smp_mb()`, virtio 1.2 §2.7.10).
+fn processors(count: u32) -> String {
+    format!("{count},maxcpus={}", count.max(2))
 }
 
 #[cfg(test)]

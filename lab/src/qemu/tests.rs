@@ -15,6 +15,12 @@ fn the_last_processor_is_kept_free_from_three_on() {
 }
 
 #[test]
+fn there_may_always_be_a_second_processor() {
+    assert_eq!(processors(1), "1,maxcpus=2");
+    assert_eq!(processors(3), "3,maxcpus=3");
+}
+
+#[test]
 fn absurd_sizes_and_missing_files_are_refused() {
     let config = LabConfig::default();
     assert!(config.check().is_ok());
