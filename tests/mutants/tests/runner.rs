@@ -236,6 +236,7 @@ fn a_copy_left_with_a_mistake_is_mended_and_the_tree_as_it_is_now_is_copied() {
         &SOURCE.replace(WRONG[0], WRONG[1]),
     );
     write(&work, "none/tree/src/left.rs", "");
+    write(&work, "none/tree/crates/gone/src/lib.rs", "");
     write(tree, "src/lib.rs", &format!("mod new;\n{SOURCE}"));
     write(tree, "src/new.rs", "");
     fs::remove_file(tree.join("tests/outside.rs")).expect("removed");
@@ -246,7 +247,7 @@ fn a_copy_left_with_a_mistake_is_mended_and_the_tree_as_it_is_now_is_copied() {
     assert!(!copy.join("src/left.rs").exists());
     assert!(!copy.join("tests/outside.rs").exists());
     // Cargo would take an empty folder for a crate of the workspace without a manifest.
-    assert!(!copy.join("tests").exists());
+    assert!(!copy.join("crates").exists());
 }
 
 #[test]

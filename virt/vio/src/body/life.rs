@@ -6,7 +6,7 @@
 //! inactive ──────────▶ full ◀──────────────────▶ finishing, stopped
 //!    ▲                  └───────────┬──────────────────┘
 //!    │                              │ abandon: touches no ring and no buffer
-//!    │                              │ fail: takes nothing, and shows what this visit has ended, or a queue that stops
+//!    │                              │ fail: takes nothing, and shows what other queues have ended in this visit, or a queue that stops
 //!    └───────────── end ◀───────────┘
 //! ```
 //! A device may be abandoned and have failed, in either order. What parks a single queue is its
