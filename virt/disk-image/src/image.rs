@@ -206,10 +206,7 @@ impl Image {
         let Some(unsaid) = self.lines.lock().admits_at(now_ns) else {
             return;
         };
-        let more = match unsaid {
-            0 => String::new(),
-            unsaid => format!(" ({unsaid} more before it were not reported)"),
-        };
+        let more = LineBudget::left_out(unsaid);
         tracing::warn!(image = %path, "an operation failed: {error}{more}");
     }
 

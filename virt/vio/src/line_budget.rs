@@ -30,6 +30,14 @@ impl LineBudget {
         Some(self.take_unsaid())
     }
 
+    /// Text behind a line that says how many before it were left out; none if there were none.
+    pub fn left_out(unsaid: u64) -> String {
+        match unsaid {
+            0 => String::new(),
+            unsaid => format!(" ({unsaid} more before it were not reported)"),
+        }
+    }
+
     /// How many lines have been left out since the last that was said: for the end, after which none comes.
     pub fn take_unsaid(&self) -> u64 {
         self.unsaid.swap(0, Relaxed)

@@ -227,10 +227,7 @@ impl RngClass {
     fn fail(&mut self, now_ns: u64, error: &io::Error) -> usize {
         self.failures += 1;
         if let Some(unsaid) = self.lines.admits_at(now_ns) {
-            let more = match unsaid {
-                0 => String::new(),
-                unsaid => format!(" ({unsaid} more before it were not reported)"),
-            };
+            let more = LineBudget::left_out(unsaid);
             tracing::warn!("no random bytes for the guest: {error}{more}");
         }
         0

@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use spawned::files;
+
 use crate::program::run;
 
 #[test]
@@ -133,7 +135,7 @@ const LISTS: [(&[&str], &str); 7] = [
 #[test]
 fn a_key_of_a_block_device_that_is_another_commands_names_that_command() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("KERNEL"), kernel_head()).unwrap();
+    fs::write(folder.path().join("KERNEL"), files::kernel()).unwrap();
     let (serve, rest) = LISTS.split_first().unwrap();
     let [of_file, of_socket] = [rest[0], rest[1]];
     let keys = |list: (&[&str], &'static str)| list.1.split(' ').collect::<Vec<_>>();
@@ -170,7 +172,7 @@ fn a_key_of_a_block_device_that_is_another_commands_names_that_command() {
 #[test]
 fn cores_and_pins_have_the_same_names_in_both_commands() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("KERNEL"), kernel_head()).unwrap();
+    fs::write(folder.path().join("KERNEL"), files::kernel()).unwrap();
     let serve = [
         "serve",
         "--check",
@@ -213,7 +215,7 @@ fn with_a_slip(key: &str) -> String {
 fn each_list_of_keys_names_the_nearest_and_all_it_takes() {
     let folder = tempfile::tempdir().unwrap();
     let kernel = folder.path().join("KERNEL");
-    fs::write(kernel, kernel_head()).unwrap();
+    fs::write(kernel, files::kernel()).unwrap();
     for (args, keys) in LISTS {
         let keys: Vec<&str> = keys.split(' ').collect();
         for key in &keys {
@@ -243,18 +245,6 @@ fn each_list_of_keys_names_the_nearest_and_all_it_takes() {
             }
         }
     }
-}
-
-/// The beginning of a file that passes for a kernel until it is started.
-fn kernel_head() -> Vec<u8> {
-    let mut kernel = vec![0; 4096];
-    kernel[0x1f1] = 1;
-    kernel[0x1f4..0x1f8].copy_from_slice(&((4096 - 1024) / 16u32).to_le_bytes());
-    kernel[0x202..0x206].copy_from_slice(b"HdrS");
-    kernel[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
-    kernel[0x211] = 1;
-    kernel[0x236] = 1;
-    kernel
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::slot::{Cancel, Ready, WaitingFor};
 use super::{BlkClass, BlkQueue, Queue};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
+use crate::line_budget::LineBudget;
 use crate::ring::RingStop;
 use crate::visit::cost;
 
@@ -84,10 +85,7 @@ impl BlkClass {
             return;
         };
         let file = self.io.path().unwrap_or_default();
-        let more = match unsaid {
-            0 => String::new(),
-            unsaid => format!(" ({unsaid} more before it were not reported)"),
-        };
+        let more = LineBudget::left_out(unsaid);
         tracing::warn!(image = %file.display(), "{}{more}", what());
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::body::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::CancelReason;
 use crate::fake_driver::{AnyDriver, CountIrq};
-use crate::ring::{Chain, Journal, JournalError, RawDescriptor, Ring, RingStart, Violation};
+use crate::ring::{Chain, FullJournal, Journal, Ring, RingStart, Violation};
 use crate::saved::SavedState;
 use crate::{Activity, Device, QueueDevice, feature};
 
@@ -264,21 +264,6 @@ fn answers_are_shown_also_of_a_class_whose_finish_stages_nothing() {
         assert_eq!(guest.driver.used().map(|used| used.1), Some(8));
         assert!(!guest.device.has_work(&mut dma));
     }
-}
-
-/// Journal that has room for nothing.
-struct FullJournal;
-
-impl Journal for FullJournal {
-    fn begin(&mut self, _head: u16, _descs: &[RawDescriptor]) -> Result<u16, JournalError> {
-        Err(JournalError)
-    }
-
-    fn complete(&mut self, _head: u16, _slot: u16) {}
-
-    fn advance(&mut self) {}
-
-    fn commit(&mut self) {}
 }
 
 #[test]

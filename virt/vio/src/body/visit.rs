@@ -180,8 +180,7 @@ impl<C: DeviceClass> Core<C> {
             queues,
             ..
         } = self;
-        let mut violated = None;
-        let has_work = queues.iter_mut().any(|queue| {
+        queues.iter_mut().any(|queue| {
             let is_taking = life.may_take() && queue.is_enabled;
             if queue.ring.parked().is_some() {
                 return is_taking && queue.following.has_work();
@@ -195,16 +194,12 @@ impl<C: DeviceClass> Core<C> {
             match class.has_work(queue, dma, self.now_ns) {
                 Ok(has_work) => has_work,
                 Err(RingStop::Violation(violation)) => {
-                    violated = Some(violation);
+                    life.fail(violation);
                     true
                 }
                 // A visit says when it is tried again.
                 Err(RingStop::Access(_)) => queue.ring.is_faulted(),
             }
-        });
-        if let Some(violation) = violated {
-            self.life.fail(violation);
-        }
-        has_work
+        })
     }
 }

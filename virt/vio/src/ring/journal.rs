@@ -122,3 +122,20 @@ pub enum StartError {
     #[error("the ring is in use")]
     InUse,
 }
+
+/// Journal of tests that has room for nothing.
+#[cfg(test)]
+pub(crate) struct FullJournal;
+
+#[cfg(test)]
+impl Journal for FullJournal {
+    fn begin(&mut self, _head: u16, _descs: &[RawDescriptor]) -> Result<u16, JournalError> {
+        Err(JournalError)
+    }
+
+    fn complete(&mut self, _head: u16, _slot: u16) {}
+
+    fn advance(&mut self) {}
+
+    fn commit(&mut self) {}
+}

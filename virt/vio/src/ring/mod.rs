@@ -22,6 +22,8 @@ pub use ahead::Ahead;
 pub use any::Ring;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
 pub(crate) use chain::{read_row, slice, write_row};
+#[cfg(test)]
+pub(crate) use journal::FullJournal;
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
 pub use packed::PackedQueue;
 pub(crate) use rest::wait_for_all;

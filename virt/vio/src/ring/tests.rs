@@ -208,22 +208,22 @@ fn a_ring_fault_is_recorded_once_until_a_doorbell() {
     assert_eq!(split(&mut pair.ring).available(&mut pair.dma), Ok(1));
     pair.dma.iommu.deny(Iova::new(RINGS), 4096, Perm::Read);
     assert!(split(&mut pair.ring).available(&mut pair.dma).is_err());
-    assert_eq!(split(&mut pair.ring).rest.parked, Some(Parked::Fault));
+    assert_eq!(pair.ring.parked(), Some(Parked::Fault));
     assert_eq!(pair.dma.iommu.faults().len(), 1);
-    split(&mut pair.ring).rest.ticket_done(guest_mem::Ticket(1));
+    pair.ring.ticket_done(guest_mem::Ticket(1));
     assert_eq!(
-        split(&mut pair.ring).rest.parked,
+        pair.ring.parked(),
         Some(Parked::Fault),
         "no ticket mends a fault"
     );
     // The doorbell tries again, and the fault is still there.
-    split(&mut pair.ring).rest.kick();
+    pair.ring.kick();
     assert!(split(&mut pair.ring).available(&mut pair.dma).is_err());
     assert_eq!(pair.dma.iommu.faults().len(), 2);
     pair.dma.iommu.allow_all();
-    split(&mut pair.ring).rest.kick();
+    pair.ring.kick();
     assert_eq!(split(&mut pair.ring).available(&mut pair.dma), Ok(1));
-    assert_eq!(split(&mut pair.ring).rest.stats.faults, 2);
+    assert_eq!(pair.ring.stats().faults, 2);
 }
 
 #[test]

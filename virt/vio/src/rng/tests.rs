@@ -12,6 +12,14 @@ use crate::{QueueDevice, Service};
 
 const BUFFER: u64 = 0x4_0000;
 const SIZE: u16 = 16;
+/// Limits that one answer uses up.
+const SLOW: RateLimits = RateLimits {
+    operations: None,
+    bytes: Some(Rate {
+        per_second: 1000,
+        burst: 64,
+    }),
+};
 
 /// Source of bytes that count up from 1, as many as the test has left in it.
 #[derive(Clone, Default)]
@@ -178,16 +186,9 @@ fn an_answer_into_absent_pages_waits_once_for_all_of_them() {
 
 #[test]
 fn what_is_drawn_and_cannot_be_written_counts_against_the_limit() {
-    let limits = RateLimits {
-        bytes: Some(Rate {
-            per_second: 1000,
-            burst: 64,
-        }),
-        ..RateLimits::default()
-    };
     let source = Counted::default();
     source.leave(1 << 20);
-    let mut guest = Guest::new(source.clone(), limits, !0);
+    let mut guest = Guest::new(source.clone(), SLOW, !0);
     let mem = PagedMem::new(guest.mem.clone());
     guest.driver.add(&[], &[(BUFFER, 64)]);
     let mut iommu = NoIommu::new(1);
@@ -216,16 +217,9 @@ fn a_chain_that_wants_no_bytes_does_not_reach_a_source_that_fails() {
 
 #[test]
 fn a_limited_device_says_when_it_goes_on_and_sleeps_until_then() {
-    let limits = RateLimits {
-        bytes: Some(Rate {
-            per_second: 1000,
-            burst: 64,
-        }),
-        ..RateLimits::default()
-    };
     let source = Counted::default();
     source.leave(1 << 20);
-    let mut guest = Guest::new(source, limits, !0);
+    let mut guest = Guest::new(source, SLOW, !0);
     for _ in 0..4 {
         guest.driver.add(&[], &[(BUFFER, 64)]);
     }

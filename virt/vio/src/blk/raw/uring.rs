@@ -277,6 +277,10 @@ impl Seat {
     /// The memory that the entry points to stays valid until it is answered.
     pub(super) unsafe fn push(&self, entry: squeue::Entry, user_data: u64) {
         debug_assert_eq!(user_data & PLACE, 0);
+        debug_assert!(
+            self.0.is_some(),
+            "a place is taken before anything is pushed"
+        );
         self.with(|ring, place| {
             let entry = entry.user_data(user_data | (place as u64) << PLACE_SHIFT);
             ring.places[place].open += 1;

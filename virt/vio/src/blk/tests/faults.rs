@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::{BlkConfig, BlockIo, MAX_TRANSFER, Transfer};
-use crate::ring::{Journal, JournalError, Parked, RETRY_NS, RawDescriptor};
+use crate::ring::{FullJournal, Parked, RETRY_NS};
 use crate::{Activity, QueueDevice, Service};
 
 #[test]
@@ -288,21 +288,6 @@ fn a_ring_that_faults_when_it_is_armed_or_looked_at_is_tried_again_too() {
     }
 }
 
-/// Has no room for anything.
-struct Full;
-
-impl Journal for Full {
-    fn begin(&mut self, _head: u16, _descs: &[RawDescriptor]) -> Result<u16, JournalError> {
-        Err(JournalError)
-    }
-
-    fn complete(&mut self, _head: u16, _slot: u16) {}
-
-    fn advance(&mut self) {}
-
-    fn commit(&mut self) {}
-}
-
 #[test]
 fn a_request_that_cannot_be_recorded_is_the_last_one() {
     let disks: [Box<dyn BlockIo>; 2] = [mem_disk(), raw_disk(Transfer::Direct).0];
@@ -310,7 +295,7 @@ fn a_request_that_cannot_be_recorded_is_the_last_one() {
         let mut guest = Guest::new(disk);
         let mut dma = guest.dma();
         let ring = guest.blk.ring(0).expect("it was activated");
-        ring.set_journal(Box::new(Full));
+        ring.set_journal(Box::new(FullJournal));
         for slot in 0..2 {
             guest.request(slot, kind::IN, 0, &[], &[(DATA, 512)]);
         }

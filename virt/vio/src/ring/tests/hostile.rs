@@ -19,12 +19,12 @@ fn with(features: u64, descs: &[RawDescriptor]) -> Pair {
 #[track_caller]
 fn violates(mut pair: Pair, want: Violation) {
     assert_eq!(pair.peek(), Err(RingStop::Violation(want)));
-    assert_eq!(split(&mut pair.ring).rest.parked, Some(Parked::Violation));
+    assert_eq!(pair.ring.parked(), Some(Parked::Violation));
     // Neither doorbell nor ticket mends it.
-    split(&mut pair.ring).rest.kick();
-    split(&mut pair.ring).rest.ticket_done(guest_mem::Ticket(0));
-    assert_eq!(split(&mut pair.ring).rest.parked, Some(Parked::Violation));
-    assert_eq!(split(&mut pair.ring).rest.stats.violations, 1);
+    pair.ring.kick();
+    pair.ring.ticket_done(guest_mem::Ticket(0));
+    assert_eq!(pair.ring.parked(), Some(Parked::Violation));
+    assert_eq!(pair.ring.stats().violations, 1);
 }
 
 #[test]
@@ -176,7 +176,7 @@ proptest! {
         if let Ok(count) = split(&mut pair.ring).available(&mut pair.dma) {
             for _ in 0..count {
                 if pair.peek().is_err() {
-                    prop_assert!(split(&mut pair.ring).rest.parked.is_some());
+                    prop_assert!(pair.ring.parked().is_some());
                     break;
                 }
                 let (readable, writable) = (pair.chain.readable(), pair.chain.writable());
