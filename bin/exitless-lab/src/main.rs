@@ -10,7 +10,7 @@
 mod doctor;
 mod faults;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 
@@ -145,21 +145,10 @@ enum Command {
     Doctor(vmm::doctor::DoctorArgs),
     /// Print a completion script for a shell: bash, elvish, fish, powershell or zsh.
     #[command(after_long_help = COMPLETIONS_EXAMPLES)]
-    Completions {
-        /// Which shell.
-        shell: clap_complete::Shell,
-    },
+    Completions(program::CompletionsArgs),
     /// Print the manual page (roff) of the program or a subcommand, or write all of them.
     #[command(after_long_help = MAN_EXAMPLES)]
-    Man {
-        /// A subcommand.
-        #[arg(value_name = "SUBCOMMAND")]
-        subcommand: Option<String>,
-        /// Write the pages of the program and of each subcommand into this folder, which is made if
-        /// need be.
-        #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
-        dir: Option<PathBuf>,
-    },
+    Man(program::ManArgs),
 }
 
 /// Arguments of `exitless-lab run`.
@@ -212,10 +201,8 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),
         Command::Payload(args) => selftest::payload::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::Completions { shell } => program::completions::<Cli>(shell),
-        Command::Man { subcommand, dir } => {
-            program::man::<Cli>(subcommand.as_deref(), dir.as_deref())
-        }
+        Command::Completions(args) => program::completions::<Cli>(&args),
+        Command::Man(args) => program::man::<Cli>(&args),
     }
 }
 

@@ -3,11 +3,10 @@
 
 use std::path::Path;
 
-use spawned::short::{RunResult, command, end, start};
+use spawned::short::{self, RunResult};
 
 fn run(folder: &Path, args: &[&str]) -> RunResult {
-    let program = env!("CARGO_BIN_EXE_exitless-lab");
-    end(start(&mut command(program, folder, args)))
+    short::run(env!("CARGO_BIN_EXE_exitless-lab"), folder, args)
 }
 
 #[test]

@@ -8,7 +8,6 @@
 //! says why), 1 for a failure under way.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 
@@ -91,21 +90,10 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell: bash, elvish, fish, powershell or zsh.
     #[command(after_long_help = COMPLETIONS_EXAMPLES)]
-    Completions {
-        /// Which shell.
-        shell: clap_complete::Shell,
-    },
+    Completions(program::CompletionsArgs),
     /// Print the manual page (roff) of the program or a subcommand, or write all of them.
     #[command(after_long_help = MAN_EXAMPLES)]
-    Man {
-        /// A subcommand.
-        #[arg(value_name = "SUBCOMMAND")]
-        subcommand: Option<String>,
-        /// Write the pages of the program and of each subcommand into this folder, which is made if
-        /// need be.
-        #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
-        dir: Option<PathBuf>,
-    },
+    Man(program::ManArgs),
 }
 
 vmm::functions! {
@@ -133,10 +121,8 @@ pub fn main() -> ExitCode {
             Command::Run(args) => run::main(&args, &(Arc::new(Product) as _)),
             Command::Serve(args) => serve::main(&args, &Product),
             Command::Doctor(args) => doctor::main(&args, |_| None),
-            Command::Completions { shell } => program::completions::<Cli>(shell),
-            Command::Man { subcommand, dir } => {
-                program::man::<Cli>(subcommand.as_deref(), dir.as_deref())
-            }
+            Command::Completions(args) => program::completions::<Cli>(&args),
+            Command::Man(args) => program::man::<Cli>(&args),
         },
     )
 }

@@ -67,9 +67,9 @@ pub trait Composition: Send + Sync {
     }
 
     /// Whether a guest is offered no more of KVM's paravirtual features than one whose pages come
-    /// and go.
+    /// and go, also if its own do not.
     fn hides_paravirtual_features(&self) -> bool {
-        self.moves_pages()
+        false
     }
 }
 

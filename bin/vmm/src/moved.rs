@@ -71,10 +71,8 @@ pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Opti
     }
     // It may have its value behind it, or the value's name.
     let option = text(ContextKind::InvalidArg)?.split(['=', ' ']).next()?;
-    let called = args
-        .iter()
-        .find(|word| program.find_subcommand(word).is_some());
-    let called = called?.as_str();
+    let called = args.iter().find_map(|word| program.find_subcommand(word));
+    let called = called?.get_name();
     let value = text(ContextKind::InvalidValue);
     let moved = OPTIONS.iter().find(|moved| {
         let is_value = moved.value.is_none() || moved.value == value;

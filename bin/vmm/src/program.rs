@@ -1,7 +1,7 @@
 //! A program: from its command line to its exit status.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -58,24 +58,44 @@ fn parse<C: Parser>() -> Result<C, ExitCode> {
     })
 }
 
-/// Prints the completion script of a program for a shell.
+/// Arguments of `completions`.
+#[derive(clap::Args, Debug)]
+pub struct CompletionsArgs {
+    /// Which shell.
+    shell: Shell,
+}
+
+/// Prints the completion script of a program.
 ///
 /// # Errors
 /// None.
-pub fn completions<C: Parser>(shell: Shell) -> Result<u8> {
+pub fn completions<C: Parser>(args: &CompletionsArgs) -> Result<u8> {
     let mut command = C::command();
     let name = command.get_name().to_owned();
-    clap_complete::generate(shell, &mut command, name, &mut std::io::stdout());
+    clap_complete::generate(args.shell, &mut command, name, &mut std::io::stdout());
     Ok(0)
 }
 
-/// Prints the manual page of a program or of a subcommand, or writes all of them into `dir`.
+/// Arguments of `man`.
+#[derive(clap::Args, Debug)]
+pub struct ManArgs {
+    /// A subcommand.
+    #[arg(value_name = "SUBCOMMAND")]
+    subcommand: Option<String>,
+    /// Write the pages of the program and of each subcommand into this folder, which is made if
+    /// need be.
+    #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
+    dir: Option<PathBuf>,
+}
+
+/// Prints the manual page of a program or of a subcommand, or writes all of them into a folder.
 ///
 /// # Errors
 /// There is no such subcommand, or a page cannot be written.
-pub fn man<C: Parser>(subcommand: Option<&str>, dir: Option<&Path>) -> Result<u8> {
+pub fn man<C: Parser>(args: &ManArgs) -> Result<u8> {
     let command = C::command();
-    if let Some(dir) = dir {
+    let subcommand = args.subcommand.as_deref();
+    if let Some(dir) = &args.dir {
         help::write_manuals(&command, dir)?;
         return Ok(0);
     }

@@ -117,11 +117,6 @@ impl Program {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Whether it runs.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()

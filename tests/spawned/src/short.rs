@@ -6,8 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Duration after which an expected event is overdue.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::program::PATIENCE;
 
 /// `program` with these arguments, in this folder, without a log filter of the caller's.
 pub fn command<S: AsRef<str>>(program: &str, folder: &Path, args: &[S]) -> Command {
@@ -33,6 +32,11 @@ pub struct RunResult {
 pub fn start(command: &mut Command) -> Child {
     let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
+}
+
+/// Runs `program` with these arguments, in this folder, to its end.
+pub fn run<S: AsRef<str>>(program: &str, folder: &Path, args: &[S]) -> RunResult {
+    end(start(&mut command(program, folder, args)))
 }
 
 /// Waits for its end; one that does not end is killed, and its status `None`.

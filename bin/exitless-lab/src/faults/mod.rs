@@ -41,7 +41,7 @@ vmm::functions! {
 impl Faults {
     /// Makes a function of the disk of this number.
     fn function(&self, number: usize, source: SourceId, disk: Blk) -> Functions {
-        let Some(attack) = self.disk(number).and_then(|disk| disk.attack) else {
+        let Some(attack) = self.of_disk(number).and_then(|disk| disk.attack) else {
             return VirtioFunction::new(source, disk).into();
         };
         let sector = ROGUE_SECTOR;
@@ -55,7 +55,7 @@ impl Faults {
         Functions::Rogue(VirtioFunction::new(source, Rogue::new(disk, Some(fault))))
     }
 
-    fn disk(&self, number: usize) -> Option<&DiskFaults> {
+    fn of_disk(&self, number: usize) -> Option<&DiskFaults> {
         self.disks.get(&number)
     }
 
@@ -127,7 +127,7 @@ impl Composition for Faults {
     }
 
     fn disk(&self, number: usize, io: Box<dyn BlockIo>) -> Result<Box<dyn BlockIo>> {
-        let Some(faults) = Faults::disk(self, number) else {
+        let Some(faults) = self.of_disk(number) else {
             return Ok(io);
         };
         let io = match faults.latency {
@@ -167,6 +167,6 @@ impl Composition for Faults {
     }
 
     fn hides_paravirtual_features(&self) -> bool {
-        self.is_punched || self.is_as_resident
+        self.is_as_resident
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use spawned::short::{command, end, start};
+use spawned::short::run;
 
 use crate::program::LAB;
 
@@ -81,7 +81,7 @@ fn a_fault_of_what_is_not_there_is_refused() {
         (daemon, &[], "memory:punch", "there is no \"memory\""),
     ] {
         let args = [args, more, &["--fault", fault]].concat();
-        let ended = end(start(&mut command(LAB, folder.path(), &args)));
+        let ended = run(LAB, folder.path(), &args);
         assert_eq!(ended.status, Some(2), "{args:?}: {ended:?}");
         assert!(
             ended.error.starts_with("exitless-lab: --fault "),
@@ -105,7 +105,7 @@ fn an_option_that_is_a_fault_now_is_refused_with_its_place_here_too() {
             "--force-panic is now exitless-lab serve --fault diskN:panic",
         ),
     ] {
-        let ended = end(start(&mut command(LAB, folder.path(), args)));
+        let ended = run(LAB, folder.path(), args);
         assert_eq!(ended.status, Some(2), "{args:?}: {ended:?}");
         assert_eq!(ended.error, format!("exitless-lab: {line}\n"));
     }

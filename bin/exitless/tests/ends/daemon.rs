@@ -258,7 +258,7 @@ fn is_answered(socket: &Path) -> (bool, UnixStream) {
 
 /// From now on the process has descriptors below this number only.
 fn limit_descriptors(program: &Program, end: Option<u64>) {
-    let pid = Pid::from_raw(program.pid() as i32);
+    let pid = Pid::from_raw(program.id() as i32);
     let new = Rlimit {
         current: end,
         maximum: getrlimit(Resource::Nofile).maximum,
@@ -301,7 +301,7 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     let sockets: Vec<_> = (0..DEVICES)
         .map(|number| place.path(&format!("d{number}")))
         .collect();
-    let open = std::fs::read_dir(format!("/proc/{}/fd", program.pid()))
+    let open = std::fs::read_dir(format!("/proc/{}/fd", program.id()))
         .unwrap()
         .count();
     let all = getrlimit(Resource::Nofile).current;
@@ -314,9 +314,9 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     assert!((1..DEVICES - 3).contains(&answered), "{answered} answered");
     program.wait_for("no descriptor is free");
 
-    let (cpu, since) = (cpu_time(program.pid()), Instant::now());
+    let (cpu, since) = (cpu_time(program.id()), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
-    let used = cpu_time(program.pid()) - cpu;
+    let used = cpu_time(program.id()) - cpu;
     assert!(
         used < since.elapsed() / 20,
         "{used:?} of {:?}",

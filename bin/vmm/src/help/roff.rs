@@ -31,12 +31,11 @@ Environment:
 /// There is no such subcommand.
 pub fn page(program: &Command, subcommand: Option<&str>) -> Result<String> {
     let mut program = program.clone();
-    let program_name = program.get_name().to_owned();
     // So that each subcommand knows its whole name and the options of all.
     program.build();
     let command = match subcommand {
         Some(name) => program.find_subcommand(name).with_context(|| {
-            let own = program_name;
+            let own = program.get_name();
             format!("there is no subcommand {name:?}; see `{own} help`")
         })?,
         None => &program,

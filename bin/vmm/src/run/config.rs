@@ -184,13 +184,14 @@ impl Config {
         })?;
         // What may have to wait comes last.
         let disks = disks::lock(disks)?;
+        let pages_move = swap.is_some() || composition.moves_pages();
         Ok(Self {
             kernel,
             initrd,
             cmdline: cmdline(&args.cmdline)?,
             ram,
-            pages_move: swap.is_some() || composition.moves_pages(),
-            hides_paravirtual_features: swap.is_some() || composition.hides_paravirtual_features(),
+            pages_move,
+            hides_paravirtual_features: pages_move || composition.hides_paravirtual_features(),
             swap,
             balloon,
             cpus: args.cpus as u8,

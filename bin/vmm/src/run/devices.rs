@@ -36,6 +36,7 @@ use super::plugs::Plugs;
 use super::remote;
 use crate::composition::Composition;
 use crate::ending::storage::{self, Dropping, Names};
+use crate::values::block::serial;
 use crate::{lacks, messages};
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
@@ -68,8 +69,14 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
     let unit = owner.add_unit(iommu(config, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
-    let wrapped = (composition, disk_function);
-    let (names, forwarded) = add_disks(&mut plugs, &mut memory, config, parts, wrapped)?;
+    let (names, forwarded) = add_disks(
+        &mut plugs,
+        &mut memory,
+        config,
+        parts,
+        composition,
+        disk_function,
+    )?;
     for net in std::mem::take(&mut config.nets) {
         let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
         let queues = function.queues();
@@ -136,16 +143,14 @@ pub fn attach<F: Functions, M: Memory<F>>(
     })
 }
 
-/// Treatment of a disk by the program: the wrapper of its blocks, and the function it becomes.
-type DiskWrapping<'a, F> = (&'a dyn Composition, DiskFunction<'a, F>);
-
 /// Adds all disks. Their names by number of function, and the doorbells that others read.
 fn add_disks<F: Functions, M: Memory<F>>(
     plugs: &mut Plugs<'_, F, M::Ram>,
     memory: &mut M,
     config: &mut Config,
     parts: &Parts<'_>,
-    (composition, function): DiskWrapping<'_, F>,
+    composition: &dyn Composition,
+    function: DiskFunction<'_, F>,
 ) -> Result<(Names<usize>, Vec<Arc<Places>>)> {
     let mut forwarded = Vec::new();
     let mut names = Names::new();
@@ -198,13 +203,11 @@ fn block<F>(
         },
         depth: DISK_DEPTH,
     };
-    let mut serial = [0; 20];
-    serial[..disk.id.len()].copy_from_slice(disk.id.as_bytes());
     let config = BlkConfig {
         logical_block: disk.block,
         queues: disk.queues,
         queue_size: disk.queue_size,
-        serial,
+        serial: serial(&disk.id),
         ..BlkConfig::default()
     };
     let io: Box<dyn BlockIo> = match disk.open_image(DISK_DEPTH)? {

@@ -13,6 +13,7 @@ use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk, RawDiskOptio
 use super::config::{BlockConfig, Source};
 use super::purpose::Purpose;
 use crate::ending::signals;
+use crate::values::block::serial;
 use crate::{image_format, image_lock, lacks};
 
 /// Requests in flight of one device.
@@ -77,13 +78,11 @@ pub fn open(
         Source::Null(bytes) => Box::new(NullDisk::new(*bytes)),
     };
     let io = wrap(io)?;
-    let mut serial = [0; 20];
-    serial[..config.id.len()].copy_from_slice(config.id.as_bytes());
     let blk = BlkConfig {
         logical_block: config.block,
         queues: config.queues,
         queue_size: config.queue_size,
-        serial,
+        serial: serial(&config.id),
         packed: config.packed,
         limits: config.limits,
     };

@@ -37,6 +37,13 @@ pub const ALL: [&str; 20] = [
     "bps-burst",
 ];
 
+/// The serial number of a disk with this name, of 20 bytes at most.
+pub fn serial(id: &str) -> [u8; 20] {
+    let mut serial = [0; 20];
+    serial[..id.len()].copy_from_slice(id.as_bytes());
+    serial
+}
+
 /// Every key but these.
 pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
     let accepted = accepted.to_vec();
