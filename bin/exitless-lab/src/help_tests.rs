@@ -629,6 +629,9 @@ fn the_lab_says_where_its_separator_is_missing() {
     }
     assert!(!said(&program, &["lab", "--nonsense"]).contains("stands behind"));
     assert!(!said(&program, &["serve", "doctor"]).contains("stands behind"));
+    let without_lab = exitless::Cli::command();
+    let slip = said(&without_lab, &["--bogus", "lab", "doctor"]);
+    assert!(!slip.contains("stands behind"), "{slip}");
 }
 
 #[test]

@@ -72,8 +72,9 @@ pub struct CompletionsArgs {
 pub fn completions<C: Parser>(args: &CompletionsArgs) -> Result<u8> {
     let mut command = C::command();
     let name = command.get_name().to_owned();
-    clap_complete::generate(args.shell, &mut command, name, &mut std::io::stdout());
-    Ok(0)
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, name, &mut script);
+    Ok(print(&script))
 }
 
 /// Arguments of `man`.
@@ -103,7 +104,11 @@ pub fn man<C: Parser>(args: &ManArgs) -> Result<u8> {
         bail!("{place}");
     }
     let page = help::manual(&command, subcommand)?;
-    // A reader that went away has seen enough.
-    let _ = std::io::stdout().write_all(page.as_bytes());
-    Ok(0)
+    Ok(print(page.as_bytes()))
+}
+
+/// Writes to standard output; the exit status. A reader that went away has seen enough.
+fn print(text: &[u8]) -> u8 {
+    let _ = std::io::stdout().write_all(text);
+    0
 }

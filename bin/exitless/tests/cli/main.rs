@@ -5,5 +5,6 @@
 mod check;
 mod front_ends;
 mod moved;
+mod pages;
 mod program;
 mod settings;

@@ -55,6 +55,7 @@ fn hidden_names(command: &Command, args: &[String]) -> std::collections::HashSet
 
 /// The right form of a command such as `exitless-lab lab doctor`.
 fn separator(command: &Command, args: &[String]) -> Option<String> {
+    command.find_subcommand("lab")?;
     let at = args.iter().position(|word| word == "lab")?;
     let behind = &args[at + 1..];
     if behind.iter().any(|word| word == "--") {
