@@ -99,12 +99,8 @@ impl<S: UnitSink> vtd::Sink for Telling<'_, S> {
     }
 
     fn event(&mut self, event: vtd::Event) {
-        match event {
-            vtd::Event::DrainLimit { sources } => {
-                self.0.event(UnitEvent::DrainLimit { sources });
-            }
-            vtd::Event::HoldLimit { holds } => self.0.event(UnitEvent::HoldLimit { holds }),
-        }
+        let vtd::Event::DrainLimit { sources } = event;
+        self.0.event(UnitEvent::DrainLimit { sources });
     }
 
     #[inline]

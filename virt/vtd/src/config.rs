@@ -57,12 +57,10 @@ pub struct Config {
     pub max_leases: usize,
     /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`](crate::Event::DrainLimit), in ns.
     pub drain_limit_ns: u64,
-    /// How long an invalidation may be held by whoever follows the mappings, in ns.
-    pub hold_limit_ns: u64,
 }
 
 impl Default for Config {
-    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s and 1 s.
+    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s.
     fn default() -> Self {
         Self {
             width: AddressWidth::Bits48,
@@ -70,7 +68,6 @@ impl Default for Config {
             fault_records: 16,
             max_leases: 4096,
             drain_limit_ns: 1_000_000_000,
-            hold_limit_ns: 1_000_000_000,
         }
     }
 }

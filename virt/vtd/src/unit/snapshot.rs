@@ -28,7 +28,6 @@ impl Unit {
             cost: _,
             drain: _,
             holds: _,
-            hold: _,
             contexts: _,
             iotlb: _,
             leases: _,
