@@ -6,7 +6,7 @@
 //!
 //! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts, queued
 //! and register-based invalidation by page, domain and globally, draining of reads and writes, snoop
-//! control, fault recording. Not implemented and not advertised: interrupt remapping (its place is a
+//! control, fault recording. [`Config`] takes from that what an IOMMU of the host cannot repeat for an assigned device. Not implemented and not advertised: interrupt remapping (its place is a
 //! module `remap` beside [`mod@unit`]), scalable mode, device TLBs, posted interrupts, advanced fault logging,
 //! protected memory regions.
 //!
@@ -59,7 +59,7 @@ pub mod saved_state;
 pub mod spec;
 pub mod unit;
 
-pub use config::{AddressWidth, Config};
+pub use config::{AddressWidth, Config, LargePages};
 pub use unit::{
     AccessLen, Event, HOST_ADDRESS_WIDTH, Invalidation, Parked, Progress, Sink, Stats, Unit,
 };

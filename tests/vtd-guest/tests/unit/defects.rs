@@ -4,7 +4,7 @@
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};
 use vtd::spec::registers as reg;
-use vtd::{AccessLen, AddressWidth, Config, Event, Parked, Progress, Unit};
+use vtd::{AccessLen, AddressWidth, Config, Event, LargePages, Parked, Progress, Unit};
 use vtd_guest::*;
 
 fn blocked(answer: Result<guest_mem::Run, Stop>) -> bool {
@@ -497,6 +497,26 @@ fn capabilities_promise_only_what_is_done() {
     };
     let unit = Unit::new(config);
     assert_eq!(unit.read(reg::CAP, AccessLen::B8), 0x00d2_078c_2266_0286);
+    // A unit for assigned devices: 39 bits, CM, SLLPS 1; no SC.
+    let config = Config {
+        width: AddressWidth::Bits39,
+        caching_mode: true,
+        fault_records: 8,
+        large_pages: LargePages::TwoM,
+        snoop_control: false,
+        ..Config::default()
+    };
+    let unit = Unit::new(config.clone());
+    assert_eq!(unit.read(reg::CAP, AccessLen::B8), 0x00d2_0784_2266_0286);
+    assert_eq!(unit.read(reg::ECAP, AccessLen::B8), 0x00f0_0f43);
+    let config = Config {
+        large_pages: LargePages::None,
+        snoop_control: true,
+        ..config
+    };
+    let unit = Unit::new(config);
+    assert_eq!(unit.read(reg::CAP, AccessLen::B8), 0x00d2_0780_2266_0286);
+    assert_eq!(unit.read(reg::ECAP, AccessLen::B8), 0x00f0_0fc3);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod absent;
 mod caches;
 mod defects;
+mod follow;
 mod hostile_leases;
 mod model;
 mod races;

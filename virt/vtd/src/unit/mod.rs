@@ -24,6 +24,7 @@
 mod commands;
 mod context;
 pub(crate) mod faults;
+mod follow;
 mod iotlb;
 mod leases;
 mod queue;
@@ -33,8 +34,8 @@ mod stats;
 pub(crate) mod walk;
 
 use guest_mem::{
-    Access, Budget, DmaFault, Gpa, Iommu, Iova, LeaseTable, PAGE_SIZE, Perm, PhysMem, Run,
-    SourceId, Stop, Ticket, left_in_span,
+    Access, Attachment, Budget, DmaFault, Gpa, Iommu, Iova, LeaseTable, Next, PAGE_SIZE, Perm,
+    PhysMem, Run, SourceId, Stop, Ticket, left_in_span,
 };
 
 use crate::config::Config;
@@ -396,6 +397,8 @@ impl Unit {
         Walker {
             root: self.root,
             width: self.config.width,
+            large_pages: self.config.large_pages,
+            snoop_control: self.config.snoop_control,
         }
     }
 
@@ -624,6 +627,28 @@ impl Iommu for Unit {
     #[inline]
     fn generation(&self, _source: SourceId) -> u64 {
         self.generation
+    }
+
+    fn attachment<M: PhysMem>(&self, mem: &M, source: SourceId) -> Access<Attachment> {
+        if !self.te {
+            return Ok(Attachment::Off);
+        }
+        self.walker().attachment(mem, source)
+    }
+
+    fn next_mapping<M: PhysMem>(
+        &self,
+        mem: &M,
+        source: SourceId,
+        from: Iova,
+        last: Iova,
+        budget: &mut Budget,
+    ) -> Access<Next> {
+        if !self.te {
+            return Ok(Next::None);
+        }
+        self.walker()
+            .next_mapping(mem, source, (from, last), budget)
     }
 
     type Leases = LeaseTable;
