@@ -1,9 +1,10 @@
 //! Areas of the BARs of an assigned function: which bytes trap, and which may be a memory slot.
 //!
-//! A memory slot has whole pages. A page of which one byte is the MSI-X table's or the pending bits' traps, registers
-//! that share it included: the table is ours, and the device's own must not be seen or written. All else that the host
-//! lets this process map may be a slot. What is trapped is answered piece by piece ([`Areas::pieces`]), since one access
-//! may reach from registers into a table.
+//! A memory slot has whole pages. A page of which one byte is the MSI-X table's or the pending
+//! bits' traps, registers that share it included: the table is ours, and the device's own must not
+//! be seen or written. All else that the host lets this process map may be a slot. What is trapped
+//! is answered piece by piece ([`Areas::pieces`]), since one access may reach from registers into a
+//! table.
 //!
 //! Ranges are half-open byte offsets in their BAR.
 
@@ -52,7 +53,8 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// The areas of BARs of these sizes (0: none), of which the host maps `mappable`, in any order and of any bounds.
+    /// The areas of BARs of these sizes (0: none), of which the host maps `mappable`, in any order
+    /// and of any bounds.
     pub fn new(
         sizes: [u64; BARS],
         msix: Option<&MsixPlace>,
@@ -77,7 +79,8 @@ impl Areas {
         Self { bars }
     }
 
-    /// Ranges of BAR `bar` that may be memory slots: whole pages, ascending, apart. All other bytes trap.
+    /// Ranges of BAR `bar` that may be memory slots: whole pages, ascending, apart. All other bytes
+    /// trap.
     pub fn slots(&self, bar: u8) -> &[Range<u64>] {
         self.bars
             .get(usize::from(bar))
@@ -104,7 +107,8 @@ impl Areas {
 }
 
 impl Bar {
-    /// The target of the byte at `at`, and the number of bytes from there on, at least 1, that have the same.
+    /// The target of the byte at `at`, and the number of bytes from there on, at least 1, that have
+    /// the same.
     fn target(&self, at: u64) -> (Target, u64) {
         if at >= self.size {
             return (Target::Beyond, u64::MAX);

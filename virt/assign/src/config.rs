@@ -1,36 +1,42 @@
 //! Configuration space of an assigned function, as the guest sees it.
 //!
-//! The device's configuration space is read once, when the device is opened. From that image and the sizes of the BARs
-//! [`GuestConfig`] makes a space of its own: identification, BARs, and the capabilities that [`SEEN`] shows. The guest
-//! reads and writes that one. It never reaches the device's, but for two kinds of bits, which are named
-//! ([`ReadThrough`]); the effects of a write are answered as values ([`Effects`]), for the function to carry out.
+//! The device's configuration space is read once, when the device is opened. From that image and
+//! the sizes of the BARs [`GuestConfig`] makes a space of its own: identification, BARs, and the
+//! capabilities that [`SEEN`] shows. The guest reads and writes that one and never the device's, but
+//! for bits that are named ([`ReadThrough`]). The effects of a write are answered as values
+//! ([`Effects`]), for the function to carry out.
 //!
-//! **The image is untrusted.** A device may have any bytes there: lists that loop, capabilities that overlap or end
-//! behind the space, tables outside their BAR. What is wrong is hidden and reported ([`Unsupported`]); what makes the
-//! function useless is refused ([`Refusal`]).
+//! **The image is untrusted.** A device may have any bytes there: lists that loop, capabilities
+//! that overlap or end behind the space, tables outside their BAR. What is wrong is hidden and
+//! reported ([`Unsupported`]); what makes the function useless is refused ([`Refusal`]).
 //!
 //! Specification: PCI Express Base 4.0 chapter 7, where no other is named.
 //!
-//! **Choices.** The function is a root complex integrated endpoint (§7.5.3.2), as all on the root bus are. Device control
-//! is storage: payload and request sizes are the host's, since they must agree with the ports above the device. Power
-//! states are storage: the device stays in D0, and NoSoftReset promises no more than that. Capabilities lie where the
-//! device has them, since drivers may know the offset; the extended list is packed from 0x100 on, where it must begin.
-//! The prefetchable bit is not shown: a guest maps the BAR uncached, which is right for each.
+//! **Choices.** The function is a root complex integrated endpoint (§7.5.3.2), as all on the root
+//! bus are. Device control is storage: payload and request sizes are the host's, since they must
+//! agree with the ports above the device. Power states are storage: the device stays in D0, and
+//! NoSoftReset promises no more than that. Capabilities lie where the device has them, since
+//! drivers may know the offset; the extended list is packed from 0x100 on, where it must begin. The
+//! prefetchable bit is not shown: a guest maps the BAR uncached, which is right for each.
 //!
 //! **Left out.** The legacy pin, I/O BARs, the expansion ROM, bridges.
 
+mod bars;
 mod list;
 mod seen;
+mod unsupported;
 
 use pci::bars::{BARS, BarKind, COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, FIRST_BAR};
 use pci::config::{ConfigSpace, Identity};
 use pci::msi::{MsiLayout, MsiRegisters};
 use pci::msix::MsixPlace;
 
+use bars::bar_kinds;
 pub use list::Broken;
 use list::{Listed, STANDARD_END, half, word};
 use seen::treatment;
 pub use seen::{Row, SEEN, Space, Treatment};
+pub use unsupported::{BarReason, Fault, Refusal, Unsupported};
 
 /// Header registers beside those that `pci` names.
 const CACHE_LINE_SIZE: u16 = 0x0c;
@@ -40,14 +46,16 @@ const INTERRUPT_PIN: usize = 0x3d;
 /// Header type bit 7: the device has several functions.
 const MULTI_FUNCTION: u8 = 1 << 7;
 
-/// Express capability: device/port type of a root complex integrated endpoint, in the capabilities register (§7.5.3.2).
+/// Express capability: device/port type of a root complex integrated endpoint, in the capabilities
+/// register (§7.5.3.2).
 const ROOT_COMPLEX_ENDPOINT: u16 = 9;
-/// Device capabilities that are shown (§7.5.3.3): payload size, extended tags, role-based error reporting.
+/// Device capabilities that are shown (§7.5.3.3): payload size, extended tags, role-based error
+/// reporting.
 const DEVICE_CAPABILITIES_SHOWN: u32 = 0x8027;
 /// Device capabilities bit 28: the function can be reset by itself.
 const FUNCTION_RESET: u32 = 1 << 28;
-/// Device control bits that are storage (§7.5.3.4): error reporting, relaxed ordering, payload size, extended tags, no
-/// snoop, request size.
+/// Device control bits that are storage (§7.5.3.4): error reporting, relaxed ordering, payload
+/// size, extended tags, no snoop, request size.
 const DEVICE_CONTROL_STORED: u16 = 0x79ff;
 /// Device control bit 15: reset the function now. Reads zero.
 const INITIATE_RESET: u16 = 1 << 15;
@@ -71,121 +79,6 @@ pub struct Device<'a> {
     pub bar_sizes: [u64; BARS],
     /// The host can reset the function.
     pub can_reset: bool,
-}
-
-/// Part of a device that a guest does not see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unsupported {
-    /// A capability that the table hides.
-    #[error("capability {id:#x} at {at:#x} is hidden: {reason}")]
-    Hidden {
-        /// Its list.
-        space: Space,
-        /// Its id.
-        id: u16,
-        /// Its offset.
-        at: u16,
-        /// Reason.
-        reason: &'static str,
-    },
-    /// A capability that the table shows, whose content is wrong.
-    #[error("capability {id:#x} at {at:#x} is not used: {fault}")]
-    Malformed {
-        /// Its list.
-        space: Space,
-        /// Its id.
-        id: u16,
-        /// Its offset.
-        at: u16,
-        /// Fault.
-        fault: Fault,
-    },
-    /// A list of capabilities that does not end as it should.
-    #[error("the list of {space:?} capabilities {broken}")]
-    List {
-        /// The list.
-        space: Space,
-        /// Fault.
-        broken: Broken,
-    },
-    /// A BAR that is hidden.
-    #[error("BAR {bar} is hidden: {reason}")]
-    Bar {
-        /// Its index.
-        bar: u8,
-        /// Reason.
-        reason: BarReason,
-    },
-    /// An expansion ROM.
-    #[error("the expansion ROM is hidden")]
-    ExpansionRom,
-}
-
-/// Fault of a capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// It runs into the next capability, or out of the space.
-    #[error("its {len} bytes do not fit before {end:#x}")]
-    Cut {
-        /// Bytes it should have.
-        len: usize,
-        /// End of the bytes it may have.
-        end: usize,
-    },
-    /// A version that is not known.
-    #[error("version {0} is not known")]
-    Version(u16),
-    /// A length that cannot be.
-    #[error("its length of {0} bytes is too short")]
-    Short(u8),
-    /// The second of its kind.
-    #[error("there is one before it")]
-    Second,
-    /// A MSI-X table or pending-bit array that is not inside a memory BAR, or one that lies over the other.
-    #[error("table and pending bits are not beside each other inside memory BARs")]
-    Place,
-}
-
-/// Reason why a BAR is hidden.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BarReason {
-    /// I/O ports.
-    #[error("it is an I/O BAR")]
-    Io,
-    /// Type bits of no memory BAR, or a 64-bit one without a register for the upper half.
-    #[error("its type bits are wrong")]
-    Type,
-    /// A size that no BAR of its type has, or that the bus has no room for.
-    #[error("no BAR of its type has {0:#x} bytes here")]
-    Size(u64),
-}
-
-/// Reason why a device cannot be assigned at all.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// The image has a length that no configuration space has.
-    #[error("a configuration space of {0} bytes is none; 256 or 4096 are")]
-    Length(usize),
-    /// All ones: the device does not answer.
-    #[error("the device does not answer: its vendor id reads as ones")]
-    Absent,
-    /// A bridge.
-    #[error("header type {0} is no endpoint's; bridges cannot be assigned")]
-    HeaderType(u8),
-    /// It interrupts by its legacy pin alone.
-    #[error("the device has a legacy interrupt pin, and neither MSI nor MSI-X that can be used{}", because(.0))]
-    PinOnly(Vec<Unsupported>),
-}
-
-/// The malformed ones among `reasons`, for a message.
-fn because(reasons: &[Unsupported]) -> String {
-    let faults = reasons.iter().filter(|reason| {
-        matches!(
-            reason,
-            Unsupported::Malformed { .. } | Unsupported::List { .. }
-        )
-    });
-    faults.map(|reason| format!("; {reason}")).collect()
 }
 
 /// Origin of bits that a space of our own cannot know.
@@ -269,7 +162,8 @@ impl GuestConfig {
     /// Makes the space of `device`.
     ///
     /// # Errors
-    /// The device cannot be assigned at all; what only lacks a part is in [`unsupported`](Self::unsupported).
+    /// The device cannot be assigned at all; what only lacks a part is in
+    /// [`unsupported`](Self::unsupported).
     pub fn new(device: &Device<'_>) -> Result<Self, Refusal> {
         let image = device.image;
         if ![STANDARD_END, usize::from(pci::config::CONFIG_SIZE)].contains(&image.len()) {
@@ -283,7 +177,7 @@ impl GuestConfig {
             return Err(Refusal::HeaderType(header_type));
         }
         let mut unsupported = Vec::new();
-        let kinds = bar_kinds(device, &mut unsupported);
+        let kinds = bar_kinds(image, &device.bar_sizes, &mut unsupported);
         let mut space = ConfigSpace::new(&identity(image), kinds);
         let scratch = usize::from(CACHE_LINE_SIZE);
         // Cache line size and latency timer.
@@ -372,7 +266,8 @@ impl GuestConfig {
         let flags = half(image, at + 2);
         let version = flags & 0xf;
         let is_integrated = flags >> 4 & 0xf == ROOT_COMPLEX_ENDPOINT;
-        // §7.5.3: an integrated endpoint may end before its link registers; version 1 has no second set.
+        // §7.5.3: an integrated endpoint may end before its link registers; version 1 has no second
+        // set.
         let len = match (version, is_integrated) {
             (1, true) => 0x0c,
             (1, false) => 0x14,
@@ -520,8 +415,8 @@ impl GuestConfig {
         self.msix.as_ref()
     }
 
-    /// A guest's read of `len` (1, 2 or 4) bytes at `reg`. `dynamic` answers the bits that are read through, where the
-    /// read touches any.
+    /// A guest's read of `len` (1, 2 or 4) bytes at `reg`. `dynamic` answers the bits that are read
+    /// through, where the read touches any.
     pub fn read(&self, reg: u16, len: u8, mut dynamic: impl FnMut(Dynamic) -> u32) -> u32 {
         let mut value = self.space.read(reg, len);
         for through in &self.read_through {
@@ -561,7 +456,8 @@ impl GuestConfig {
         }
     }
 
-    /// A guest's write of `len` (1, 2 or 4) bytes at `reg`. Bits that the table does not give it stay.
+    /// A guest's write of `len` (1, 2 or 4) bytes at `reg`. Bits that the table does not give it
+    /// stay.
     pub fn write(&mut self, reg: u16, len: u8, value: u32) -> Effects {
         let old = self.watched();
         let power = self.power.map(|at| at + POWER_CONTROL);
@@ -583,8 +479,9 @@ impl GuestConfig {
         effects
     }
 
-    /// The device was reset: registers are as they were before the guest's first write. BARs, and whether they are
-    /// decoded, stay: the bus follows writes alone, and the host's reset keeps them too.
+    /// The device was reset: registers are as they were before the guest's first write. BARs, and
+    /// whether they are decoded, stay: the bus follows writes alone, and the host's reset keeps
+    /// them too.
     pub fn reset(&mut self) -> Effects {
         let old = self.watched();
         let mut space = self.fresh.clone();
@@ -626,52 +523,6 @@ fn identity(image: &[u8]) -> Identity {
         subsystem_vendor: half(image, 0x2c),
         subsystem: half(image, 0x2e),
     }
-}
-
-/// Kinds of the BARs, by the type bits in the image and the sizes of the regions.
-fn bar_kinds(device: &Device<'_>, unsupported: &mut Vec<Unsupported>) -> [BarKind; BARS] {
-    let mut kinds = [BarKind::Absent; BARS];
-    let mut bar = 0;
-    while bar < BARS {
-        let register = word(device.image, usize::from(FIRST_BAR) + 4 * bar);
-        let size = device.bar_sizes[bar];
-        let is_wide = register & 0b111 == 0b100;
-        let kind = bar_kind(register, size, bar);
-        match kind {
-            Ok(kind) => {
-                kinds[bar] = kind;
-                if matches!(kind, BarKind::Memory64(_)) {
-                    kinds[bar + 1] = BarKind::Upper;
-                }
-            }
-            Err(reason) => {
-                let bar = bar as u8;
-                unsupported.push(Unsupported::Bar { bar, reason });
-            }
-        }
-        // The register behind a 64-bit BAR has no type bits of its own, also where the BAR is hidden.
-        bar += if is_wide && size != 0 { 2 } else { 1 };
-    }
-    kinds
-}
-
-fn bar_kind(register: u32, size: u64, bar: usize) -> Result<BarKind, BarReason> {
-    if size == 0 {
-        return Ok(BarKind::Absent);
-    }
-    let most = match register & 0b111 {
-        0b000 => 1 << 31,
-        0b100 if bar + 1 < BARS => 1 << 40,
-        io if io & 1 != 0 => return Err(BarReason::Io),
-        _ => return Err(BarReason::Type),
-    };
-    if !size.is_power_of_two() || !(16..=most).contains(&size) {
-        return Err(BarReason::Size(size));
-    }
-    Ok(match register & 0b100 {
-        0 => BarKind::Memory32(size as u32),
-        _ => BarKind::Memory64(size),
-    })
 }
 
 #[cfg(test)]

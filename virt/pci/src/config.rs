@@ -111,8 +111,8 @@ impl ConfigSpace {
         &self.bars
     }
 
-    /// Appends a capability: `id`, link and then `body`, behind the others. Returns its offset. Panics when the
-    /// conventional space is full, which is an error of whoever designs the function.
+    /// Appends a capability: `id`, link and then `body`, behind the others. Returns its offset.
+    /// Panics when the conventional space is full, which is an error of the function's design.
     pub fn add_capability(&mut self, id: u8, body: &[u8]) -> u16 {
         let at = self.capability_room();
         self.place_capability(at, id, body)
@@ -132,7 +132,8 @@ impl ConfigSpace {
     /// Makes a capability at offset `at` the last of the list: `id`, link and then `body`.
     ///
     /// # Errors
-    /// `at` is no multiple of 4, or the bytes are not all free bytes of the conventional space behind the header.
+    /// `at` is no multiple of 4, or the bytes are not all free bytes of the conventional
+    /// space behind the header.
     pub fn place_capability(&mut self, at: u16, id: u8, body: &[u8]) -> Result<(), NoRoom> {
         let (start, len) = (usize::from(at), 2 + body.len());
         let mut taken = self.capabilities.iter();
@@ -297,7 +298,8 @@ impl ConfigSpace {
         &self.bytes[usize::from(offset)..usize::from(offset + len)]
     }
 
-    /// Sets raw bytes at `offset`, as the owner (BARs and command excluded); a guest's writable bits stay its own.
+    /// Sets raw bytes at `offset`, as the owner (BARs and command excluded); a guest's writable
+    /// bits stay its own.
     pub fn set_bytes(&mut self, offset: u16, bytes: &[u8]) {
         let at = usize::from(offset);
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);

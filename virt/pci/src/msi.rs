@@ -1,13 +1,15 @@
 //! MSI without X (PCI Local Bus 3.0, §6.8.1): one message for a block of 1 to 32 vectors.
 //!
-//! [`MsiLayout`] and [`MsiRegisters`] are the capability in configuration space. [`Msi`] is what the function does with
-//! it, plain data of whoever owns the function, like [`MsixTable`](crate::msix::MsixTable): a vector that is masked, or
-//! raised while the function may not write to memory, stays pending and is delivered once when it may.
+//! [`MsiLayout`] and [`MsiRegisters`] are the capability in configuration space. [`Msi`] is what
+//! the function does with it, plain data of the owner of the function, like
+//! [`MsixTable`](crate::msix::MsixTable): a vector that is masked, or raised while the function may
+//! not write to memory, stays pending and is delivered once when it may.
 //!
-//! A function that was allocated `2^n` vectors replaces the low `n` bits of the message's data by the vector's number
-//! (§6.8.1.6). Vectors that were not allocated have no message.
+//! A function that was allocated `2^n` vectors replaces the low `n` bits of the message's data by
+//! the vector's number (§6.8.1.6). Vectors that were not allocated have no message.
 //!
-//! **Left out.** Extended message data (an engineering change of PCI Express 3.1): data has 16 bits.
+//! **Left out.** Extended message data (an engineering change of PCI Express 3.1): data has 16
+//! bits.
 
 use platform::interrupt::Message;
 
@@ -41,7 +43,8 @@ impl MsiLayout {
         }
     }
 
-    /// The layout that a message control register describes; the two reserved codes for vectors mean 32.
+    /// The layout that a message control register describes; the two reserved codes for vectors
+    /// mean 32.
     pub fn of_control(control: u16) -> Self {
         let vectors_log2 = (control >> 1 & 7) as u8;
         Self::new(vectors_log2, control & WIDE != 0, control & MASKS != 0)
@@ -92,12 +95,14 @@ impl MsiLayout {
 
     /// Offset and mask of the bits a guest may change, by register.
     pub(crate) fn writable(self) -> Vec<(u16, u32)> {
-        // Enable, and Multiple Message Enable. The word with them has id and link in its lower half.
+        // Enable, and Multiple Message Enable. The word with them has id and link in its lower
+        // half.
         let mut writable = vec![(0, 0x0071 << 16), (4, !3)];
         if self.is_wide {
             writable.push((8, u32::MAX));
         }
-        // The upper half of the word with the data is reserved; without mask bits it is no part of the capability.
+        // The upper half of the word with the data is reserved; without mask bits it is no part of
+        // the capability.
         writable.push((self.data(), 0xffff));
         if self.has_masks {
             writable.push((self.mask(), self.vector_bits()));
@@ -129,7 +134,8 @@ impl MsiLayout {
 pub struct MsiRegisters {
     /// MSI Enable.
     pub is_enabled: bool,
-    /// Number of vectors allocated, as a power of two, at most as many as asked for (Multiple Message Enable).
+    /// Number of vectors allocated, as a power of two, at most as many as asked for (Multiple
+    /// Message Enable).
     pub allocated_log2: u8,
     /// Message address.
     pub address: u64,
@@ -176,7 +182,8 @@ impl Msi {
         self.sent
     }
 
-    /// The capability's registers were written. A vector that is not allocated any more is not pending either.
+    /// The capability's registers were written. A vector that is not allocated any more is not
+    /// pending either.
     pub fn set_registers(&mut self, registers: &MsiRegisters, out: &mut Vec<Message>) {
         self.registers = MsiRegisters {
             allocated_log2: registers.allocated_log2.min(self.layout.vectors_log2),
@@ -205,7 +212,8 @@ impl Msi {
         }
     }
 
-    /// The message that raising `vector` would send now; `None` where it would be kept back, or has none.
+    /// The message that raising `vector` would send now; `None` where it would be kept back, or has
+    /// none.
     pub fn message(&self, vector: u8) -> Option<Message> {
         let registers = &self.registers;
         let is_open = registers.is_enabled

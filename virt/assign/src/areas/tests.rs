@@ -165,8 +165,8 @@ fn is_msix(target: Target) -> bool {
 }
 
 proptest! {
-    /// Each page is a slot exactly if the host maps all of it and no byte of it is MSI-X's; each byte of an access has the
-    /// target that it has alone.
+    /// Each page is a slot exactly if the host maps all of it and no byte of it is MSI-X's; each
+    /// byte of an access has the target that it has alone.
     #[test]
     fn agrees_with_byte_by_byte(
         pages in 0_u64..9,

@@ -1,4 +1,5 @@
-//! Capability lists of a device, which may be anything: a walk with a bound, and what was found on it.
+//! Capability lists of a device, which may be anything: a walk with a bound, and what was found on
+//! it.
 
 use super::seen::Space;
 
@@ -16,7 +17,8 @@ pub struct Listed {
     pub id: u16,
     /// Offset, a multiple of 4.
     pub at: usize,
-    /// End of the bytes that it may have: where the next header behind it lies, or the end of the space.
+    /// End of the bytes that it may have: where the next header behind it lies, or the end of the
+    /// space.
     pub end: usize,
 }
 
@@ -31,7 +33,8 @@ pub enum Broken {
     Outside(usize),
 }
 
-/// Walks the list in `space` of `image`. Each offset is visited once, so that no list is longer than the space.
+/// Walks the list in `space` of `image`. Each offset is visited once, so that no list is longer
+/// than the space.
 pub fn walk(image: &[u8], space: Space) -> (Vec<Listed>, Option<Broken>) {
     let (first, begin, end) = match space {
         Space::Standard if image[STATUS] & STATUS_CAPABILITIES == 0 => {

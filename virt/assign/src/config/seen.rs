@@ -7,7 +7,8 @@
 pub enum Treatment {
     /// Shown as a root complex integrated endpoint without a link; device control is storage.
     Express,
-    /// Shown; enable, address, data and mask bits are the guest's, and reach the device by the function alone.
+    /// Shown; enable, address, data and mask bits are the guest's, and reach the device by the
+    /// function alone.
     Msi,
     /// Shown where the device has it; enable and function mask are the guest's.
     Msix,
@@ -81,7 +82,8 @@ pub const SEEN: &[Row] = &[
     standard(0x00, "null", "§7.9", Hidden("an empty place in the list")),
     standard(0x01, "power management", "§7.5.2", Power),
     standard(0x02, "AGP", "PCI Local Bus 3.0 H", Hidden("obsolete")),
-    // Reading it takes a write to the device, and a write of data outlives the guest in the device's memory.
+    // Reading it takes a write to the device, and a write of data outlives the guest in the
+    // device's memory.
     standard(
         0x03,
         "vital product data",
@@ -103,8 +105,8 @@ pub const SEEN: &[Row] = &[
     ),
     standard(0x07, "PCI-X", "PCI-X 2.0", Hidden("obsolete")),
     standard(0x08, "HyperTransport", "PCI Local Bus 3.0 H", Hidden(LINK)),
-    // Virtio drivers find their registers by it. Read only also where virtio has a window to write through
-    // (`VIRTIO_PCI_CAP_PCI_CFG`): that reaches BARs without meeting what traps there.
+    // Virtio drivers find their registers by it. Read only also where virtio has a window to write
+    // through (`VIRTIO_PCI_CAP_PCI_CFG`): that reaches BARs without meeting what traps there.
     standard(0x09, "vendor-specific", "§7.9.4", ReadOnly),
     standard(
         0x0a,

@@ -176,7 +176,11 @@ fn msi_registers_are_what_the_guest_writes_within_the_layout() {
         }
         let after: Vec<_> = (0..64).map(|i| config.read(0x40 + 4 * i, 4)).collect();
         assert_eq!(after[..48], expected[..48], "{len} bytes");
-        let high = if is_wide { u64::from(u32::MAX) << 32 } else { 0 };
+        let high = if is_wide {
+            u64::from(u32::MAX) << 32
+        } else {
+            0
+        };
         let registers = MsiRegisters {
             is_enabled: true,
             allocated_log2: 2,

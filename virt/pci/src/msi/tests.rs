@@ -114,7 +114,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The specification's words, vector by vector: a list of flags instead of words of bits, no early return.
+/// The specification's words, vector by vector: a list of flags instead of words of bits, no early
+/// return.
 struct Model {
     vectors: usize,
     has_masks: bool,
