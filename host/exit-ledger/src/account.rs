@@ -18,7 +18,7 @@ pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_wi
 counts! {
     /// Exits that reached our vCPU loops, by what the guest had touched.
     UserExits {
-        /// Accesses to the IOMMU's register page (trap mode, or a logged page that is armed or whose ring is full).
+        /// Accesses to the IOMMU's register pages (trap mode, or a logged page that is armed or whose ring is full).
         iommu,
         /// Doorbell writes no eventfd caught.
         doorbell,
@@ -36,7 +36,7 @@ counts! {
 counts! {
     /// Second-level page faults by address, as the kernel's tracepoint counts them: an exit each.
     PageFaults {
-        /// On the IOMMU's register page: trapped, logged, or stopped since it is armed, each attempt.
+        /// On the IOMMU's register pages: trapped, logged, or stopped since it is armed, each attempt.
         register_page,
         /// In RAM: touched first, or protected.
         memory,

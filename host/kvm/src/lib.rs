@@ -4,7 +4,8 @@
 //! * [`vm`]: opening KVM, the machine, its memory slots; [`cpuid`], [`start_state`]: what a vCPU starts with.
 //! * [`vcpu`]: the loop around `KVM_RUN`; [`exits`]: its counters; [`control`], [`kick`]: pause and end.
 //! * [`msi`], [`routes`], [`lines`]: interrupt messages, and eventfds that are interrupts; [`doorbells`]: the other direction.
-//! * [`coalesced`], [`register_page`]: KVM's log of register writes, and a unit's register page as a memory slot.
+//! * [`coalesced`], [`zones`], [`register_page`]: KVM's log of register writes, dealt out to the units, and a unit's register page
+//!   as a memory slot.
 //! * [`bar_memory`]: BARs of a device as memory slots; [`vfio_device`]: the devices' groups, for KVM to know.
 //!
 //! **Memory slots own what they show** ([`vm::Vm::map`]): each has a mapping of its own, so that nothing done to the guest's
@@ -30,6 +31,7 @@ mod testing;
 pub mod vcpu;
 pub mod vfio_device;
 pub mod vm;
+pub mod zones;
 
 pub use kvm_ioctls::Kvm;
 pub use vm::{KvmError, Vcpu, Vm};

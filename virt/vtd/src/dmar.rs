@@ -1,7 +1,7 @@
 //! The ACPI DMAR table (VT-d specification §8.1 to §8.3), which tells the guest where the unit is.
 //!
 //! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
-//! covers every function that no other unit names. `flags` is 0: interrupt remapping is not offered, so
+//! covers every function that no other unit names, and stands behind those that name some. `flags` is 0: interrupt remapping is not offered, so
 //! `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is ready for one.
 //!
 //! ```
@@ -18,7 +18,7 @@ use guest_mem::SourceId;
 pub struct DmarConfig {
     /// Host address width in bits, 12 to 64: the physical addresses that tables may hold.
     pub host_address_width: u8,
-    /// Remapping units.
+    /// Remapping units; of a segment, one with [`Drhd::include_all`] is the last (§8.3).
     pub units: Vec<Drhd>,
     /// OEM ID, OEM table ID and creator ID of the header.
     pub oem: Oem,
@@ -97,6 +97,23 @@ impl DmarConfig {
             oem: Oem::default(),
         }
     }
+
+    /// The same with a unit at `named_base` before it, which the PCI functions `named` are under.
+    pub fn with_named(mut self, named_base: u64, named: &[SourceId]) -> Self {
+        let endpoint = |device: &SourceId| Scope {
+            kind: ScopeType::Endpoint,
+            enumeration_id: 0,
+            device: *device,
+        };
+        let unit = Drhd {
+            include_all: false,
+            segment: 0,
+            base: named_base,
+            scopes: named.iter().map(endpoint).collect(),
+        };
+        self.units.insert(0, unit);
+        self
+    }
 }
 
 /// Length of the header with host address width, flags and reserved bytes.
@@ -108,7 +125,8 @@ const SCOPE_LEN: u8 = 8;
 /// The table's bytes, checksum included.
 ///
 /// # Panics
-/// If a host address width is not 12 to 64, or a unit has so many scopes (8191) that its length does not fit.
+/// If a host address width is not 12 to 64, a unit has so many scopes (8191) that its length does not fit, or a unit stands behind
+/// one that covers all of its segment.
 pub fn build(config: &DmarConfig) -> Vec<u8> {
     assert!(
         (12..=64).contains(&config.host_address_width),
@@ -129,7 +147,13 @@ pub fn build(config: &DmarConfig) -> Vec<u8> {
     table.push(0); // flags: no interrupt remapping, no x2APIC opt-out, no DMA-control opt-in
     table.extend_from_slice(&[0; 10]);
     debug_assert_eq!(table.len(), HEADER_LEN);
-    for unit in &config.units {
+    for (at, unit) in config.units.iter().enumerate() {
+        let mut before = config.units[..at].iter();
+        assert!(
+            !before.any(|all| all.include_all && all.segment == unit.segment),
+            "the unit at {:#x} stands behind one that covers all of its segment",
+            unit.base
+        );
         append_unit(&mut table, unit);
     }
     let len = u32::try_from(table.len()).expect("a table of a few units fits 4 GiB");

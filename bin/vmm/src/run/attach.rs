@@ -3,7 +3,9 @@
 //! The builder calls `devices::attach` once, after KVM, RAM, interrupts and vCPU descriptors exist and before the
 //! kernel is loaded or any vCPU runs.
 
-use std::os::fd::BorrowedFd;
+use std::cell::OnceCell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use guest_mem::{GuestRam, SlotMapping};
@@ -13,6 +15,7 @@ use kvm::control::Control;
 use kvm::exits::ExitLedger;
 use kvm::msi::KvmMsi;
 use kvm::routes::KvmRoutes;
+use kvm::zones::ZonedRing;
 use pci::bus::PciBus;
 use platform::bus::BusDevice;
 use platform::power::MarkerSink;
@@ -37,13 +40,29 @@ pub struct Parts<'a> {
     pub exits: &'a ExitLedger,
     /// Where functions are plugged in.
     pub bus: &'a PciBus,
+    /// The reader of KVM's log of register writes, once a unit has wanted it.
+    pub ring: OnceCell<Arc<ZonedRing>>,
+}
+
+impl Parts<'_> {
+    /// The machine's one reader of KVM's log of register writes.
+    ///
+    /// # Errors
+    /// The kernel has none.
+    pub fn ring(&self) -> io::Result<Arc<ZonedRing>> {
+        if let Some(ring) = self.ring.get() {
+            return Ok(ring.clone());
+        }
+        let ring = ZonedRing::map(self.vcpus[0].as_fd())?;
+        Ok(self.ring.get_or_init(|| ring).clone())
+    }
 }
 
 /// What devices give the machine.
 #[derive(Default)]
 pub struct Attached {
-    /// What answers exits on the VT-d register page.
-    pub iommu_page: Option<Arc<dyn BusDevice>>,
+    /// What answers exits on the VT-d register pages, by their addresses.
+    pub iommu_pages: Vec<(u64, Arc<dyn BusDevice>)>,
     /// The DMAR table.
     pub dmar: Option<Vec<u8>>,
     /// Told of marker writes.

@@ -54,6 +54,8 @@ pub struct LedgerSource<F, M> {
     pager: Option<AskPager>,
     /// The balloon, where there is one.
     balloon: Option<Watched>,
+    /// Register pages of all remapping units.
+    register_pages: Range<u64>,
 }
 
 impl<F, M> LedgerSource<F, M> {
@@ -83,7 +85,14 @@ impl<F, M> LedgerSource<F, M> {
             ram: ram_of(parts),
             pager,
             balloon: None,
+            register_pages: layout::VTD..layout::VTD + layout::VTD_SIZE,
         })
+    }
+
+    /// The same, of a machine whose units' register pages are these.
+    pub fn with_register_pages(mut self, pages: Range<u64>) -> Self {
+        self.register_pages = pages;
+        self
     }
 
     /// The same, of a machine with this balloon, if it has one.
@@ -134,8 +143,8 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
                     );
                 })
                 .ok()?;
-            let register_page = layout::VTD..layout::VTD + layout::VTD_SIZE;
-            if let Err(error) = histogram.locate_page_faults(register_page, &self.ram) {
+            let register_pages = self.register_pages.clone();
+            if let Err(error) = histogram.locate_page_faults(register_pages, &self.ram) {
                 tracing::warn!(%error, "page faults are not told apart by address: those in memory are unattributed");
             }
             if !self.forwarded.is_empty()
@@ -296,13 +305,17 @@ fn major_faults_of(stat: &str) -> Option<u64> {
     if is_vcpu { None } else { field.parse().ok() }
 }
 
-/// What the owner, its unit and its functions have counted.
-fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
+/// What the owner, its units and its functions have counted.
+pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
     let totals = owner.totals();
-    let mut counts = match owner.unit(0) {
-        Some(Units::Vtd(port)) => vtd_counts(port),
-        Some(Units::None(_)) | None => OwnerCounts::default(),
-    };
+    let mut counts = OwnerCounts::default();
+    for at in 0.. {
+        match owner.unit(at) {
+            Some(Units::Vtd(port)) => counts = counts.plus(&vtd_counts(port)),
+            Some(Units::None(_)) => {}
+            None => break,
+        }
+    }
     counts.doorbells = totals.doorbells;
     counts.requests = totals.requests;
     counts.interrupts = totals.interrupts;

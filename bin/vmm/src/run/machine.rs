@@ -6,6 +6,7 @@
 //! sidecore is joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a
 //! sidecore that stops answering ends all of them.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -215,6 +216,7 @@ fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyh
             control: &control,
             exits: &exits,
             bus: &bus,
+            ring: OnceCell::new(),
         };
         composition.attach(Assembly::new(composition.clone(), config, &parts))?
     };
@@ -390,8 +392,8 @@ fn buses(
     memory.add(layout::PCI_WINDOW, window, Arc::new(low))?;
     memory.add(layout::ECAM, layout::ECAM_SIZE, Arc::new(Ecam(pci.clone())))?;
     memory.add(layout::IOAPIC, layout::IOAPIC_SIZE, ioapic.clone())?;
-    if let Some(page) = &attached.iommu_page {
-        memory.add(layout::VTD, layout::VTD_SIZE, page.clone())?;
+    for (at, page) in &attached.iommu_pages {
+        memory.add(*at, layout::VTD_SIZE, page.clone())?;
     }
 
     let mut ports = Bus::new();

@@ -13,6 +13,7 @@
 
 mod args;
 mod assembly;
+mod assigned;
 mod attach;
 mod balloon;
 mod check;
@@ -34,6 +35,7 @@ mod remote_disk;
 mod restart;
 mod stopped;
 mod swapped;
+mod units;
 
 pub use args::RunArgs;
 pub use assembly::{Assembly, MachineComposition};

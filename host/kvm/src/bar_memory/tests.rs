@@ -1,15 +1,12 @@
 //! Pieces that follow their BARs: before slots that only note what they are asked, and before KVM with a guest of four instructions.
 
-use std::io;
 use std::os::fd::AsFd;
 
-use guest_mem::{GuestRam, HugePages};
+use guest_mem::HugePages;
 use kvm_bindings::kvm_regs;
-use kvm_ioctls::VcpuExit;
 
 use super::*;
-use crate::testing::{self, user_mode};
-use crate::{Vcpu, cpuid};
+use crate::testing::{Exit, Guest};
 
 const PAGE: u64 = 4096;
 
@@ -212,77 +209,46 @@ struct Round {
     has_exited: bool,
 }
 
-/// A machine whose guest reads a word at an address, writes the one behind it, and stores what it has read where that is an exit.
-struct Guest {
-    vm: Arc<Vm>,
-    vcpu: Vcpu,
-}
+/// A guest that reads a word at an address, writes the one behind it, and stores what it has read where that is an exit.
+struct Reader(Guest);
 
-impl Guest {
+impl Reader {
     /// mov eax, [rsi]; mov [rsi + 4], ecx; mov [r8], eax; jmp to the start.
     const CODE: [u8; 10] = [0x8b, 0x06, 0x89, 0x4e, 0x04, 0x41, 0x89, 0x00, 0xeb, 0xf6];
     const DONE: u64 = LOW + (1 << 20);
     /// The answer to a read that exits.
     const EXITED: u32 = 0xeeee_eeee;
 
-    /// `None`, with a reason, where there is no KVM.
+    /// `None` where there is no KVM.
     fn new() -> Option<Self> {
-        let kvm = match crate::vm::open_any() {
-            Ok(kvm) => kvm,
-            Err(error) => {
-                eprintln!("skipped: {error}");
-                return None;
-            }
-        };
-        let ram = GuestRam::new(&[(Gpa::new(0), testing::RAM_SIZE)]).unwrap();
         let large_pages = [LOW, LOW + (2 << 20), layout::PCI_WINDOW_HIGH.start];
-        testing::load(&ram, &Self::CODE, &large_pages);
-        let vm = Arc::new(Vm::bare(&kvm).unwrap());
-        vm.map_ram(&ram).unwrap();
-        let vcpu = Vcpu::new(&vm, 0).unwrap();
-        let cpuid = cpuid::for_vcpu(&cpuid::supported(&kvm).unwrap(), 0, 1);
-        vcpu.fd().set_cpuid2(&cpuid).unwrap();
-        let mut sregs = vcpu.fd().get_sregs().unwrap();
-        user_mode(&mut sregs);
-        vcpu.fd().set_sregs(&sregs).unwrap();
-        Some(Self { vm, vcpu })
+        Guest::new(&Self::CODE, &large_pages).map(Self)
+    }
+
+    fn vm(&self) -> &Arc<Vm> {
+        &self.0.vm
     }
 
     /// Lets the guest read at `at` and write `write` behind it.
     fn round(&mut self, at: u64, write: u32) -> Round {
-        let registers = kvm_regs {
-            rip: testing::CODE,
+        self.0.start(kvm_regs {
             rsi: at,
             rcx: write.into(),
             r8: Self::DONE,
-            rflags: 2,
             ..Default::default()
-        };
-        self.vcpu.fd().set_regs(&registers).unwrap();
+        });
         let mut exits = 0;
         loop {
-            match self.vcpu.fd_mut().run() {
-                Ok(VcpuExit::MmioRead(address, data)) => {
-                    assert_eq!(address, at);
-                    data.copy_from_slice(&Self::EXITED.to_le_bytes());
-                    exits += 1;
-                }
-                Ok(VcpuExit::MmioWrite(Self::DONE, data)) => {
-                    let read = u32::from_le_bytes(data.try_into().unwrap());
+            match self.0.run(Self::EXITED) {
+                Exit::Read(address) => assert_eq!(address, at),
+                Exit::Write(Self::DONE, read) => {
                     assert!(exits == 0 || exits == 2, "both accesses, or none");
-                    let has_exited = exits == 2;
+                    let (read, has_exited) = (read as u32, exits == 2);
                     return Round { read, has_exited };
                 }
-                Ok(VcpuExit::MmioWrite(address, _)) => {
-                    assert_eq!(address, at + 4);
-                    exits += 1;
-                }
-                Ok(exit) => panic!("unexpected exit {exit:?}"),
-                Err(error) => {
-                    let error = io::Error::from(error);
-                    assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
-                }
+                Exit::Write(address, _) => assert_eq!(address, at + 4),
             }
+            exits += 1;
         }
     }
 }
@@ -297,11 +263,11 @@ fn second_word(mapping: &SlotMapping) -> u32 {
 #[test]
 fn a_guest_reaches_a_bars_memory_where_the_bar_is_and_nowhere_else() {
     const SHOWN: u32 = 0x600d_600d;
-    let Some(mut guest) = Guest::new() else {
+    let Some(mut guest) = Reader::new() else {
         return;
     };
     let exit = Round {
-        read: Guest::EXITED,
+        read: Reader::EXITED,
         has_exited: true,
     };
     let shown = Round {
@@ -314,7 +280,7 @@ fn a_guest_reaches_a_bars_memory_where_the_bar_is_and_nowhere_else() {
         offset: PAGE,
         mapping: mapping.clone(),
     }];
-    let bars = BarMemory::new(guest.vm.clone(), pieces);
+    let bars = BarMemory::new(guest.vm().clone(), pieces);
     let places = [LOW, LOW + (2 << 20), layout::PCI_WINDOW_HIGH.start];
     assert_eq!(guest.round(LOW + PAGE, 1), exit, "before it is placed");
     for (round, place) in places.iter().cycle().take(300).enumerate() {
@@ -342,7 +308,7 @@ fn a_guest_reaches_a_bars_memory_where_the_bar_is_and_nowhere_else() {
 
 #[test]
 fn kvm_refuses_a_piece_over_another_slot_and_both_stay_what_they_were() {
-    let Some(mut guest) = Guest::new() else {
+    let Some(mut guest) = Reader::new() else {
         return;
     };
     let (first, second) = (device_memory(2, 1), device_memory(2, 2));
@@ -352,7 +318,7 @@ fn kvm_refuses_a_piece_over_another_slot_and_both_stay_what_they_were() {
             offset: 0,
             mapping: mapping.clone(),
         };
-        BarMemory::new(guest.vm.clone(), vec![piece])
+        BarMemory::new(guest.vm().clone(), vec![piece])
     };
     let (one, other) = (bars(&first), bars(&second));
     one.place(0, Some(LOW));
@@ -371,20 +337,20 @@ fn kvm_refuses_a_piece_over_another_slot_and_both_stay_what_they_were() {
 
 #[test]
 fn ram_is_not_hidden_by_a_slot_that_comes_and_goes() {
-    let Some(guest) = Guest::new() else {
+    let Some(guest) = Reader::new() else {
         return;
     };
     let mapping = device_memory(1, 7);
-    let refused = guest.vm.map(Gpa::new(0x1_0000), &mapping, 0);
+    let refused = guest.vm().map(Gpa::new(0x1_0000), &mapping, 0);
     assert!(refused.is_err(), "RAM is there");
-    let refused = guest.vm.map(Gpa::new(LOW + 1), &mapping, 0);
+    let refused = guest.vm().map(Gpa::new(LOW + 1), &mapping, 0);
     assert!(refused.is_err(), "no page begins there");
     assert_eq!(Arc::strong_count(&mapping), 1);
-    let slot = guest.vm.map(Gpa::new(LOW), &mapping, 0).unwrap();
+    let slot = guest.vm().map(Gpa::new(LOW), &mapping, 0).unwrap();
     let number = slot.number();
-    guest.vm.unmap(slot).unwrap();
-    let again = guest.vm.map(Gpa::new(LOW), &mapping, 0).unwrap();
+    guest.vm().unmap(slot).unwrap();
+    let again = guest.vm().map(Gpa::new(LOW), &mapping, 0).unwrap();
     assert_eq!(again.number(), number, "numbers are used again");
-    guest.vm.unmap(again).unwrap();
+    guest.vm().unmap(again).unwrap();
     assert_eq!(Arc::strong_count(&mapping), 1);
 }
