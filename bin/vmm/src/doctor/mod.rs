@@ -9,7 +9,7 @@
 //! Exit status: 0 when guests run here or on the other host, 1 when they run on neither.
 
 mod assess;
-mod facts;
+pub(crate) mod facts;
 mod probe;
 
 use std::io::{self, IsTerminal, Write};
