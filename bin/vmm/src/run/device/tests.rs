@@ -139,6 +139,27 @@ fn a_malformed_request_is_refused_with_what_would_do() {
 }
 
 #[test]
+fn a_summary_says_what_is_pinned_and_what_may_be_stale() {
+    for (keys, iommu, words) in [
+        ("", IommuArg::Vtd, "device 0000:00:04.0: policy strict"),
+        (
+            "",
+            IommuArg::None,
+            "device 0000:00:04.0: all memory pinned (--iommu none)",
+        ),
+        (
+            ",policy=optimistic=1,age=7,dma-before-te=on,require-dma-domains=on,policy-file=F",
+            IommuArg::Vtd,
+            "device 0000:00:04.0: policy optimistic (at most 1 mapping stale, for 7 ms), followed in F, only in DMA domains, \
+             all memory pinned until translation is on",
+        ),
+    ] {
+        let device = DeviceConfig::check(&format!("vfio=00:04.0{keys}"), iommu).expect(keys);
+        assert_eq!(device.summary(iommu != IommuArg::None), words);
+    }
+}
+
+#[test]
 fn without_an_iommu_nothing_that_is_about_mappings_is_taken() {
     DeviceConfig::check("vfio=00:04.0", IommuArg::None).expect("the baseline");
     for key in [
