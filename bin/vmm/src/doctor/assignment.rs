@@ -67,6 +67,8 @@ pub struct Device {
     pub vendor: u16,
     /// Device of that vendor.
     pub device: u16,
+    /// The kernel can reset it.
+    pub can_reset: bool,
 }
 
 impl Device {
@@ -360,7 +362,10 @@ pub fn table(groups: &[GroupReport]) -> String {
                 device.vendor,
                 device.device,
                 class::name(device.class),
-                obstacle.as_deref().unwrap_or("can be assigned")
+                obstacle.as_deref().unwrap_or(match device.can_reset {
+                    true => "can be assigned",
+                    false => "can be assigned, and has no reset: its state outlives a guest",
+                })
             );
             for command in commands {
                 let _ = writeln!(out, "      # {command}");
@@ -381,6 +386,7 @@ pub fn json(groups: &[GroupReport]) -> serde_json::Value {
             "class": format!("{:06x}", device.class),
             "name": class::name(device.class),
             "driver": device.driver,
+            "can_reset": device.can_reset,
             "assignable": report.obstacle.is_none(),
             "obstacle": report.obstacle,
             "commands": report.commands,

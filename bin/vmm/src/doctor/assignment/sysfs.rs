@@ -81,6 +81,8 @@ fn device(folder: &Path) -> Option<Device> {
         class: number("class")?,
         vendor: number("vendor")? as u16,
         device: number("device")? as u16,
+        // The file is there where the kernel has a way.
+        can_reset: folder.join("reset").exists(),
     })
 }
 

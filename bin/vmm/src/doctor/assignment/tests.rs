@@ -36,6 +36,7 @@ fn device(address: &str, class: u32, driver: Option<&str>) -> Device {
         class,
         vendor: 0x1b36,
         device: 0x10,
+        can_reset: true,
     }
 }
 
@@ -299,6 +300,10 @@ fn people_and_programs_get_the_same_devices() {
     ] {
         assert!(text.contains(words), "no {words:?} in: {text}");
     }
+    let mut kept = Assignment::complete();
+    assert!(table(&kept.reports()).ends_with("vfio-pci: can be assigned\n"));
+    kept.groups[0].devices[0].can_reset = false;
+    assert!(table(&kept.reports()).contains("can be assigned, and has no reset"));
     let value = json(&groups);
     let device = &value[0]["devices"][0];
     assert_eq!(value[0]["group"], 4);
@@ -336,6 +341,7 @@ fn make_machine(root: &Path) {
         (device.join("vendor"), "0x1b36\n"),
         (device.join("device"), "0x0010\n"),
         (device.join("class"), "0x010802\n"),
+        (device.join("reset"), ""),
         (parameters.join("dma_entry_limit"), "4242\n"),
         (parameters.join("allow_unsafe_interrupts"), "Y\n"),
         (tables.join("DMAR"), ""),
