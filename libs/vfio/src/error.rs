@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::InfoError;
+use crate::irq::IrqIndex;
 use crate::uapi::Call;
 
 /// What a system call failed with.
@@ -101,9 +102,52 @@ pub enum VfioError {
     /// What the kernel says of the IOMMU cannot be used.
     #[error("VFIO_IOMMU_GET_INFO")]
     Info(#[from] InfoError),
-    /// A region of the device is not there, or cannot be mapped.
-    #[error("region {index} of the device {problem}")]
+    /// What the kernel says of a region cannot be used.
+    #[error("VFIO_DEVICE_GET_REGION_INFO of region {index} of {address}")]
+    RegionInfo {
+        /// The device.
+        address: String,
+        /// Index of the region.
+        index: u32,
+        /// Reason.
+        source: InfoError,
+    },
+    /// An access reaches past its region.
+    #[error(
+        "{len} bytes at {at:#x} do not lie in region {index} of {address}, which has {size:#x} bytes"
+    )]
+    Outside {
+        /// The device.
+        address: String,
+        /// Index of the region.
+        index: u32,
+        /// Its bytes.
+        size: u64,
+        /// First byte of the access.
+        at: u64,
+        /// Bytes of the access.
+        len: usize,
+    },
+    /// The host has fewer interrupt vectors left than were asked for. None is set.
+    #[error(
+        "{wanted} vectors for {index} of {address}: the host has {available} left for it; \
+         have other devices of the host use fewer, or ask for fewer"
+    )]
+    Vectors {
+        /// The device.
+        address: String,
+        /// Kind of interrupt.
+        index: IrqIndex,
+        /// Vectors asked for.
+        wanted: usize,
+        /// Vectors that could be had.
+        available: u32,
+    },
+    /// A region of the device is not there, or cannot be used that way.
+    #[error("region {index} of {address} {problem}")]
     Region {
+        /// The device.
+        address: String,
         /// Its index: BARs are 0 to 5.
         index: u32,
         /// What it lacks.
@@ -136,9 +180,11 @@ fn advice_on_open(errno: Errno) -> &'static str {
     match errno.0 {
         libc::ENOENT | libc::ENODEV => ": VFIO is not loaded (`modprobe vfio-pci`)",
         libc::EACCES | libc::EPERM => {
-            ": for users other than root, `chown` it to who is to use the device"
+            ": for users other than root, `chown` it to the user of the device"
         }
-        libc::EBUSY => ": another process uses a device of this group",
+        libc::EBUSY => {
+            ": another process uses a device of this group, or this one does already: `fuser -v` of this file names it"
+        }
         _ => "",
     }
 }
@@ -146,11 +192,29 @@ fn advice_on_open(errno: Errno) -> &'static str {
 fn advice_on_call(call: &str, errno: Errno) -> &'static str {
     match (call, errno.0) {
         ("VFIO_SET_IOMMU" | "VFIO_GROUP_SET_CONTAINER", libc::EPERM) => {
-            ": the IOMMU does not remap interrupts, so that a device could forge them (parameter allow_unsafe_interrupts of \
-             vfio_iommu_type1 has it accepted)"
+            ": the IOMMU does not remap interrupts, so that a device could forge them: enable interrupt remapping in the \
+             firmware (the kernel's log says why it is off), or, for devices that are trusted, as root `echo 1 > \
+             /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`"
         }
-        ("VFIO_GROUP_SET_CONTAINER", libc::EBUSY) => ": the group has a container already",
+        ("VFIO_GROUP_SET_CONTAINER", libc::EBUSY | libc::EINVAL) => {
+            ": the group has a container already: it can be attached to one, once"
+        }
+        ("VFIO_GROUP_UNSET_CONTAINER", libc::EBUSY) => {
+            ": a device of the group is still open, or one of its BARs still mapped: close it first"
+        }
         ("VFIO_GROUP_GET_DEVICE_FD", libc::ENODEV) => ": no device of the group has this address",
+        ("VFIO_GROUP_GET_DEVICE_FD", libc::EBUSY) => ": the device is open already",
+        ("VFIO_DEVICE_SET_IRQS", libc::EINVAL) => {
+            ": there are fewer vectors (`Device::irq`), one of the descriptors is no eventfd, another kind of interrupt is on, or \
+             vectors are on already and cannot become more: turn the index off first (no descriptors)"
+        }
+        ("VFIO_DEVICE_SET_IRQS", libc::ENOSPC) => {
+            ": the host has no interrupt vector left: have other devices of the host use fewer"
+        }
+        ("pread" | "pwrite", libc::EIO) => {
+            ": the device does not decode the region (Memory Space of its command register is off), or is gone"
+        }
+        ("mmap", libc::EINVAL) => ": a part of it must not be mapped (`Region::mappable`)",
         _ => "",
     }
 }

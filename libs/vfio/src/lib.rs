@@ -68,18 +68,32 @@
 //! device shares, and by `map`, which answers for the one call after which a device reaches memory.
 #![deny(unsafe_code)]
 
+mod chain;
 mod device;
 mod error;
 mod group;
+mod host;
 mod info;
+mod irq;
+mod limits;
 mod map;
 mod memory;
+mod region;
 mod sys;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod uapi;
 
-pub use device::{Bar, Device};
+pub use device::{Bar, Device, DeviceInfo};
 pub use error::{Errno, VfioError};
 pub use group::{Container, Group};
+pub use host::{Binding, HostDevice, HostGroup, groups};
 pub use info::{AllowedRange, InfoError, IommuInfo, aperture_of};
-pub use map::{Calls, Kernel, Mappings, Refused, VfioMap};
+pub use irq::{Irq, IrqIndex};
+pub use limits::HostLimits;
+pub use map::{
+    Calls, CloseError, Kernel, Lent, LentMap, LentMapError, LentUnmapError, MapRefused, Mappings,
+    Refused, UnmapFailed, VfioMap,
+};
 pub use memory::DmaBuffer;
+pub use region::Region;

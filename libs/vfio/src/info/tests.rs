@@ -1,4 +1,5 @@
 use super::*;
+use crate::chain::HEADER;
 use crate::uapi::Sized32;
 use zerocopy::IntoBytes;
 
