@@ -2,6 +2,7 @@
 
 use uffd::probe::PagemapScan;
 
+use super::assignment::GroupReport;
 use super::facts::{Facts, Kvm, Release};
 use crate::lacks::IO_URING_REMEDY;
 use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};
@@ -67,6 +68,8 @@ const ELSEWHERE: &str = "`exitless-lab lab -- run …` runs guests on an emulate
 pub struct Report {
     /// In order of importance.
     pub findings: Vec<Finding>,
+    /// IOMMU groups with devices, and whether these can be assigned.
+    pub groups: Vec<GroupReport>,
     /// Where guests run.
     pub verdict: Verdict,
     /// The verdict and the next step, in words.
@@ -89,12 +92,13 @@ pub fn assess(facts: &Facts, other: Option<&OtherHost>) -> Report {
         io_uring(facts),
         tun(facts),
         huge_pages(facts),
-        iommu(facts),
     ];
+    findings.extend(facts.assignment.findings());
     findings.extend(other.map(|other| other.finding.clone()));
     let (verdict, summary) = verdict(facts, other);
     Report {
         findings,
+        groups: facts.assignment.reports(),
         verdict,
         summary,
     }
@@ -473,25 +477,6 @@ fn huge_pages(facts: &Facts) -> Finding {
         value,
         why: "guest memory takes fewer TLB entries",
         next: "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-    }
-}
-
-fn iommu(facts: &Facts) -> Finding {
-    let (state, value) = match (facts.iommu_groups, facts.vfio) {
-        (0, _) => (State::Missing, "no IOMMU groups".to_owned()),
-        (count, false) => (
-            State::Limited,
-            format!("{count} groups, but no /dev/vfio/vfio"),
-        ),
-        (count, true) => (State::Good, format!("{count} groups, VFIO loaded")),
-    };
-    Finding {
-        key: "iommu",
-        name: "device assignment",
-        state,
-        value,
-        why: "a physical device can be given to a guest; emulated devices need none of it",
-        next: "intel_iommu=on or the firmware's IOMMU switch; modprobe vfio-pci",
     }
 }
 

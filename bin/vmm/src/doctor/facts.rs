@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::assignment::Assignment;
 use crate::resident::Host;
 
 /// The facts. The default is a machine with nothing.
@@ -19,10 +20,8 @@ pub struct Facts {
     pub nested_paging: Option<bool>,
     /// AVIC or APICv switched on in the KVM module in use, if there is one.
     pub posted_interrupts: Option<bool>,
-    /// Number of IOMMU groups.
-    pub iommu_groups: usize,
-    /// /dev/vfio/vfio exists.
-    pub vfio: bool,
+    /// IOMMU groups, and what assigning their devices takes.
+    pub assignment: Assignment,
     /// userfaultfd.
     pub userfaultfd: Userfaultfd,
     /// What `run --resident` needs, if it was looked at.

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
 
+use super::assignment::Assignment;
 use super::facts::{self, Facts, Kvm, Memory, Release, Userfaultfd};
 use crate::resident::{self, Host};
 
@@ -35,8 +36,7 @@ pub fn facts() -> Facts {
         kvm: kvm(),
         nested_paging,
         posted_interrupts,
-        iommu_groups: fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count),
-        vfio: Path::new("/dev/vfio/vfio").exists(),
+        assignment: Assignment::probe(Path::new("/")),
         userfaultfd: userfaultfd(&status),
         resident: Some(Host::probe()),
         memory: memory(),

@@ -19,6 +19,7 @@ mod balloon;
 mod check;
 mod composed;
 mod config;
+mod device;
 mod devices;
 mod disk;
 mod disks;
@@ -94,8 +95,11 @@ pub fn misunderstood(args: &RunArgs) -> Vec<String> {
     let nets = args.net.iter().filter(|text| !text.starts_with("tap="));
     let nets = nets.map(|text| net::NetConfig::check(text, 0).map(drop));
     let memory = std::iter::once(ram::RamConfig::check(&args.memory).map(drop));
+    let devices = args.device.iter();
+    let devices = devices.map(|text| device::DeviceConfig::check(text, args.iommu).map(drop));
     disks
         .chain(nets)
+        .chain(devices)
         .chain(memory)
         .filter_map(Result::err)
         .map(|error| format!("{error:#}"))
