@@ -17,12 +17,12 @@ use crate::prune;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The guest's `workload`, built if its sources changed.
+/// The guest's `workload`, built if its sources or those of what it is made of changed.
 ///
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn workload() -> Result<PathBuf, LabError> {
-    static_program("workload", "--bin", "workload", "guest/workload")
+    static_program("workload", "--bin", "workload", &["guest/workload", "libs"])
 }
 
 /// The lab's agent, built if its sources changed.
@@ -30,7 +30,7 @@ pub fn workload() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn agent() -> Result<PathBuf, LabError> {
-    static_program("lab", "--bin", "lab-agent", "lab/src")
+    static_program("lab", "--bin", "lab-agent", &["lab/src"])
 }
 
 /// The lab's program for device-mapper devices, built if its sources changed.
@@ -38,7 +38,7 @@ pub fn agent() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn device_mapper() -> Result<PathBuf, LabError> {
-    static_program("lab", "--bin", "lab-dm", "lab/src")
+    static_program("lab", "--bin", "lab-dm", &["lab/src"])
 }
 
 /// The NVMe driver in user space, built if its sources or those of what it is made of changed. No lab has it unless it is
@@ -47,10 +47,10 @@ pub fn device_mapper() -> Result<PathBuf, LabError> {
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.
 pub fn nvme_driver() -> Result<PathBuf, LabError> {
-    static_program("vfio", "--example", "nvme", "libs")
+    static_program("vfio", "--example", "nvme", &["libs"])
 }
 
-/// True when `binary` is younger than every file below `sources`, the crate it is made of: the
+/// True when `binary` is younger than every file below `sources`, of which it is made: the
 /// compiler need not be asked, which takes longer than the rest of an image.
 fn is_current(binary: &Path, sources: &Path) -> bool {
     let modified = |path: &Path| path.metadata().and_then(|m| m.modified());
@@ -108,12 +108,13 @@ pub fn programs_dir() -> PathBuf {
     cache_dir().join(format!("programs-{:016x}", hash.finish()))
 }
 
-/// `kind` is cargo's option for it: `--bin`, or `--example`, which cargo puts into a folder of their own.
+/// Builds a program if it is older than the sources in `dirs`. `kind` is cargo's option for it: `--bin`, or `--example`, which cargo
+/// puts into a folder of their own.
 fn static_program(
     package: &'static str,
     kind: &str,
     program: &'static str,
-    dir: &str,
+    dirs: &[&str],
 ) -> Result<PathBuf, LabError> {
     let failed = |reason: String| LabError::Build {
         what: package,
@@ -125,10 +126,13 @@ fn static_program(
         "--example" => binary(&target_dir, "examples").join(program),
         _ => binary(&target_dir, program),
     };
-    if is_current(&binary, &workspace_dir().join(dir)) {
+    let sources = workspace_dir();
+    if dirs
+        .iter()
+        .all(|dir| is_current(&binary, &sources.join(dir)))
+    {
         return Ok(binary);
     }
-    let sources = workspace_dir();
     let (Some(cargo), true) = (cargo(), sources.join("Cargo.toml").is_file()) else {
         if binary.is_file() {
             return Ok(binary);

@@ -9,7 +9,7 @@
 //! | `exitless.end=poweroff\|reboot\|halt` | what to do afterwards; power off if absent |
 //!
 //! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`] finds
-//! it among kernel messages. Modules are loaded in the order of their dependencies: on 6.1.192
+//! it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to a program of its own. Modules are loaded in the order of their dependencies: on 6.1.192
 //! `virtio` needs `virtio_ring` first.
 
 use std::fs;
@@ -20,23 +20,39 @@ use crate::kernel::{Module, Modules};
 use crate::packages::Packages;
 use crate::{LabError, build};
 
-/// Drivers for the devices a guest may be given, for its power button (with what shows it to programs), and for telling of a panic;
-/// those the kernel has built in are skipped.
+/// Drivers for the devices a guest may be given, assigned ones among them, for its power button (with what shows it to programs),
+/// and for telling of a panic; those the kernel has built in are skipped.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
     "virtio_net",
     "virtio_balloon",
     "virtio_rng",
+    "nvme",
     "button",
     "evdev",
     "pvpanic_mmio",
 ];
 
+/// Modules by which a guest gives a device to a program of its own; `lab-load vfio` loads them. Guests that do not ask start without
+/// them.
+const ON_DEMAND: &[ModuleList] = &[("vfio", &["vfio", "vfio_iommu_type1", "vfio_pci"])];
+
+/// Modules that are loaded together on request, and the name to ask by.
+pub(crate) type ModuleList = (&'static str, &'static [&'static str]);
+
+/// Program that loads a list of modules: those that are loaded already, by another list, are left as they are.
+const LOAD: &str = "#!/bin/sh
+[ -f \"/modules/$1\" ] || { echo \"lab-load: no list $1\" >&2; exit 2; }
+while read -r module; do
+    grep -q \"^$module \" /proc/modules || insmod \"/modules/$module.ko\" || exit 1
+done < \"/modules/$1\"
+";
+
 const INIT: &str = include_str!("guest_init.sh");
 
 /// Longest kernel command line of x86 Linux, bytes (`COMMAND_LINE_SIZE`).
-const COMMAND_LINE_MAX: usize = 2048;
+pub(crate) const COMMAND_LINE_MAX: usize = 2048;
 
 /// Builds the image.
 ///
@@ -52,18 +68,26 @@ pub fn build(packages: &Packages) -> Result<Archive, LabError> {
 /// As [`build`].
 pub(crate) fn build_with(packages: &Packages, modules: &Path) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
-    base(&mut archive, packages, &Modules::below(modules)?, MODULES)?;
+    base(
+        &mut archive,
+        packages,
+        &Modules::below(modules)?,
+        MODULES,
+        ON_DEMAND,
+    )?;
     archive.file("init", 0o755, INIT);
     add_program(&mut archive, "bin/workload", &build::workload()?)?;
     Ok(archive)
 }
 
-/// What both images share: directories, console, busybox with its applets, modules in load order.
+/// Adds what both images share: directories, console, busybox with its applets, modules in load order, and those that
+/// `lab-load` loads.
 pub(crate) fn base(
     archive: &mut Archive,
     packages: &Packages,
     modules: &Modules,
     wanted: &[&str],
+    on_demand: &[ModuleList],
 ) -> Result<(), LabError> {
     for dir in [
         "dev", "proc", "sys", "run", "tmp", "root", "etc", "sbin", "usr/bin", "modules",
@@ -79,11 +103,15 @@ pub(crate) fn base(
         archive.symlink(&format!("bin/{applet}"), "busybox");
     }
     add_modules(archive, "order", modules.in_load_order(wanted)?);
+    for (list, wanted) in on_demand {
+        add_modules(archive, list, modules.in_load_order(wanted)?);
+    }
+    archive.file("bin/lab-load", 0o755, LOAD);
     Ok(())
 }
 
 /// Adds `modules`, each once, and the file `modules/LIST` that names them in this order.
-pub(crate) fn add_modules(archive: &mut Archive, list: &str, modules: Vec<Module>) {
+fn add_modules(archive: &mut Archive, list: &str, modules: Vec<Module>) {
     let mut order = String::new();
     for module in modules {
         order.push_str(&module.name);

@@ -7,7 +7,7 @@
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
 //! | `/bin/workload` | the guest's program, for the other end of its conversations |
 //! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test says so |
-//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `lab-load faults`, `lab-load zram` |
+//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `faults`, `zram`, `net` |
 //! | `/modules/LIST` | the modules of such a list, in load order |
 //! | `/root` | where programs start |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cpio::Archive;
-use crate::guest_image::{add_modules, add_program, base};
+use crate::guest_image::{ModuleList, add_program, base};
 use crate::kernel::Modules;
 use crate::packages::{Packages, unique};
 use crate::{LabConfig, LabError, build, guest_image};
@@ -44,7 +44,7 @@ const MODULES: &[&str] = &[
 /// zram compresses by `lzo_rle`, which newer kernels have inside it.
 /// Another target of device-mapper is one more name here. `xts`, by which dm-crypt encrypts, needs `ecb` and does not say so
 /// as other modules do: nobody would load it.
-const ON_DEMAND: &[(&str, &[&str])] = &[
+const ON_DEMAND: &[ModuleList] = &[
     ("storage", &["loop", "dm_mod"]),
     (
         "faults",
@@ -59,13 +59,8 @@ const ON_DEMAND: &[(&str, &[&str])] = &[
         ],
     ),
     ("zram", &["lzo_rle", "zram"]),
+    ("net", &["virtio_net"]),
 ];
-
-const LOAD: &str = "#!/bin/sh
-while read -r module; do
-    grep -q \"^$module \" /proc/modules || insmod \"/modules/$module.ko\" || exit 1
-done < \"/modules/$1\"
-";
 
 const INIT: &str = include_str!("host_init.sh");
 
@@ -76,11 +71,7 @@ const INIT: &str = include_str!("host_init.sh");
 pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
     let modules = Modules::below(&packages.host().modules())?;
-    base(&mut archive, packages, &modules, MODULES)?;
-    for (list, wanted) in ON_DEMAND {
-        add_modules(&mut archive, list, modules.in_load_order(wanted)?);
-    }
-    archive.file("bin/lab-load", 0o755, LOAD);
+    base(&mut archive, packages, &modules, MODULES, ON_DEMAND)?;
     archive.file("init", 0o755, INIT);
     archive.file("etc/exitless-lab", 0o644, packages.host().release());
     add_program(&mut archive, "bin/lab-agent", &build::agent()?)?;

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod assigned;
 pub mod build;
 pub mod cpio;
 mod error;

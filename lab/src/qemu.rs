@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::LabError;
 use crate::agent::PORT;
+use crate::guest_image::COMMAND_LINE_MAX;
 use crate::packages::Needs;
 
 /// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills up while guests run:
@@ -120,6 +121,14 @@ impl LabConfig {
         }
         for path in &self.disks {
             fs::File::open(path).map_err(LabError::host("open", path))?;
+        }
+        // The kernel takes what fits before a zero byte, and drops the rest without a word.
+        let line = self.command_line();
+        if line.len() >= COMMAND_LINE_MAX || line.contains(['\0', '\n']) {
+            return Err(LabError::Config(format!(
+                "the kernel command line has to be one line of less than {COMMAND_LINE_MAX} bytes, and has {}",
+                line.len()
+            )));
         }
         self.check_room()
     }

@@ -2,6 +2,7 @@
 //! a reader finds it among kernel messages; complaints go to standard error. Exit status: 0 when all
 //! is verified, 1 when not, 2 for a command line that makes no sense.
 
+mod dma_rogue;
 mod failure;
 mod options;
 mod steps;
@@ -102,6 +103,20 @@ workload: the program inside the test guest
   workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000] [--depth N [--warmup 120] [--windows 1] [--no-markers]]
       Sends datagrams and checks the answers, one at a time; what is lost is sent again. With --depth so many are in flight, each
       window of COUNT answers lies between two markers, and what is lost is a failure.
+  workload dma-rogue ADDRESS [--mask-bits 28] [--wait-ms 0] [--pause-ms 0] [--remap] [--pieces [--count 64] [--seed 1]]
+      ADDRESS is the PCI address of QEMU's device `edu`, bound to vfio-pci; it names addresses of so many bits (edu,dma_mask=…).
+      Copies through mappings, both ways, and compares; then asks for DMA that no mapping allows, and looks whether memory changed,
+      or whether the device got to see it:
+      unmapped: never mapped, at the physical address of a page of this program; read-only, or write-only; revoked: mapped, used,
+      unmapped, and used again, at once or after --wait-ms; with --remap the same IOVA has another page by then, which the copy has to
+      reach instead. Before each it waits --pause-ms: a kernel's log takes about three faults in five seconds.
+      With --pieces it then makes and ends mappings of 1 to 64 pages, and halves of 2 MiB, in COUNT steps of some half a second each,
+      in an order by the seed; half of them continue another one. It compares what is copied through them, through those beside one
+      that has ended, and what is copied to one that has ended. (For large pages in this program's memory:
+      echo always >/sys/kernel/mm/transparent_hugepage/shmem_enabled.)
+      Prints: rogue STATE blocked=yes iova=0x… access=write (or blocked=no; or read)
+              pieces maps=… unmaps=… cuts=… copies=… rogues=… arrived=…
+              dma-rogue ok attempts=…; it fails where anything arrived
   workload idle --seconds S
       Marker, sleep, marker.
   workload button
@@ -132,6 +147,7 @@ fn main() -> ExitCode {
         "collect" => collect(&mut options),
         "verify" => verify(&mut options),
         "udp-echo" => windows::udp_echo(&mut options),
+        "dma-rogue" => dma_rogue::run(&mut options),
         "idle" => windows::idle(&mut options),
         "button" => button(),
         "marker" => mark(&mut options),

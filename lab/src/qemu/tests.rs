@@ -15,6 +15,23 @@ fn the_last_processor_is_kept_free_from_three_on() {
 }
 
 #[test]
+fn kernel_options_are_appended_as_long_as_they_fit() {
+    let with = |options: String| LabConfig {
+        kernel_options: options,
+        ..LabConfig::default()
+    };
+    let strict = with("iommu.strict=1".into());
+    assert!(strict.command_line().ends_with(" iommu.strict=1"));
+    strict.check().expect("it fits");
+    let room = COMMAND_LINE_MAX - LabConfig::default().command_line().len() - 2;
+    with("x".repeat(room)).check().expect("it fits exactly");
+    for wrong in ["x".repeat(room + 1), "a\nb".into(), "a\0b".into()] {
+        let text = with(wrong).check().expect_err("refused").to_string();
+        assert!(text.contains("less than 2048 bytes"), "{text}");
+    }
+}
+
+#[test]
 fn there_may_always_be_a_second_processor() {
     assert_eq!(processors(1), "1,maxcpus=2");
     assert_eq!(processors(3), "3,maxcpus=3");

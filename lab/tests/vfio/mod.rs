@@ -7,30 +7,20 @@
 use std::path::Path;
 use std::time::Duration;
 
+use lab::assigned::{self, Device, DmaAccess};
 use lab::{Lab, LabConfig, build};
 
-use crate::{may_start, sh, started};
+use crate::{may_start, started};
 
 /// Bytes of the namespace.
 const NAMESPACE: u64 = 16 << 20;
 
 /// The configuration with a VT-d unit, a controller behind it, whose namespace is a file in `dir`, and the driver.
-///
-/// Caching mode is off, as it is by default: the unit remembers what it has translated, and only an invalidation makes
-/// it forget.
-pub fn with_controller(mut config: LabConfig, dir: &Path) -> LabConfig {
+pub fn with_controller(config: LabConfig, dir: &Path) -> LabConfig {
     let namespace = dir.join("namespace");
     let file = std::fs::File::create(&namespace).unwrap();
     file.set_len(NAMESPACE).unwrap();
-    let drive = format!(
-        "if=none,id=namespace,format=raw,cache=unsafe,file={}",
-        namespace.display()
-    );
-    let args = ["-device", "intel-iommu,intremap=on", "-drive", &drive];
-    let device = ["-device", "nvme,drive=namespace,serial=lab"];
-    let args = args.iter().chain(&device).map(|arg| (*arg).to_owned());
-    config.qemu_args.extend(args);
-    config.kernel_options = "intel_iommu=on iommu.strict=1".to_owned();
+    let config = assigned::with_nvme(assigned::with_unit(config), &namespace).unwrap();
     config.with_file(build::nvme_driver().unwrap(), "/bin/nvme")
 }
 
@@ -40,27 +30,28 @@ const WITHOUT: [&str; 4] = ["strict", "strict-combining", "shared", "async"];
 
 /// Shortly: one policy without a window, and one with.
 pub fn a_driver_in_user_space(lab: &Lab) {
-    let address = unbound(lab);
+    // The kernel's own driver has it so far.
+    let address = Device::Nvme.find(lab).unwrap();
     let refused = lab
         .exec("/bin/nvme", [address.as_str(), "--overwrite"])
         .expect("it runs");
     let said = refused.stderr_text();
     assert_eq!(refused.status, 1, "{said}");
     assert!(said.contains("bound to nvme, not to vfio-pci"), "{said}");
-    bind(lab, &address);
+    assigned::bind_to_vfio(lab, &address).unwrap();
     let said = drive(lab, &address, "strict", 2000);
     // What was refused first, since the kernel logs no more than ten lines in five seconds: the IOVAs of what is read-only, and
     // of what was just unmapped.
     let refused = said.lines().filter(|line| line.ends_with(REFUSED));
     let iovas = refused.map(|line| line.split_whitespace().nth(2).unwrap());
-    let log = sh(lab, "dmesg");
+    let log = assigned::take_faults(lab).unwrap();
     for iova in iovas.take(2) {
-        let device = address.strip_prefix("0000:").unwrap();
-        let fault = format!(
-            "device [{device}] fault addr {}",
-            iova.trim_end_matches(':')
+        let digits = iova.trim_end_matches(':').trim_start_matches("0x");
+        let page = u64::from_str_radix(digits, 16).unwrap();
+        assert!(
+            log.has(&address, DmaAccess::Write, page),
+            "no {iova} in {log}"
         );
-        assert!(log.contains(&fault), "no {fault} in {log}");
     }
     drive(lab, &address, "deferred", 2000);
 }
@@ -73,32 +64,13 @@ fn a_hundred_thousand_blocks_under_each_policy() {
     }
     let dir = tempfile::tempdir().unwrap();
     let lab = started(&with_controller(LabConfig::default(), dir.path()));
-    let address = unbound(&lab);
-    bind(&lab, &address);
+    let address = Device::Nvme.find(&lab).unwrap();
+    assigned::bind_to_vfio(&lab, &address).unwrap();
     let blocks = std::env::var("VFIO_BLOCKS").map_or(100_000, |blocks| blocks.parse().unwrap());
     for policy in WITHOUT.iter().chain(&WITH_WINDOW) {
         drive(&lab, &address, policy, blocks);
     }
     lab.shutdown().unwrap();
-}
-
-/// The controller's address. The kernel's own driver has it so far.
-fn unbound(lab: &Lab) -> String {
-    let found = sh(lab, "grep -l 0x010802 /sys/bus/pci/devices/*/class");
-    let folder = Path::new(found.trim()).parent().unwrap();
-    folder.file_name().unwrap().to_str().unwrap().to_owned()
-}
-
-/// As a user does it.
-fn bind(lab: &Lab, address: &str) {
-    let device = format!("/sys/bus/pci/devices/{address}");
-    sh(
-        lab,
-        &format!(
-            "echo vfio-pci > {device}/driver_override && echo {address} > {device}/driver/unbind && \
-             echo {address} > /sys/bus/pci/drivers_probe && readlink {device}/driver"
-        ),
-    );
 }
 
 /// How the driver's line ends of DMA that did not come through.

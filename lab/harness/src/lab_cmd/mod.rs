@@ -53,6 +53,9 @@ Examples:
     exitless-lab lab --shell
   The same with a newer kernel in host and guest:
     exitless-lab lab --kernel 6.12 --guest-kernel 6.12 -- doctor
+  An IOMMU in the emulated host, whose unmaps take effect at once, and a device behind it to assign:
+    exitless-lab lab --shell --qemu=-device --qemu=intel-iommu,intremap=on --qemu=-device --qemu=edu \\
+        --append 'intel_iommu=on iommu.strict=1'
   A guest whose disk writes where it may not:
     exitless-lab lab --exec --put disk.img -- exitless-lab run --kernel /boot/vmlinuz \\
         --initrd /boot/guest.img --disk path=disk.img --fault disk0:unmapped
@@ -113,6 +116,9 @@ pub struct LabArgs {
     /// More arguments for QEMU, for example a device to assign
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu: Vec<String>,
+    /// More options for the emulated host's kernel command line, for example iommu.strict=1
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    append: Vec<String>,
     /// An interactive shell in the emulated host
     #[arg(long, conflicts_with_all = ["args", "tty", "exec"])]
     shell: bool,
@@ -194,21 +200,7 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
         .map(|text| get_paths(text))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let programs = Programs::find()?;
-    let mut config = LabConfig {
-        needs: Needs {
-            qemu: args.qemu_at_least,
-            host_kernel: args.kernel,
-            guest_kernel: args.guest_kernel,
-        },
-        disks: args.disk.clone(),
-        memory_mib: args.memory,
-        cpus: args.cpus,
-        qemu_args: args.qemu.clone(),
-        verbose: args.verbose,
-        exitless: Some(programs.exitless),
-        exitless_lab: Some(programs.exitless_lab),
-        ..LabConfig::default()
-    };
+    let mut config = config(args, programs);
     // In the image programs bring their libraries, which a copy into a running lab would not.
     config.files = puts;
     let mut lab = Lab::start(&config)?;
@@ -232,6 +224,26 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
         let _ = screen.join();
     }
     Ok(status)
+}
+
+/// The emulated host that these arguments ask for, without the files to copy.
+fn config(args: &LabArgs, programs: Programs) -> LabConfig {
+    LabConfig {
+        needs: Needs {
+            qemu: args.qemu_at_least,
+            host_kernel: args.kernel,
+            guest_kernel: args.guest_kernel,
+        },
+        disks: args.disk.clone(),
+        memory_mib: args.memory,
+        cpus: args.cpus,
+        qemu_args: args.qemu.clone(),
+        kernel_options: args.append.join(" "),
+        verbose: args.verbose,
+        exitless: Some(programs.exitless),
+        exitless_lab: Some(programs.exitless_lab),
+        ..LabConfig::default()
+    }
 }
 
 /// Says what is gone, on standard output.
@@ -376,7 +388,32 @@ fn file_name(path: &str) -> anyhow::Result<&str> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: LabArgs,
+    }
+
+    #[test]
+    fn options_of_the_hosts_kernel_are_appended_in_their_order() {
+        let config_of = |line: &[&str]| {
+            let line = ["lab"].iter().chain(line).chain(&["--", "doctor"]);
+            let programs = Programs {
+                exitless: "exitless".into(),
+                exitless_lab: "exitless-lab".into(),
+            };
+            let cli = Cli::try_parse_from(line).expect("a command line");
+            config(&cli.args, programs)
+        };
+        assert_eq!(config_of(&[]).kernel_options, "");
+        let strict = "intel_iommu=on iommu.strict=1";
+        let config = config_of(&["--append", strict, "--append", "-x"]);
+        assert_eq!(config.kernel_options, "intel_iommu=on iommu.strict=1 -x");
+    }
 
     #[test]
     fn put_defaults_to_the_working_directory_inside() {
