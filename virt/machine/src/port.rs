@@ -8,6 +8,7 @@ use pci::port::FunctionPort;
 use platform::bus::{AccessCause, BusDevice};
 use platform::doorbell::PlaceDoorbells;
 use platform::interrupt::{InterruptSink, Message};
+use platform::memory::PlaceMemory;
 use sidecore::{Handle, Reply};
 
 use crate::function::{FunctionShape, ResolveFunction};
@@ -41,6 +42,7 @@ pub struct OwnedFunction<O> {
     number: usize,
     shape: FunctionShape,
     doorbells: Option<Arc<dyn PlaceDoorbells>>,
+    memory: Option<Arc<dyn PlaceMemory>>,
 }
 
 impl<O> OwnedFunction<O> {
@@ -51,6 +53,7 @@ impl<O> OwnedFunction<O> {
             number,
             shape,
             doorbells: None,
+            memory: None,
         }
     }
 
@@ -59,6 +62,13 @@ impl<O> OwnedFunction<O> {
     #[must_use]
     pub fn with_doorbells(mut self, doorbells: Arc<dyn PlaceDoorbells>) -> Self {
         self.doorbells = Some(doorbells);
+        self
+    }
+
+    /// The same with memory that the hypervisor shows where its BARs are: likewise.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Arc<dyn PlaceMemory>) -> Self {
+        self.memory = Some(memory);
         self
     }
 
@@ -86,6 +96,11 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
         if let (Some(doorbells), Some((bar, range))) = (&self.doorbells, &self.shape.doorbells) {
             let base = bars.decoded(usize::from(*bar));
             doorbells.place(base.and_then(|base| base.checked_add(range.start)));
+        }
+        if let Some(memory) = &self.memory {
+            for bar in (0..).take(BARS) {
+                memory.place(bar, bars.decoded(usize::from(bar)));
+            }
         }
     }
 
