@@ -12,6 +12,8 @@ use vio::rng::Rng;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
 
+use super::assigned::AssignedDevice;
+
 /// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
 /// in pages that lie scattered), and 32,767 for drivers that need more.
 pub const MAX_LEASES: usize = guest_mem::MAX_LEASES;
@@ -33,10 +35,14 @@ pub trait Functions:
     + From<VirtioFunction<Rng>>
     + From<VirtioFunction<Remote>>
     + From<VirtioFunction<Balloon>>
+    + From<AssignedDevice>
     + 'static
 {
     /// Returns the balloon, if this is one.
     fn balloon(&mut self) -> Option<&mut Balloon>;
+
+    /// Returns the assigned device, if this is one.
+    fn assigned(&mut self) -> Option<&mut AssignedDevice>;
 }
 
 /// Makes the closed set of functions of a program's machines: those that every machine may have,
@@ -59,6 +65,8 @@ macro_rules! functions {
                 Remote($crate::__private::VirtioFunction<$crate::__private::Remote>),
                 /// A balloon.
                 Balloon($crate::__private::VirtioFunction<$crate::__private::Balloon>),
+                /// A device of the host's.
+                Assigned($crate::__private::AssignedDevice),
                 $($(#[$variant_meta])* $variant($function)),*
             }
         }
@@ -71,6 +79,19 @@ macro_rules! functions {
                     Self::Balloon(function) => Some(function.device_mut()),
                     _ => None,
                 }
+            }
+
+            fn assigned(&mut self) -> Option<&mut $crate::__private::AssignedDevice> {
+                match self {
+                    Self::Assigned(device) => Some(device),
+                    _ => None,
+                }
+            }
+        }
+
+        impl From<$crate::__private::AssignedDevice> for $name {
+            fn from(device: $crate::__private::AssignedDevice) -> Self {
+                Self::Assigned(device)
             }
         }
     };

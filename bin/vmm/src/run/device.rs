@@ -256,7 +256,6 @@ impl DeviceConfig {
     ///
     /// # Errors
     /// The file cannot be watched.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the machine's builder"))]
     pub fn follow_policy(&self, set: Box<dyn Fn(HostPolicy) + Send>) -> Result<()> {
         let Some(file) = &self.policy_file else {
             return Ok(());

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use assign::reach::Reach;
 use guest_mem::{PhysMem, SourceId};
 use kvm::doorbells::{KvmDoorbells, Places};
 use machine::port::{OwnedFunction, UnitRegisters};
@@ -19,6 +20,7 @@ use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 
 use super::args::DmaArg;
+use super::assigned;
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
 use super::composed::{Functions, Owner, Request};
@@ -85,9 +87,12 @@ pub fn attach<F: Functions, M: Memory<F>>(
         let queues = function.queues();
         plugs.add(function, doorbells(parts, queues)?);
     }
+    let reach = Reach::default();
+    let given = std::mem::take(&mut config.devices);
+    let devices = assigned::add_all(&mut plugs, given, &options, parts, &reach, config.restarts)?;
     let balloon = match config.balloon.take() {
         Some(spec) => {
-            let device = spec.device(parts.ram, memory.balloon()?)?;
+            let device = spec.device(parts.ram, memory.balloon(&reach)?)?;
             let function = VirtioFunction::new(parts.bus.reserve()?, device);
             let doorbells = doorbells(parts, function.queues())?;
             let number = plugs.add_beside(function, doorbells);
@@ -98,6 +103,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let (plugged, assigned) = plugs.into_plugged();
     let core = start(config, owner, composition)?;
     let handle = core.handle(0);
+    assigned::follow_policies(&devices, &handle)?;
     let watched = balloon.as_ref().map(|(_, watched)| watched.clone());
     let paging = memory.start(handle.clone())?;
     let balloon = balloon.map(|(spec, watched)| {
@@ -117,7 +123,9 @@ pub fn attach<F: Functions, M: Memory<F>>(
         if let Some(doorbells) = plug.doorbells {
             port = port.with_doorbells(doorbells);
         }
-        // Assigned functions: `with_memory(plug.memory)` goes here, once `OwnedFunction` has it.
+        if let Some(memory) = plug.memory {
+            port = port.with_memory(memory);
+        }
         parts.bus.plug(plug.source, Arc::new(port));
     }
     Ok(Attached {
@@ -145,6 +153,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
             ended: None,
             paging,
             balloon,
+            _assigned: devices,
         })),
     })
 }
@@ -284,6 +293,8 @@ struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     paging: Option<Box<dyn Paging>>,
     /// Asks the guest for its statistics.
     balloon: Option<Beside>,
+    /// What keeps assigned devices as the guest needs them.
+    _assigned: assigned::Devices,
 }
 
 impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {

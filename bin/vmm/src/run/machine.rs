@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use console::sink::Sink;
 use console::uart::Uart;
 use kvm::control::{Control, End};
@@ -180,12 +180,6 @@ fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyh
     messages::start().context("standard error")?;
     kick::install().context("the vCPU signal cannot be set up")?;
     warn_about_cpus(config);
-    if let Some(device) = config.devices.first() {
-        bail!(
-            "--device vfio={}: this program cannot assign devices yet",
-            device.address
-        );
-    }
     if let Some(swap) = &config.swap {
         swap.warn();
     }

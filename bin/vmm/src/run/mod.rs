@@ -40,6 +40,8 @@ mod units;
 
 pub use args::RunArgs;
 pub use assembly::{Assembly, MachineComposition};
+pub use assign::reach::Reach;
+pub use assigned::AssignedDevice;
 pub use attach::{Attached, Parts, Running};
 pub use composed::{Functions, Owner, Request, Units};
 pub use devices::DiskFunction;

@@ -19,7 +19,6 @@ pub struct Plug {
     pub shape: FunctionShape,
     pub doorbells: Option<Arc<IoEvents>>,
     /// Memory of an assigned function's BARs.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no function is assigned yet"))]
     pub memory: Option<Arc<dyn PlaceMemory>>,
 }
 
@@ -58,7 +57,6 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
     ///
     /// # Errors
     /// The unit's; nothing has been added.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no function is assigned yet"))]
     pub fn add_assigned(
         &mut self,
         function: impl Into<F>,

@@ -30,12 +30,16 @@ crate::functions! {
     enum TestFunctions {}
 }
 
-const HOST_39: HostIommu = HostIommu {
-    last_iova: (1 << 39) - 1,
-};
-const HOST_48: HostIommu = HostIommu {
-    last_iova: (1 << 48) - 1,
-};
+const HOST_39: HostIommu = host((1 << 39) - 1);
+const HOST_48: HostIommu = host((1 << 48) - 1);
+
+const fn host(last_iova: u64) -> HostIommu {
+    HostIommu {
+        last_iova,
+        large_pages: LargePages::TwoM,
+        is_coherent: false,
+    }
+}
 
 fn options(mode: Option<IommuMode>) -> UnitOptions {
     UnitOptions {
@@ -59,7 +63,7 @@ fn the_unit_reaches_no_further_than_the_hosts_and_has_caching_mode() {
         (0, None),
     ];
     for (last_iova, width) in cases {
-        let config = unit_config(&options(None), &HostIommu { last_iova });
+        let config = unit_config(&options(None), &host(last_iova));
         match config {
             Ok(config) => {
                 assert_eq!(Some(config.width), width, "{last_iova:#x}");
@@ -216,7 +220,7 @@ fn a_unit_that_cannot_be_made_leaves_nothing_behind() {
         let options = options(Some(IommuMode::Trap));
         let first = owner.add_unit(units::iommu(&options, parts).unwrap());
         let mut plugs = Plugs::new(&mut owner, first);
-        let make = || assigned_unit(&options, parts, &HostIommu { last_iova: 0 });
+        let make = || assigned_unit(&options, parts, &host(0));
         let memory = Arc::new(Nowhere::default());
         assert!(plugs.add_assigned(function(parts), memory, make).is_err());
         let (plugged, assigned) = plugs.into_plugged();
