@@ -87,6 +87,16 @@ pub struct Devices {
     _groups: Option<VfioDevice>,
 }
 
+impl Devices {
+    /// Numbers of functions, and addresses on the host.
+    pub fn addresses(&self) -> Vec<(usize, String)> {
+        let numbers = self.numbers.iter();
+        numbers
+            .map(|(number, config)| (*number, config.address.clone()))
+            .collect()
+    }
+}
+
 /// Opens all devices, and adds them as functions. Their pages will be in use in `reach`.
 ///
 /// # Errors

@@ -115,6 +115,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let pager = paging.as_ref().and_then(|paging| paging.reporter());
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
         .with_balloon(watched)
+        .with_devices(devices.addresses())
         .with_register_pages(units::register_pages(assigned.as_ref()));
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));

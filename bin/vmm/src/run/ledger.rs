@@ -16,15 +16,17 @@ use vio::balloon::Balloon;
 use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg, IommuMode};
+use super::assigned::AssignedDevice;
 use super::attach::Parts;
 use super::balloon::{Said, Watched};
 use super::composed::{Functions, Owner, Units};
 use super::config::Config;
+use super::host_faults::HostFaults;
 use super::memory::{AskPager, OwnerHandle, Standing};
 use crate::messages;
 use exit_ledger::account::{
-    BalloonCounts, BalloonFigures, KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, Swap,
-    SwapCounts, UserExits,
+    BalloonCounts, BalloonFigures, DeviceCounts, DeviceFigures, KVM_COUNTERS, OwnerCounts,
+    SidecoreCounts, Snapshot, Swap, SwapCounts, UserExits,
 };
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};
@@ -56,6 +58,9 @@ pub struct LedgerSource<F, M> {
     balloon: Option<Watched>,
     /// Register pages of all remapping units.
     register_pages: Range<u64>,
+    /// Assigned devices: numbers of their functions, and addresses on the host.
+    devices: Vec<(usize, String)>,
+    host_faults: HostFaults,
 }
 
 impl<F, M> LedgerSource<F, M> {
@@ -86,12 +91,20 @@ impl<F, M> LedgerSource<F, M> {
             pager,
             balloon: None,
             register_pages: layout::VTD..layout::VTD + layout::VTD_SIZE,
+            devices: Vec::new(),
+            host_faults: HostFaults::open(),
         })
     }
 
     /// The same, of a machine whose units' register pages are these.
     pub fn with_register_pages(mut self, pages: Range<u64>) -> Self {
         self.register_pages = pages;
+        self
+    }
+
+    /// The same, of a machine with these assigned devices: numbers of their functions, and addresses on the host.
+    pub fn with_devices(mut self, devices: Vec<(usize, String)>) -> Self {
+        self.devices = devices;
         self
     }
 
@@ -166,16 +179,27 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
         }
         let histogram = self.histogram.get().and_then(Option::as_ref);
         let watched = self.balloon.clone();
+        let devices = self.devices.clone();
         let figures = move |owner: &mut Owner<F, M>| {
             let watched = watched.as_ref();
             let balloon = watched.and_then(|watched| {
                 let balloon = watched.balloon(owner)?;
                 Some(balloon_figures(balloon, watched.said(balloon)))
             });
-            (balloon, owner_counts(owner))
+            let devices: Vec<_> = devices
+                .into_iter()
+                .filter_map(|(number, address)| {
+                    let device = owner.function(number)?.assigned()?;
+                    Some(device_figures(device, address))
+                })
+                .collect();
+            (balloon, owner_counts(owner), devices)
         };
         let figures = self.owner.call(|reply| Request::ask(reply, figures));
-        let (balloon, mut owner) = figures.unwrap_or_default();
+        let (balloon, mut owner, mut devices) = figures.unwrap_or_default();
+        for device in &mut devices {
+            device.counts.host_faults = self.host_faults.of(&device.address).unwrap_or(0);
+        }
         owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
         Snapshot {
             now_ns: Nanos::now().0,
@@ -187,6 +211,7 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
             sidecore: self.sidecore(),
             swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
             balloon,
+            devices,
         }
     }
 }
@@ -209,6 +234,59 @@ fn swap(standing: Standing) -> Swap {
         tracked: standing.report.tracked as u64,
         counts: swap_counts(standing.report),
         pause_reason: standing.pause_reason,
+    }
+}
+
+fn device_figures(device: &AssignedDevice, address: String) -> DeviceFigures {
+    let shadow = device.shadow();
+    let assign::shadow::Counts {
+        pages_told,
+        domains_told,
+        others_told,
+        maps,
+        mapped_pages,
+        unmaps,
+        unmapped,
+        hits,
+        misses,
+        cut,
+        not_ram,
+        not_allowed,
+        refused,
+        pass_through,
+        attached,
+        longest_call_ns,
+    } = shadow.counts();
+    let (pinned, pinned_peak) = shadow.book().pages();
+    let risk = shadow.risk();
+    DeviceFigures {
+        address,
+        policy: shadow.policy().name().into(),
+        pinned,
+        pinned_peak,
+        guest_pages: shadow.book().live_pages(),
+        stale: risk.stale_now,
+        stale_max: risk.stale_max,
+        stale_ns_max: risk.windows.max_ns,
+        stale_allowed: risk.contract.max_stale,
+        stale_ns_allowed: risk.contract.max_age_ns,
+        longest_call_ns,
+        counts: DeviceCounts {
+            pages_told,
+            domains_told,
+            others_told,
+            maps,
+            mapped_pages,
+            unmaps,
+            unmapped,
+            hits,
+            misses,
+            cut,
+            refused: not_ram + not_allowed + refused,
+            attached,
+            pass_through,
+            host_faults: 0,
+        },
     }
 }
 

@@ -25,6 +25,7 @@ mod disk;
 mod disks;
 mod followed;
 mod holes;
+mod host_faults;
 mod ledger;
 mod machine;
 mod memory;

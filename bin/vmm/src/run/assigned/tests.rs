@@ -149,10 +149,7 @@ impl PlaceMemory for Nowhere {
     }
 }
 
-fn port<F: super::super::composed::Functions, M: PhysMem>(
-    owner: &mut Owner<F, M>,
-    unit: usize,
-) -> &mut VtdPort {
+fn port<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>, unit: usize) -> &mut VtdPort {
     match owner.unit(unit) {
         Some(Units::Vtd(port)) => port,
         _ => panic!("unit {unit} is no VT-d unit"),
