@@ -2,8 +2,9 @@
 //!
 //! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
 //! covers every function that no other unit names, and stands behind those that name some
-//! ([`DmarConfig::with_unit_for`]), as the specification demands (§8.3). `flags` is 0: interrupt remapping is not offered, so
-//! `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is ready for one.
+//! ([`DmarConfig::with_unit_for`]), as the specification demands (§8.3). `flags` is 0: interrupt
+//! remapping is not offered, so `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is
+//! ready for one.
 //!
 //! ```
 //! use vtd::dmar::{DmarConfig, build};
@@ -99,8 +100,8 @@ impl DmarConfig {
         }
     }
 
-    /// The same with one more unit, at `base`, for these functions of segment 0. It stands in front of the unit that covers
-    /// the rest.
+    /// The same with one more unit, at `base`, for these functions of segment 0. It stands in front
+    /// of the unit that covers the rest.
     pub fn with_unit_for(mut self, base: u64, functions: &[SourceId]) -> Self {
         let endpoint = |device: &SourceId| Scope {
             kind: ScopeType::Endpoint,
@@ -141,8 +142,9 @@ const SCOPE_LEN: u8 = 8;
 /// The table's bytes, checksum included.
 ///
 /// # Panics
-/// If a host address width is not 12 to 64, a unit has so many scopes (8190) that its length does not fit, or a unit stands
-/// behind the one that covers the rest of its segment: it comes from the VMM, not a guest.
+/// If a host address width is not 12 to 64, a unit has so many scopes (8190) that its length does
+/// not fit, or a unit stands behind the one that covers the rest of its segment: the table comes
+/// from the VMM, not a guest.
 pub fn build(config: &DmarConfig) -> Vec<u8> {
     if let Some(unit) = config.misplaced() {
         panic!(

@@ -1,8 +1,10 @@
-//! The search of a range for mappings against models, over random tables: of any shape, shared, cyclic, malformed.
+//! The search of a range for mappings against models, over random tables: of any shape, shared,
+//! cyclic, malformed.
 //!
-//! * Page by page: what the walk of a unit of its own says of each page. However the search is sliced, and whichever tables
-//!   are absent at first, it says the same.
-//! * Tables that change under a search: what it says of each page follows from values that it has read there.
+//! * Page by page: what the walk of a unit of its own says of each page. However the search is
+//!   sliced, and whichever tables are absent at first, it says the same.
+//! * Tables that change under a search: what it says of each page follows from values that it has
+//!   read there.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +20,8 @@ use vtd::{Config, LargePages, Unit};
 use vtd_guest::*;
 
 const TABLES: usize = 8;
-/// Indices that entries and searches share, so that they meet. 503 is the interrupt range's in level 2, under 3 in level 3.
+/// Indices that entries and searches share, so that they meet. 503 is the interrupt range's in
+/// level 2, under 3 in level 3.
 const INDICES: [u64; 7] = [0, 1, 2, 3, 503, 510, 511];
 /// Pages that a search may span: more than two tables of level 1.
 const SPAN: u64 = 1_300;
@@ -168,7 +171,8 @@ impl Tables {
             Value::Absent => 0,
             Value::Table(table, permissions) => self.pages[table] | permissions,
             Value::Page(n, permissions) => (0x80_0000 + (n + index) * PAGE_SIZE) | permissions,
-            // Those of a table that is filled lead to different places, one of them to the interrupt range.
+            // Those of a table that is filled lead to different places, one of them to the
+            // interrupt range.
             Value::Large(2, n, permissions) => ((0x7f6 + n + index) << 21) | permissions | PS,
             Value::Large(_, n, permissions) => ((n + index) << 30) | permissions | PS,
             Value::Odd(bit, permissions) => 0x80_0000 | permissions | 1 << bit,
@@ -219,8 +223,8 @@ fn after(found: &Found, last: u64) -> Option<u64> {
     Some(after.raw()).filter(|after| *after <= last)
 }
 
-/// All mappings of a range, by searches with these budgets in turn; `between` is called when one has got on, `pending`
-/// when one has not.
+/// All mappings of a range, by searches with these budgets in turn; `between` is called when one
+/// has got on, `pending` when one has not.
 fn collect(
     unit: &Unit,
     mem: &impl PhysMem,
@@ -256,7 +260,7 @@ fn collect(
     panic!("it does not end");
 }
 
-/// What each page of a range goes to, by the walk.
+/// Target of each page of a range, by the walk.
 fn page_by_page(
     unit: &mut Unit,
     mem: &ArrayMem,
@@ -276,7 +280,8 @@ fn page_by_page(
     pages
 }
 
-/// The same of what was found. Checks that it lies in the range, in order, and is no more than a leaf.
+/// The same of what was found. Checks that it lies in the range, in order, and is no more than a
+/// leaf.
 fn pages_of(all: &[Found], (from, last): (u64, u64)) -> BTreeMap<u64, (u64, bool, bool)> {
     let mut pages = BTreeMap::new();
     let mut at = from;
@@ -312,7 +317,7 @@ struct Changing {
     loads: usize,
     /// Which values were read where.
     read: BTreeMap<u64, BTreeSet<u64>>,
-    /// How many loads after the one before, and what is stored in front of that load; the next one last.
+    /// Loads since the stores before, and what is stored in front of that load; the next one last.
     stores: Vec<(usize, Vec<(u64, u64)>)>,
 }
 
@@ -347,14 +352,15 @@ impl PhysMem for ChangingMem {
     }
 }
 
-/// What a page may be, by some of the values read.
+/// State of a page that follows from some of the values read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Hole,
     Page(u64, u64),
 }
 
-/// A plain walk over values instead of memory, with no code of the engine: every outcome for the page `iova`.
+/// A plain walk over values instead of memory, with no code of the engine: every outcome for the
+/// page `iova`.
 fn outcomes(
     config: &Config,
     read: &BTreeMap<u64, BTreeSet<u64>>,
@@ -458,7 +464,8 @@ proptest! {
         prop_assert_eq!(sliced, whole);
     }
 
-    /// The first mappings of all that there is, by the pages at both ends of them and of the holes between.
+    /// The first mappings of all that there is, by the pages at both ends of them and of the holes
+    /// between.
     #[test]
     fn search_of_everything_skips_holes_only(world in world()) {
         let tables = Tables::new(&world);
