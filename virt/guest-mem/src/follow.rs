@@ -1,10 +1,11 @@
-//! Answers to a component that follows the mappings of a requester, to repeat them elsewhere: in an IOMMU of the host, for
-//! an assigned device ([`Iommu::attachment`](crate::Iommu::attachment), [`Iommu::next_mapping`](crate::Iommu::next_mapping)).
+//! Answers to a component that follows the mappings of a requester, to repeat them elsewhere: in an
+//! IOMMU of the host, for an assigned device ([`Iommu::attachment`](crate::Iommu::attachment),
+//! [`Iommu::next_mapping`](crate::Iommu::next_mapping)).
 
 use crate::addr::{Gpa, Iova};
 use crate::lease::Budget;
 
-/// What a requester is attached to.
+/// Attachment of a requester: the way that its accesses take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Attachment {
     /// Translation is off: addresses are guest-physical.
@@ -41,8 +42,9 @@ pub enum Next {
     Found(Found),
     /// Nothing is mapped up to the end of the range.
     None,
-    /// Nothing is mapped up to, not including, this address. Go on from here: the budget is spent, or a table that is
-    /// needed next is absent (the next search then answers [`Stop::Pending`](crate::Stop::Pending)).
+    /// Nothing is mapped up to, not including, this address. Go on from here: the budget is spent,
+    /// or a table that is needed next is absent (the next search then answers
+    /// [`Stop::Pending`](crate::Stop::Pending)).
     Budget(Iova),
 }
 

@@ -62,13 +62,15 @@ pub trait Iommu {
 
     /// Finds the first mapping of `source` that has a byte in `from..=last`, clipped to that range.
     ///
-    /// Silent as [`attachment`](Iommu::attachment) is, and past every cache: the tables as they are now, each entry read
-    /// once and then used. A malformed entry maps nothing, and neither does one by which no access would succeed.
-    /// [`Attachment::Off`] and [`Attachment::PassThrough`] have no mappings: the answer is [`Next::None`].
+    /// Silent as [`attachment`](Iommu::attachment) is, and past every cache: the tables as they are
+    /// now, each entry read once and then used. A malformed entry maps nothing, and neither does
+    /// one by which no access would succeed. [`Attachment::Off`] and [`Attachment::PassThrough`]
+    /// have no mappings: the answer is [`Next::None`].
     ///
-    /// Each entry read is charged to `budget` ([`Budget::ENTRY`]). An unspent budget, however small, moves the search on by
-    /// at least one entry; a spent one reads nothing. Errs only with [`Stop::Pending`](crate::Stop::Pending), and only if
-    /// nothing is known about `from` itself: once the ticket is done, go on from the same `from`.
+    /// Each entry read is charged to `budget` ([`Budget::ENTRY`]). An unspent budget, however
+    /// small, moves the search on by at least one entry; a spent one reads nothing. Errs only with
+    /// [`Stop::Pending`](crate::Stop::Pending), and only if nothing is known about `from` itself:
+    /// once the ticket is done, go on from the same `from`.
     fn next_mapping<M: PhysMem>(
         &self,
         mem: &M,

@@ -16,8 +16,8 @@
 //! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. Whoever has
 //! nothing to do watches a word of the ring ([`WatchWord`]).
 //!
-//! A host IOMMU that is to show an assigned device the same mappings is fed by [`Iommu::next_mapping`], a search that
-//! leaves no trace in the guest's IOMMU.
+//! A host IOMMU that is to show an assigned device the same mappings is fed by
+//! [`Iommu::next_mapping`], a search that leaves no trace in the guest's IOMMU.
 //!
 //! **Whose memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map), or that of
 //! another process, the VMM, which sent us its files ([`ForeignRam`], with [`DirectMap`] where it keeps the IOMMU

@@ -73,11 +73,12 @@ pub struct Config {
     /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only: it
     /// makes stock Linux strict everywhere.
     pub caching_mode: bool,
-    /// Large pages that tables may have. Others are a reserved bit. A unit whose mappings are repeated in an IOMMU of the host
-    /// has those of the host's.
+    /// Large pages that tables may have; PS at another level is a reserved bit. A unit whose
+    /// mappings are repeated in an IOMMU of the host offers no others than that one has.
     pub large_pages: LargePages,
-    /// ECAP.SC: a mapping may force the snooping of caches (SNP). Without it SNP is a reserved bit. A unit for assigned
-    /// devices has it only where the host's IOMMU does the same; emulated devices are always coherent.
+    /// ECAP.SC: a mapping may force the snooping of caches (SNP). Without it SNP is a reserved bit.
+    /// A unit for assigned devices has it only where the host's IOMMU does the same; emulated
+    /// devices are always coherent.
     pub snoop_control: bool,
     /// Fault recording registers, 8 to 222. One always stays empty.
     pub fault_records: usize,

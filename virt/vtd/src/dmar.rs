@@ -1,8 +1,10 @@
 //! The ACPI DMAR table (VT-d specification §8.1 to §8.3), which tells the guest where the unit is.
 //!
 //! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
-//! covers every function that no other unit names, and stands behind those that name some. `flags` is 0: interrupt remapping is not offered, so
-//! `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is ready for one.
+//! covers every function that no other unit names, and stands behind those that name some
+//! ([`DmarConfig::with_unit_for`]), as the specification demands (§8.3). `flags` is 0: interrupt
+//! remapping is not offered, so `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is
+//! ready for one.
 //!
 //! ```
 //! use vtd::dmar::{DmarConfig, build};
@@ -18,7 +20,7 @@ use guest_mem::SourceId;
 pub struct DmarConfig {
     /// Host address width in bits, 12 to 64: the physical addresses that tables may hold.
     pub host_address_width: u8,
-    /// Remapping units; of a segment, one with [`Drhd::include_all`] is the last (§8.3).
+    /// Remapping units: in each segment the one with `include_all` last.
     pub units: Vec<Drhd>,
     /// OEM ID, OEM table ID and creator ID of the header.
     pub oem: Oem,
@@ -98,8 +100,9 @@ impl DmarConfig {
         }
     }
 
-    /// The same with a unit at `named_base` before it, which the PCI functions `named` are under.
-    pub fn with_named(mut self, named_base: u64, named: &[SourceId]) -> Self {
+    /// The same with one more unit, at `base`, for these functions of segment 0. It stands in front
+    /// of the unit that covers the rest.
+    pub fn with_unit_for(mut self, base: u64, functions: &[SourceId]) -> Self {
         let endpoint = |device: &SourceId| Scope {
             kind: ScopeType::Endpoint,
             enumeration_id: 0,
@@ -108,11 +111,25 @@ impl DmarConfig {
         let unit = Drhd {
             include_all: false,
             segment: 0,
-            base: named_base,
-            scopes: named.iter().map(endpoint).collect(),
+            base,
+            scopes: functions.iter().map(endpoint).collect(),
         };
-        self.units.insert(0, unit);
+        let covers_rest = |unit: &Drhd| unit.include_all && unit.segment == 0;
+        let rest = self.units.iter().position(covers_rest);
+        self.units.insert(rest.unwrap_or(self.units.len()), unit);
         self
+    }
+
+    /// The first unit that stands behind the one that covers the rest of its segment.
+    fn misplaced(&self) -> Option<&Drhd> {
+        let behind = self.units.iter().enumerate().skip(1);
+        let mut misplaced = behind.filter(|(index, unit)| {
+            let before = &self.units[..*index];
+            before
+                .iter()
+                .any(|other| other.include_all && other.segment == unit.segment)
+        });
+        misplaced.next().map(|(_, unit)| unit)
     }
 }
 
@@ -125,9 +142,16 @@ const SCOPE_LEN: u8 = 8;
 /// The table's bytes, checksum included.
 ///
 /// # Panics
-/// If a host address width is not 12 to 64, a unit has so many scopes (8191) that its length does not fit, or a unit stands behind
-/// one that covers all of its segment.
+/// If a host address width is not 12 to 64, a unit has so many scopes (8190) that its length does
+/// not fit, or a unit stands behind the one that covers the rest of its segment: the table comes
+/// from the VMM, not a guest.
 pub fn build(config: &DmarConfig) -> Vec<u8> {
+    if let Some(unit) = config.misplaced() {
+        panic!(
+            "the unit at {:#x} stands behind the one that covers the rest of segment {}",
+            unit.base, unit.segment
+        );
+    }
     assert!(
         (12..=64).contains(&config.host_address_width),
         "host address width is {} bits",
@@ -147,13 +171,7 @@ pub fn build(config: &DmarConfig) -> Vec<u8> {
     table.push(0); // flags: no interrupt remapping, no x2APIC opt-out, no DMA-control opt-in
     table.extend_from_slice(&[0; 10]);
     debug_assert_eq!(table.len(), HEADER_LEN);
-    for (at, unit) in config.units.iter().enumerate() {
-        let mut before = config.units[..at].iter();
-        assert!(
-            !before.any(|all| all.include_all && all.segment == unit.segment),
-            "the unit at {:#x} stands behind one that covers all of its segment",
-            unit.base
-        );
+    for unit in &config.units {
         append_unit(&mut table, unit);
     }
     let len = u32::try_from(table.len()).expect("a table of a few units fits 4 GiB");
@@ -165,7 +183,7 @@ pub fn build(config: &DmarConfig) -> Vec<u8> {
 
 fn append_unit(table: &mut Vec<u8>, unit: &Drhd) {
     let len = usize::from(DRHD_LEN) + usize::from(SCOPE_LEN) * unit.scopes.len();
-    let len = u16::try_from(len).expect("a unit has fewer than 8191 scopes");
+    let len = u16::try_from(len).expect("a unit has at most 8189 scopes");
     table.extend_from_slice(&0u16.to_le_bytes()); // type: DRHD
     table.extend_from_slice(&len.to_le_bytes());
     table.push(u8::from(unit.include_all));

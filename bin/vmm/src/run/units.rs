@@ -118,7 +118,7 @@ pub fn register_pages(assigned: Option<&Assigned>) -> Range<u64> {
 pub fn dmar_table(assigned: Option<&Assigned>) -> Vec<u8> {
     let mut config = dmar::DmarConfig::single_unit(HOST_ADDRESS_WIDTH, layout::VTD);
     if let Some(Assigned { functions, .. }) = assigned {
-        config = config.with_named(layout::VTD_ASSIGNED, functions);
+        config = config.with_unit_for(layout::VTD_ASSIGNED, functions);
     }
     dmar::build(&config)
 }

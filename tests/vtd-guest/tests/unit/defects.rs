@@ -3,6 +3,7 @@
 
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};
+use vtd::saved_state::RestoreError;
 use vtd::spec::registers as reg;
 use vtd::{AccessLen, AddressWidth, Config, Event, LargePages, Parked, Progress, Unit};
 use vtd_guest::*;
@@ -795,12 +796,33 @@ fn saved_state_keeps_pending_bits_latches_and_what_no_register_shows() {
     wrong.iqh = 0x1000;
     assert!(Unit::restore(Config::default(), &wrong).is_err());
     wrong = saved.clone();
-    wrong.version = 2;
+    wrong.version += 1;
     assert!(Unit::restore(Config::default(), &wrong).is_err());
     wrong = saved;
     wrong.next_record = 16;
     assert!(Unit::restore(Config::default(), &wrong).is_err());
     drop(guest);
+}
+
+#[test]
+fn saved_state_of_a_unit_with_other_capabilities_is_refused() {
+    let saved = Unit::new(Config::default()).save();
+    let others: [fn(&mut Config); 6] = [
+        |config| config.width = AddressWidth::Bits39,
+        |config| config.caching_mode = true,
+        |config| config.fault_records = 8,
+        |config| config.large_pages = LargePages::TwoM,
+        |config| config.large_pages = LargePages::None,
+        |config| config.snoop_control = false,
+    ];
+    for other in others {
+        let mut config = Config::default();
+        other(&mut config);
+        let refused = Unit::restore(config.clone(), &saved).err();
+        assert_eq!(refused, Some(RestoreError::Capabilities), "{config:?}");
+        let own = Unit::new(config.clone()).save();
+        assert!(Unit::restore(config, &own).is_ok());
+    }
 }
 
 #[test]

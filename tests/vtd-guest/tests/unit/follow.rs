@@ -1,4 +1,5 @@
-//! The search of a range for mappings, by one case for each kind of table. Random tables are in `follow_model`.
+//! The search of a range for mappings, by one case for each kind of table. Random tables are in
+//! `follow_model`.
 
 use fake_mem::{ArrayMem, PagedMem, PendingMem};
 use guest_mem::{
@@ -190,7 +191,8 @@ fn search_leaves_no_trace_and_looks_past_the_caches() {
 #[test]
 fn hole_of_a_gibibyte_takes_few_reads() {
     let pages = 1 << 18;
-    // Where it begins, and the highest entries that are there over it: none, those of level 3, of level 2.
+    // Where it begins, and the highest entries that are there over it: none, those of level 3, of
+    // level 2.
     for from in [0, ONE_G, 5 * ONE_G + 0x12_3000] {
         for level in 2..=4 {
             let (mut guest, top) = guest();
@@ -328,7 +330,7 @@ fn tables_out_of_ram_are_not_read_entry_by_entry() {
     assert_eq!(answer, Next::None);
 }
 
-/// What a guest may build to keep a search busy: it moves on with each slice, and each slice is bounded.
+/// Tables that a guest may build to keep a search busy: each slice moves on, and is bounded.
 #[test]
 fn hostile_tables_neither_stop_nor_hold_a_search() {
     // A table that is its own, in each of its entries or in one.

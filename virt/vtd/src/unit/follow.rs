@@ -1,16 +1,17 @@
 //! Search of a range for mappings, for a component that repeats them for an assigned device.
 //!
-//! As a walk (module `walk`), a search reads the tables as they are now, keeps nothing and changes nothing; each entry is
-//! read once into a local, checked, then used. What one search says of an address is what the entries over that address
-//! held when it read them.
+//! As a walk (module `walk`), a search reads the tables as they are now, keeps nothing and changes
+//! nothing; each entry is read once into a local, checked, then used. What one search says of an
+//! address is what the entries over that address held when it read them.
 //!
-//! A search goes down from the top to the entry over the address where it stands, then along the table of that entry,
-//! which costs one read each, and down again only behind the end of the table. An entry that is not present ends all that
-//! it covers: a hole costs one read for each entry that it takes, at the highest level that shows it.
+//! A search goes down from the top to the entry over the address where it stands, then along the
+//! table of that entry, which costs one read each, and down again only behind the end of the table.
+//! An entry that is not present ends all that it covers: a hole costs one read for each entry that
+//! it takes, at the highest level that shows it.
 //!
-//! Tables are the guest's: they may be cyclic, shared, or all over the place. Bound: the address only grows, by at
-//! least 4 KiB for every `levels` entries read; the budget is looked at each time it has grown. A search without a
-//! mapping to find thus reads at most 2 + `levels` entries past its budget.
+//! Tables are the guest's: they may be cyclic, shared, or outside RAM. Bound: the address only
+//! grows, by at least 4 KiB for every `levels` entries read; the budget is checked each time it has
+//! grown. A search thus reads at most 2 + `levels` entries past its budget.
 
 use guest_mem::{Access, Attachment, Budget, Found, Gpa, Iova, Next, PhysMem, SourceId, Stop};
 
@@ -28,7 +29,7 @@ struct Place {
 }
 
 impl Walker {
-    /// What `source` is attached to while translation is on.
+    /// Returns the attachment of `source` while translation is on.
     pub(super) fn attachment<M: PhysMem>(&self, mem: &M, source: SourceId) -> Access<Attachment> {
         let context = self.context_silently(mem, source)?;
         Ok(match context.map(|context| (context.kind, context.did)) {
@@ -38,7 +39,7 @@ impl Walker {
         })
     }
 
-    /// The first mapping of `source` from the first to the last address, both included.
+    /// Finds the first mapping of `source` from the first to the last address, both included.
     pub(super) fn next_mapping<M: PhysMem>(
         &self,
         mem: &M,
@@ -69,7 +70,7 @@ impl Walker {
         self.search(mem, top, (from.raw(), last), budget)
     }
 
-    /// `last` is inside the width of the tables, so that no address here wraps.
+    /// Searches from `from` to `last`, which lies inside the width of the tables: no address wraps.
     fn search<M: PhysMem>(
         &self,
         mem: &M,
@@ -82,7 +83,7 @@ impl Walker {
         loop {
             let Place { table, level, .. } = place;
             budget.charge(Budget::ENTRY);
-            // Nothing is mapped from `at` to the end of what covers it.
+            // Log2 of the size of the hole that `at` lies in.
             let hole_shift = match mem.read_u64(pte_address(table, at, level)) {
                 Ok(pte) => {
                     let permissions = place.permissions & pte;
@@ -112,7 +113,8 @@ impl Walker {
                     }
                     level_shift(level)
                 }
-                // What is known is kept: whoever goes on from `at` meets the absent table first.
+                // The hole is an answer; the search that goes on from `at` meets the absent table
+                // first.
                 Err(Stop::Pending(_)) if at > from => return Ok(Next::Budget(Iova::new(at))),
                 Err(stop @ Stop::Pending(_)) => return Err(stop),
                 // RAM begins and ends on a page, so the whole table is outside.
@@ -143,9 +145,9 @@ impl Walker {
     }
 }
 
-/// The first part of `len` bytes at `iova`, which go to `gpa`, that an access may have: bytes to skip, and its length.
-/// What lies in the interrupt range on either side faults. Leaves are aligned on both sides, so a leaf that has the range
-/// on both has it at the same place.
+/// The first part of `len` bytes at `iova`, which go to `gpa`, that an access may have: bytes to
+/// skip, and its length. Accesses to the interrupt range fault on either side. Leaves are aligned
+/// on both sides, so a leaf that has the range on both has it at the same place.
 fn usable(iova: u64, gpa: u64, len: u64) -> Option<(u64, u64)> {
     let (first, last) = INTERRUPT_RANGE;
     let touches = |start: &u64| *start <= last && *start + (len - 1) >= first;

@@ -62,6 +62,8 @@ impl Unit {
             version: VERSION,
             width: config.width.bits(),
             caching_mode: config.caching_mode,
+            large_pages: config.large_pages.sllps(),
+            snoop_control: config.snoop_control,
             gsts: gsts.into_bits(),
             te: *te,
             rtaddr: *rtaddr,

@@ -4,8 +4,8 @@
 //! its callers. Each entry is read once into a local, checked, then used. A walk that meets `Pending`
 //! is begun again from the root entry by its caller, so no part of it outlives an invalidation.
 //!
-//! Bound: one root entry, one context entry, at most four second-level entries. The search of a range for mappings is
-//! module `follow`.
+//! Bound: one root entry, one context entry, at most four second-level entries. The search of a
+//! range for mappings is module `follow`.
 //!
 //! Leaves out: zero-length reads, which never reach an IOMMU here (`CAP.ZLR` promises that one of a
 //! write-only page does not fault); translation requests of device TLBs (`ECAP.DT` is 0).
@@ -127,7 +127,8 @@ const fn bits_above(width: u8) -> u64 {
     !0 << width
 }
 
-/// First and last address of the interrupt range. Neither an IOVA nor what it maps to may lie there.
+/// First and last address of the interrupt range. Neither an IOVA nor what it maps to may lie
+/// there.
 pub(super) const INTERRUPT_RANGE: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 
 /// Whether `[start, start + len)` touches the interrupt range.
@@ -283,6 +284,7 @@ impl Walker {
     }
 
     /// Checks an entry of a table of `level`.
+    #[inline]
     pub(super) fn check(&self, pte: u64, level: u32) -> Entry {
         if pte & 3 == 0 {
             return Entry::NotPresent;
@@ -360,7 +362,8 @@ pub(super) const fn level_shift(level: u32) -> u32 {
     12 + 9 * (level - 1)
 }
 
-/// Address of the entry for `iova`. A table's address has its low 12 bits clear and at most 48 bits, so this cannot wrap.
+/// Address of the entry for `iova`. A table's address has its low 12 bits clear and at most 48
+/// bits, so this cannot wrap.
 pub(super) const fn pte_address(table: Gpa, iova: u64, level: u32) -> Gpa {
     let index = iova >> level_shift(level) & 0x1ff;
     Gpa::new(table.raw() + index * PTE_LEN)
