@@ -53,8 +53,8 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// The areas of BARs of these sizes (0: none), of which the host maps `mappable`, in any order
-    /// and of any bounds.
+    /// The areas of the BARs that a guest sees, of these sizes (0: none), of which the host maps
+    /// `mappable`, in any order and of any bounds.
     pub fn new(
         sizes: [u64; BARS],
         msix: Option<&MsixPlace>,

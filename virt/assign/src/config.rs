@@ -249,12 +249,12 @@ impl GuestConfig {
     }
 
     /// Places a standard capability where the device has it.
-    fn place(&mut self, listed: &Listed, body: &[u8]) -> Result<u16, Fault> {
+    fn place(&mut self, listed: &Listed, body: &[u8]) -> u16 {
         let at = listed.at as u16;
         self.space
             .place_capability(at, listed.id as u8, body)
             .expect("`Listed::end` keeps capabilities apart and in the space");
-        Ok(at)
+        at
     }
 
     fn add_express(&mut self, image: &[u8], listed: &Listed) -> Result<(), Fault> {
@@ -286,7 +286,7 @@ impl GuestConfig {
         body[2..6].copy_from_slice(&capabilities.to_le_bytes());
         let control = half(image, at + usize::from(DEVICE_CONTROL)) & DEVICE_CONTROL_STORED;
         body[6..8].copy_from_slice(&control.to_le_bytes());
-        let at = self.place(listed, &body)?;
+        let at = self.place(listed, &body);
         let stored = DEVICE_CONTROL_STORED.to_le_bytes();
         self.space.make_writable(at + DEVICE_CONTROL, &stored);
         self.read_through.push(ReadThrough {
@@ -357,7 +357,7 @@ impl GuestConfig {
         fits(listed, 8)?;
         // The version; no D1, no D2, no events. Control: D0, and no state is lost.
         let version = image[listed.at + 2] & 7;
-        let at = self.place(listed, &[version, 0, NO_SOFT_RESET, 0, 0, 0])?;
+        let at = self.place(listed, &[version, 0, NO_SOFT_RESET, 0, 0, 0]);
         self.space.make_writable(at + POWER_CONTROL, &[POWER_STATE]);
         self.power = Some(at);
         Ok(())
@@ -371,7 +371,7 @@ impl GuestConfig {
         }
         let len = usize::from(len);
         fits(listed, len)?;
-        self.place(listed, &image[listed.at + 2..listed.at + len])?;
+        self.place(listed, &image[listed.at + 2..listed.at + len]);
         Ok(())
     }
 
@@ -393,6 +393,12 @@ impl GuestConfig {
     /// Kind of each BAR.
     pub fn bar_kinds(&self) -> [BarKind; BARS] {
         self.kinds
+    }
+
+    /// Bytes of each BAR that the guest sees, 0 for the others: the sizes that
+    /// [`Areas`](crate::areas::Areas) takes.
+    pub fn bar_sizes(&self) -> [u64; BARS] {
+        std::array::from_fn(|bar| self.space.bars().size(bar).unwrap_or(0))
     }
 
     /// Parts of the device that the guest does not see.

@@ -401,5 +401,10 @@ fn bars_are_shown_by_kind_and_size() {
         let guest = guest(&image, sizes, false);
         assert_eq!(guest.bar_kinds(), kinds, "{registers:x?} {sizes:x?}");
         assert_eq!(guest.unsupported(), reasons);
+        let seen = guest.bar_sizes().into_iter().zip(sizes).zip(kinds);
+        for ((seen, size), kind) in seen {
+            let is_hidden = matches!(kind, Absent | Upper);
+            assert_eq!(seen, if is_hidden { 0 } else { size });
+        }
     }
 }

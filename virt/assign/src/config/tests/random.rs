@@ -182,7 +182,7 @@ proptest! {
         }
         guest.reset();
         prop_assert_eq!(all(&guest), before);
-        let areas = crate::areas::Areas::new(bar_sizes, guest.msix(), &Default::default());
+        let areas = crate::areas::Areas::new(guest.bar_sizes(), guest.msix(), &Default::default());
         prop_assert_eq!(areas.pieces(0, 0, 8).map(|piece| piece.bytes.end).max(), Some(8));
     }
 
