@@ -1,10 +1,6 @@
 //! Memory that this process may lock (RLIMIT_MEMLOCK): what devices can have pinned.
 
-use rustix::process::{Resource, getrlimit};
-
-use crate::doctor::facts::{has_capability, meminfo};
-
-const CAP_IPC_LOCK: u32 = 14;
+use vfio::HostLimits;
 
 /// Remedy where the limit is too low.
 pub const MEMLOCK_REMEDY: &str = "raise it: `ulimit -l unlimited` as root before the program starts, `memlock` in /etc/security/limits.conf, \
@@ -38,16 +34,14 @@ impl LockedMemory {
 
     /// That of this process.
     pub fn probe() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        Self::of(&status, getrlimit(Resource::Memlock).current)
+        Self::of(&HostLimits::read())
     }
 
-    /// That of a process by its /proc/…/status. The limit does not count for one with
-    /// CAP_IPC_LOCK.
-    fn of(status: &str, limit: Option<u64>) -> Self {
+    /// The limit does not count for a process with CAP_IPC_LOCK.
+    fn of(limits: &HostLimits) -> Self {
         Self {
-            limit: limit.filter(|_| !has_capability(status, CAP_IPC_LOCK)),
-            used: meminfo(status, "VmLck") << 10,
+            limit: limits.lockable.filter(|_| !limits.is_exempt),
+            used: limits.locked,
         }
     }
 
@@ -79,17 +73,20 @@ mod tests {
 
     #[test]
     fn a_limit_counts_what_is_locked_already_and_not_for_the_privileged() {
-        let plain = "VmLck:\t     100 kB\nCapEff:\t0000000000000000\n";
-        let root = "VmLck:\t     100 kB\nCapEff:\t000001ffffffffff\n";
-        let of = |status, limit| LockedMemory::of(status, limit);
         let used = 100 << 10;
-        assert_eq!(
-            of(plain, Some(1 << 20)),
-            LockedMemory::limited(1 << 20, used)
-        );
-        assert_eq!(of(root, Some(1 << 20)).limit, None);
-        assert_eq!(of(plain, None).limit, None);
-        let limited = of(plain, Some(1 << 20));
+        let of = |lockable, is_exempt| {
+            LockedMemory::of(&HostLimits {
+                lockable,
+                locked: used,
+                is_exempt,
+                entries: 65_535,
+            })
+        };
+        let mib = Some(1 << 20);
+        assert_eq!(of(mib, false), LockedMemory::limited(1 << 20, used));
+        assert_eq!(of(mib, true).limit, None);
+        assert_eq!(of(None, false).limit, None);
+        let limited = of(mib, false);
         assert_eq!(limited.shortage((1 << 20) - used), None);
         let said = limited
             .shortage((1 << 20) - used + 1)
@@ -98,6 +95,6 @@ mod tests {
             assert!(said.contains(words), "{said}");
         }
         assert!(limited.shortage(u64::MAX).is_some());
-        assert_eq!(of(root, Some(0)).shortage(u64::MAX), None);
+        assert_eq!(of(Some(0), true).shortage(u64::MAX), None);
     }
 }

@@ -9,14 +9,14 @@ mod sysfs;
 use std::fmt::Write;
 
 use serde_json::json;
+use vfio::{Binding, HostDevice};
 
 use super::assess::{Finding, State};
 use crate::locked_memory::{LockedMemory, MEMLOCK_REMEDY, amount};
+use crate::values::counted;
 
 /// Mappings of a container by the default of dma_entry_limit.
 const DMA_ENTRY_LIMIT: u64 = 65_535;
-/// Drivers that use no DMA of their own: a group may have them beside VFIO's.
-const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 /// Class of bridges.
 const BRIDGE: u32 = 0x06;
 
@@ -39,8 +39,8 @@ pub struct Assignment {
     pub dma_entry_limit: Option<u64>,
     /// Memory that this process may lock.
     pub locked: LockedMemory,
-    /// This process may bind devices.
-    pub is_root: bool,
+    /// User of this process.
+    pub user: u32,
 }
 
 /// Devices that the IOMMU cannot tell apart.
@@ -55,49 +55,48 @@ pub struct Group {
 }
 
 /// One device.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// As `0000:00:04.0`.
-    pub address: String,
-    /// Driver that it is bound to.
-    pub driver: Option<String>,
-    /// Class, subclass and interface, 8 bits each.
-    pub class: u32,
-    /// Vendor.
-    pub vendor: u16,
-    /// Device of that vendor.
-    pub device: u16,
+    /// As the kernel shows it.
+    pub host: HostDevice,
     /// The kernel can reset it.
     pub can_reset: bool,
 }
 
 impl Device {
-    fn is_bridge(&self) -> bool {
-        self.class >> 16 == BRIDGE
-    }
-
-    /// vfio-pci, or a driver of a vendor's that is the same and more (`mlx5_vfio_pci`).
-    fn is_vfios(&self) -> bool {
-        let driver = self.driver.as_deref();
-        driver.is_some_and(|driver| driver == "vfio-pci" || driver.ends_with("_vfio_pci"))
-    }
-
-    /// Keeps a group from being handed to a user.
-    fn is_in_the_way(&self) -> bool {
-        let driver = self.driver.as_deref();
-        !self.is_vfios() && driver.is_some_and(|driver| !HARMLESS.contains(&driver))
+    /// Reason why no driver of VFIO's takes it.
+    fn unfit(&self) -> Option<&'static str> {
+        match (self.host.vendor, self.host.class >> 16) {
+            (0, _) => Some("no PCI device, which stays with the host"),
+            (_, BRIDGE) => Some("a bridge, which stays with the host"),
+            _ => None,
+        }
     }
 
     /// Commands of root that bind it to vfio-pci.
     fn binding(&self) -> Vec<String> {
-        let address = &self.address;
+        let address = &self.host.address;
         let folder = format!("/sys/bus/pci/devices/{address}");
         let mut commands = vec![format!("echo vfio-pci > {folder}/driver_override")];
-        if self.driver.is_some() {
+        if self.host.driver.is_some() {
             commands.push(format!("echo {address} > {folder}/driver/unbind"));
         }
         commands.push(format!("echo {address} > /sys/bus/pci/drivers_probe"));
         commands
+    }
+
+    /// Commands of root that take it away from a driver of the host's, so that others of its group
+    /// can be assigned. A bridge, which VFIO refuses, is left without a driver. A device that is not
+    /// PCI is on a bus that is not known here.
+    fn clearing(&self) -> Vec<String> {
+        let address = &self.host.address;
+        match (self.host.vendor, self.unfit()) {
+            (0, _) => Vec::new(),
+            (_, Some(_)) => vec![format!(
+                "echo {address} > /sys/bus/pci/devices/{address}/driver/unbind"
+            )],
+            (_, None) => self.binding(),
+        }
     }
 }
 
@@ -146,16 +145,16 @@ impl Assignment {
 
     /// Reason why this device of `group` cannot be assigned now, and the commands against it.
     fn obstacle(&self, group: &Group, device: &Device) -> Option<(String, Vec<String>)> {
-        if device.is_bridge() {
-            return Some(("a bridge, which stays with the host".into(), Vec::new()));
+        if let Some(unfit) = device.unfit() {
+            return Some((unfit.into(), Vec::new()));
         }
         let id = group.id;
-        let in_the_way = |it: &&Device| *it != device && it.is_in_the_way();
-        let others: Vec<&Device> = group.devices.iter().filter(in_the_way).collect();
+        let blocks = |it: &&Device| it.host.binding() == Binding::Other && *it != device;
+        let others: Vec<&Device> = group.devices.iter().filter(blocks).collect();
         let mut reasons = Vec::new();
         let mut commands = Vec::new();
-        if !device.is_vfios() {
-            reasons.push(match &device.driver {
+        if device.host.binding() != Binding::Vfio {
+            reasons.push(match &device.host.driver {
                 Some(driver) => format!("bound to {driver}, not to vfio-pci"),
                 None => "bound to no driver".into(),
             });
@@ -163,22 +162,22 @@ impl Assignment {
         }
         if !others.is_empty() {
             let names = others.iter().map(|it| {
-                let driver = it.driver.as_deref().unwrap_or_default();
-                format!("{} ({driver})", it.address)
+                let driver = it.host.driver.as_deref().unwrap_or_default();
+                format!("{} ({driver})", it.host.address)
             });
             let names: Vec<String> = names.collect();
             reasons.push(format!(
                 "group {id} goes as a whole, and others of it have drivers: {}",
                 names.join(", ")
             ));
-            commands.extend(others.iter().flat_map(|it| it.binding()));
+            commands.extend(others.iter().flat_map(|it| it.clearing()));
         }
-        if !commands.is_empty() {
-            if !self.has_vfio_pci {
+        if !reasons.is_empty() {
+            if !self.has_vfio_pci && !commands.is_empty() {
                 commands.insert(0, "modprobe vfio-pci".into());
             }
-            if !self.is_root {
-                commands.push(format!("chown $USER /dev/vfio/{id}"));
+            if self.user != 0 {
+                commands.push(format!("chown {} /dev/vfio/{id}", self.user));
             }
             return Some((reasons.join("; "), commands));
         }
@@ -189,7 +188,11 @@ impl Assignment {
             )),
             Some(Err(reason)) => Some((
                 format!("/dev/vfio/{id}: {reason}"),
-                vec![format!("chown $USER /dev/vfio/{id}")],
+                vec![format!("chown {} /dev/vfio/{id}", self.user)],
+            )),
+            Some(Ok(())) if self.container != Some(Ok(())) => Some((
+                "/dev/vfio/vfio cannot be used (see device assignment)".into(),
+                Vec::new(),
             )),
             Some(Ok(())) if !self.is_remapping_settled() => Some((
                 "interrupts are not remapped (see interrupt remapping)".into(),
@@ -252,17 +255,21 @@ impl Assignment {
         match &self.container {
             None => (
                 State::Limited,
-                format!("{count} groups, but no /dev/vfio/vfio"),
+                format!("{}, but no /dev/vfio/vfio", counted(count, "group")),
                 "modprobe vfio-pci; a container has to be given /dev/vfio",
             ),
             Some(Err(reason)) => (
                 State::Limited,
-                format!("{count} groups, but /dev/vfio/vfio: {reason}"),
+                format!("{}, but /dev/vfio/vfio: {reason}", counted(count, "group")),
                 "chmod 666 /dev/vfio/vfio, as it is by default: it gives access to no device; a container has to be given it",
             ),
             Some(Ok(())) => (
                 State::Good,
-                format!("{count} groups, VFIO loaded, {ready} devices can be assigned now"),
+                format!(
+                    "{}, VFIO loaded, {} can be assigned now",
+                    counted(count, "group"),
+                    counted(ready, "device")
+                ),
                 "",
             ),
         }
@@ -354,14 +361,15 @@ pub fn table(groups: &[GroupReport]) -> String {
             commands,
         } in &group.devices
         {
-            let driver = device.driver.as_deref().unwrap_or("no driver");
+            let host = &device.host;
+            let driver = host.driver.as_deref().unwrap_or("no driver");
             let _ = writeln!(
                 out,
                 "    {}  {:04x}:{:04x}  {}, {driver}: {}",
-                device.address,
-                device.vendor,
-                device.device,
-                class::name(device.class),
+                host.address,
+                host.vendor,
+                host.device,
+                class::name(host.class),
                 obstacle.as_deref().unwrap_or(match device.can_reset {
                     true => "can be assigned",
                     false => "can be assigned, and has no reset: its state outlives a guest",
@@ -378,15 +386,15 @@ pub fn table(groups: &[GroupReport]) -> String {
 /// Devices by group, for programs.
 pub fn json(groups: &[GroupReport]) -> serde_json::Value {
     let device = |report: &DeviceReport| {
-        let device = &report.device;
+        let host = &report.device.host;
         json!({
-            "address": device.address,
-            "vendor": format!("{:04x}", device.vendor),
-            "device": format!("{:04x}", device.device),
-            "class": format!("{:06x}", device.class),
-            "name": class::name(device.class),
-            "driver": device.driver,
-            "can_reset": device.can_reset,
+            "address": host.address,
+            "vendor": format!("{:04x}", host.vendor),
+            "device": format!("{:04x}", host.device),
+            "class": format!("{:06x}", host.class),
+            "name": class::name(host.class),
+            "driver": host.driver,
+            "can_reset": report.device.can_reset,
             "assignable": report.obstacle.is_none(),
             "obstacle": report.obstacle,
             "commands": report.commands,

@@ -10,7 +10,7 @@
 
 mod assess;
 mod assignment;
-pub(crate) mod facts;
+mod facts;
 mod probe;
 
 use std::io::{self, IsTerminal, Write};

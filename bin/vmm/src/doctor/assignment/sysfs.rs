@@ -1,9 +1,10 @@
 //! Facts about device assignment, from files below a root folder.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::Access;
+use vfio::{HostDevice, HostGroup};
 
 use super::{Assignment, Device, Group};
 use crate::doctor::facts::switch;
@@ -32,7 +33,7 @@ impl Assignment {
             allows_unsafe_interrupts: unsafe_interrupts.is_some_and(|text| switch(&text)),
             dma_entry_limit: parameter("dma_entry_limit").and_then(|it| it.trim().parse().ok()),
             locked: LockedMemory::probe(),
-            is_root: rustix::process::geteuid().is_root(),
+            user: rustix::process::geteuid().as_raw(),
         }
     }
 }
@@ -50,45 +51,21 @@ fn is_remapped(interrupts: &str) -> bool {
     words.any(|word| word.starts_with("IR-"))
 }
 
-/// IOMMU groups and their PCI devices, by number and address.
+/// IOMMU groups and their devices, by number and address.
 fn groups(sysfs: &Path, dev: &Path) -> Vec<Group> {
-    let folder = sysfs.join("kernel/iommu_groups");
-    let number = |path: &PathBuf| -> Option<u32> { path.file_name()?.to_str()?.parse().ok() };
-    let group = |path: PathBuf| {
-        let id = number(&path)?;
-        let devices = entries(&path.join("devices"));
-        let mut devices: Vec<Device> = devices.iter().filter_map(|it| device(it)).collect();
-        devices.sort_by(|one, other| one.address.cmp(&other.address));
-        let file = access(&dev.join(id.to_string()));
-        Some(Group { id, file, devices })
-    };
-    let mut groups: Vec<Group> = entries(&folder).into_iter().filter_map(group).collect();
-    groups.sort_by_key(|group| group.id);
-    groups
-}
-
-/// A device by its folder; nothing if it is none of PCI.
-fn device(folder: &Path) -> Option<Device> {
-    let number = |name: &str| {
-        let text = fs::read_to_string(folder.join(name)).ok()?;
-        u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
-    };
-    let driver = fs::read_link(folder.join("driver")).ok();
-    let driver = driver.and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
-    Some(Device {
-        address: folder.file_name()?.to_str()?.to_owned(),
-        driver,
-        class: number("class")?,
-        vendor: number("vendor")? as u16,
-        device: number("device")? as u16,
+    let device = |host: HostDevice| Device {
         // The file is there where the kernel has a way.
-        can_reset: folder.join("reset").exists(),
-    })
-}
-
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .collect()
+        can_reset: sysfs
+            .join("bus/pci/devices")
+            .join(&host.address)
+            .join("reset")
+            .exists(),
+        host,
+    };
+    let group = |group: HostGroup| Group {
+        id: group.id,
+        file: access(&dev.join(group.id.to_string())),
+        devices: group.devices.into_iter().map(device).collect(),
+    };
+    vfio::groups(sysfs).into_iter().map(group).collect()
 }

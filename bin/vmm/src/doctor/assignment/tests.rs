@@ -20,7 +20,7 @@ impl Assignment {
             allows_unsafe_interrupts: false,
             dma_entry_limit: Some(65_535),
             locked: LockedMemory::UNLIMITED,
-            is_root: true,
+            user: 0,
         }
     }
 }
@@ -30,12 +30,15 @@ fn nvme(driver: Option<&str>) -> Device {
 }
 
 fn device(address: &str, class: u32, driver: Option<&str>) -> Device {
-    Device {
+    let host = HostDevice {
         address: address.into(),
         driver: driver.map(Into::into),
         class,
         vendor: 0x1b36,
         device: 0x10,
+    };
+    Device {
+        host,
         can_reset: true,
     }
 }
@@ -81,12 +84,12 @@ fn a_bound_device_has_the_commands_that_bind_it_to_vfio() {
     // The module comes first, the owner of the file last.
     let facts = Assignment {
         has_vfio_pci: false,
-        is_root: false,
+        user: 1000,
         ..with_group(vec![nvme(Some("nvme"))], None)
     };
     let (_, commands) = first(&facts);
     assert_eq!(commands.first().unwrap(), "modprobe vfio-pci");
-    assert_eq!(commands.last().unwrap(), "chown $USER /dev/vfio/4");
+    assert_eq!(commands.last().unwrap(), "chown 1000 /dev/vfio/4");
     assert_eq!(commands[1..4], bind);
 }
 
@@ -109,11 +112,22 @@ fn a_group_goes_as_a_whole() {
             "{commands:?}"
         );
     }
-    assert!(
-        commands
-            .iter()
-            .any(|it| it.contains("0000:00:1f.0/driver/unbind"))
-    );
+    // VFIO takes no bridge: it only loses its driver.
+    let unbind = "echo 0000:00:1f.0 > /sys/bus/pci/devices/0000:00:1f.0/driver/unbind";
+    assert_eq!(commands, [unbind]);
+    // Where the bus is not known, no command is made up.
+    let mut platform = device("thing.0", 0, Some("thing"));
+    platform.host.vendor = 0;
+    let others = vec![nvme(Some("vfio-pci")), platform];
+    let (obstacle, commands) = first(&with_group(others, Some(Ok(()))));
+    assert!(obstacle.is_some_and(|it| it.contains("thing.0 (thing)")));
+    assert_eq!(commands, [""; 0]);
+    let others = vec![
+        nvme(Some("vfio-pci")),
+        device("0000:00:04.1", 0x02_00_00, Some("e1000e")),
+    ];
+    let (_, commands) = first(&with_group(others, Some(Ok(()))));
+    assert_eq!(commands.len(), 3, "{commands:?}");
 }
 
 #[test]
@@ -130,12 +144,23 @@ fn an_obstacle_without_a_command_is_named() {
             None,
         ),
         (
-            with_group(
-                vec![nvme(Some("vfio-pci"))],
-                Some(Err("Permission denied".into())),
-            ),
+            Assignment {
+                user: 1000,
+                ..with_group(
+                    vec![nvme(Some("vfio-pci"))],
+                    Some(Err("Permission denied".into())),
+                )
+            },
             "/dev/vfio/4: Permission denied",
-            Some("chown $USER /dev/vfio/4"),
+            Some("chown 1000 /dev/vfio/4"),
+        ),
+        (
+            Assignment {
+                container: None,
+                ..Assignment::complete()
+            },
+            "/dev/vfio/vfio cannot be used",
+            None,
         ),
         (
             Assignment {
@@ -199,7 +224,7 @@ fn each_finding_says_what_is_lacking_and_what_to_do() {
             },
             "iommu",
             State::Limited,
-            "1 groups, but no /dev/vfio/vfio",
+            "1 group, but no /dev/vfio/vfio",
             "modprobe vfio-pci",
         ),
         (
@@ -216,7 +241,7 @@ fn each_finding_says_what_is_lacking_and_what_to_do() {
             complete(),
             "iommu",
             State::Good,
-            "1 devices can be assigned now",
+            "1 device can be assigned now",
             "",
         ),
         (
@@ -319,6 +344,7 @@ fn people_and_programs_get_the_same_devices() {
 /// Makes a machine with one group of a PCI device and one that is none.
 fn make_machine(root: &Path) {
     let device = root.join("sys/devices/pci0000:00/0000:00:04.0");
+    let bus = root.join("sys/bus/pci/devices");
     let group = root.join("sys/kernel/iommu_groups/12/devices");
     let platform = root.join("sys/devices/platform/thing");
     let drivers = root.join("sys/bus/pci/drivers");
@@ -326,6 +352,7 @@ fn make_machine(root: &Path) {
     let tables = root.join("sys/firmware/acpi/tables");
     for folder in [
         &device,
+        &bus,
         &group,
         &platform,
         &parameters,
@@ -355,6 +382,7 @@ fn make_machine(root: &Path) {
     }
     symlink(drivers.join("nvme"), device.join("driver")).unwrap();
     symlink(&device, group.join("0000:00:04.0")).unwrap();
+    symlink(&device, bus.join("0000:00:04.0")).unwrap();
     symlink(&platform, group.join("thing")).unwrap();
     // Groups of later numbers come later, and what is no number is none.
     for name in ["2", "odd"] {
@@ -370,7 +398,14 @@ fn a_machine_is_read_from_its_files() {
     let ids: Vec<_> = facts.groups.iter().map(|group| group.id).collect();
     assert_eq!(ids, [2, 12]);
     assert_eq!(facts.groups[0].devices, []);
-    assert_eq!(facts.groups[1].devices, [nvme(Some("nvme"))]);
+    let [pci, other] = &facts.groups[1].devices[..] else {
+        panic!("{facts:?}");
+    };
+    assert_eq!(pci, &nvme(Some("nvme")));
+    assert_eq!(
+        other.unfit(),
+        Some("no PCI device, which stays with the host")
+    );
     assert_eq!(facts.groups[1].file, None);
     assert_eq!(facts.container, Some(Ok(())));
     assert_eq!(facts.firmware_table, Some("DMAR"));
@@ -382,12 +417,10 @@ fn a_machine_is_read_from_its_files() {
 fn a_machine_without_files_has_nothing() {
     let root = tempfile::tempdir().unwrap();
     let facts = Assignment::probe(root.path());
-    let Assignment {
-        locked, is_root, ..
-    } = facts;
+    let Assignment { locked, user, .. } = facts;
     let nothing = Assignment {
         locked,
-        is_root,
+        user,
         ..Assignment::default()
     };
     assert_eq!(facts, nothing);
