@@ -36,7 +36,10 @@ const MODULES: &[&str] = &[
 
 /// Modules by which a guest gives a device to a program of its own; `lab-load vfio` loads them. Guests that do not ask start without
 /// them.
-const ON_DEMAND: &[ModuleList] = &[("vfio", &["vfio", "vfio_iommu_type1", "vfio_pci"])];
+const ON_DEMAND: &[ModuleList] = &[VFIO];
+
+/// List of the modules that give a device to a program.
+pub(crate) const VFIO: ModuleList = ("vfio", &["vfio", "vfio_iommu_type1", "vfio_pci"]);
 
 /// Modules that are loaded together on request, and the name to ask by.
 pub(crate) type ModuleList = (&'static str, &'static [&'static str]);

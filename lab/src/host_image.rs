@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cpio::Archive;
-use crate::guest_image::{ModuleList, add_program, base};
+use crate::guest_image::{ModuleList, VFIO, add_program, base};
 use crate::kernel::Modules;
 use crate::packages::{Packages, unique};
 use crate::{LabConfig, LabError, build, guest_image};
@@ -60,6 +60,8 @@ const ON_DEMAND: &[ModuleList] = &[
     ),
     ("zram", &["lzo_rle", "zram"]),
     ("net", &["virtio_net"]),
+    // Loaded at the start; scripts that guests run as well ask for it.
+    VFIO,
 ];
 
 const INIT: &str = include_str!("host_init.sh");

@@ -107,8 +107,8 @@ workload: the program inside the test guest
       ADDRESS is the PCI address of QEMU's device `edu`, bound to vfio-pci; it names addresses of so many bits (edu,dma_mask=…).
       Copies through mappings, both ways, and compares; then asks for DMA that no mapping allows, and looks whether memory changed,
       or whether the device got to see it:
-      unmapped: never mapped, at the physical address of a page of this program; read-only, or write-only; revoked: mapped, used,
-      unmapped, and used again, at once or after --wait-ms; with --remap the same IOVA has another page by then, which the copy has to
+      unmapped: never mapped, at the physical address of a page of this program; read-only; revoked: mapped, used, unmapped,
+      and used again, at once or after --wait-ms; with --remap the same IOVA has another page by then, which the copy has to
       reach instead. Before each it waits --pause-ms: a kernel's log takes about three faults in five seconds.
       With --pieces it then makes and ends mappings of 1 to 64 pages, and halves of 2 MiB, in COUNT steps of some half a second each,
       in an order by the seed; half of them continue another one. It compares what is copied through them, through those beside one

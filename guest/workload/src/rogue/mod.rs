@@ -16,7 +16,9 @@
 //! **Time.** Between the end of a mapping and the access there may be a pause, for policies that put an invalidation off. All
 //! that the access needs is prepared before the mapping ends, so without a pause the access follows at once.
 //!
-//! Left out: any judgement by the IOMMU's own log of faults, which is the host's.
+//! Left out: any judgement by the IOMMU's own log of faults, which is the host's; and reads of what is mapped for writing alone.
+//! Those arrive: since 5.12 Linux's driver for VT-d gives no such right (seen on 6.1; its commit «Remove WO permissions on
+//! second-level paging entries»).
 
 use std::time::Duration;
 
@@ -85,10 +87,19 @@ pub struct AttemptConfig {
     pub remap: bool,
 }
 
+/// Accesses that must not arrive: state of the IOVA, and whether the device writes.
+const ATTEMPTS: [(&str, bool); 5] = [
+    ("unmapped", true),
+    ("read-only", true),
+    ("revoked", true),
+    ("unmapped", false),
+    ("revoked", false),
+];
+
 /// An access that must not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// State of the IOVA: `unmapped`, `read-only`, `write-only`, `revoked`.
+    /// State of the IOVA: `unmapped`, `read-only`, `revoked`.
     pub state: &'static str,
     /// Direction: the device writes to memory, or reads it.
     pub is_write: bool,
@@ -180,15 +191,12 @@ pub fn attempt_all(
     say: &mut dyn FnMut(&Attempt),
 ) -> Result<Vec<Attempt>, String> {
     let mut made = Vec::new();
-    for is_write in [true, false] {
-        let one_way = if is_write { "read-only" } else { "write-only" };
-        for state in ["unmapped", one_way, "revoked"] {
-            device.pause(config.pause);
-            let number = 16 + made.len() as u64;
-            let attempt = attempt(device, config, (state, is_write), number)?;
-            say(&attempt);
-            made.push(attempt);
-        }
+    for (state, is_write) in ATTEMPTS {
+        device.pause(config.pause);
+        let number = 16 + made.len() as u64;
+        let attempt = attempt(device, config, (state, is_write), number)?;
+        say(&attempt);
+        made.push(attempt);
     }
     Ok(made)
 }
@@ -223,7 +231,6 @@ fn attempt(
     let secret = before(number);
     match state {
         "read-only" => device.map(iova, at, PAGE, Access::Read)?,
-        "write-only" => device.map(iova, at, PAGE, Access::Write)?,
         "revoked" => {
             device.map(iova, at, PAGE, Access::ReadWrite)?;
             use_mapping(device, iova, at, number)?;

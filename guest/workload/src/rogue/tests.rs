@@ -170,7 +170,7 @@ fn arrived(flaw: Flaw, config: &AttemptConfig) -> Result<Vec<String>, String> {
     let mut device = Fake::new(flaw);
     prove(&mut device)?;
     let made = attempt_all(&mut device, config, &mut |_| {})?;
-    assert_eq!(made.len(), 6);
+    assert_eq!(made.len(), ATTEMPTS.len());
     let arrived = made.iter().filter(|attempt| !attempt.is_blocked);
     let name = |attempt: &Attempt| {
         let access = if attempt.is_write { "write" } else { "read" };
@@ -208,11 +208,7 @@ fn each_flaw_shows_in_the_attempts_that_it_concerns() {
             plain,
             &["unmapped/write", "unmapped/read"][..],
         ),
-        (
-            Flaw::NoRights,
-            plain,
-            &["read-only/write", "write-only/read"],
-        ),
+        (Flaw::NoRights, plain, &["read-only/write"]),
         (Flaw::Stale(50), plain, &revoked),
         (Flaw::Stale(50), late, &[]),
         (Flaw::Stale(51), late, &revoked),
@@ -238,8 +234,7 @@ fn each_attempt_has_its_own_iova_and_line() {
             "rogue read-only blocked=yes iova=0x1310000 access=write",
             "rogue revoked blocked=yes iova=0x1320000 access=write",
             "rogue unmapped blocked=yes iova=0xa001000 access=read",
-            "rogue write-only blocked=yes iova=0x1340000 access=read",
-            "rogue revoked blocked=yes iova=0x1350000 access=read",
+            "rogue revoked blocked=yes iova=0x1340000 access=read",
         ]
     );
 }

@@ -125,7 +125,7 @@ impl Host {
     /// Runs a shell script where guests run; its standard output.
     ///
     /// # Errors
-    /// It did not end with 0; with what it wrote to standard error.
+    /// It did not end with 0; with what it wrote.
     pub fn script(&self, script: &str) -> Result<String> {
         let (is_good, output, errors) = match self {
             Self::Lab(lab) => {
@@ -141,11 +141,12 @@ impl Host {
                 (ran.status.success(), text(&ran.stdout), text(&ran.stderr))
             }
         };
-        ensure!(is_good, "{script}: {errors}");
+        ensure!(is_good, "{script}: {output}{errors}");
         Ok(output)
     }
 
-    fn lab_with(config: LabConfig) -> Result<Self> {
+    /// A lab of this configuration, with both programs.
+    pub fn lab_with(config: LabConfig) -> Result<Self> {
         let Programs {
             exitless,
             exitless_lab,

@@ -33,13 +33,14 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds this program's file, and the product in the same folder.
+    /// Finds this program's file, and the product in the same folder. Cargo puts a test into a folder `deps` below that of the
+    /// programs: both are those that were built last then.
     ///
     /// # Errors
     /// There is none.
     pub fn find() -> Result<Self> {
         let own = std::env::current_exe().context("finding this program")?;
-        Self::beside(own)
+        Self::beside(program_of(own))
     }
 
     fn beside(own: PathBuf) -> Result<Self> {
@@ -65,9 +66,25 @@ impl Programs {
     }
 }
 
+/// The lab's program that a test stands for; any other program itself.
+fn program_of(own: PathBuf) -> PathBuf {
+    match own.parent() {
+        Some(folder) if folder.ends_with("deps") => folder.with_file_name(Exitless::Lab.name()),
+        _ => own,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_stands_for_the_program_above_it() {
+        let program = |path: &str| program_of(path.into());
+        let built = Path::new("/target/release/exitless-lab");
+        assert_eq!(program("/target/release/deps/assign-0123"), built);
+        assert_eq!(program("/usr/bin/other"), Path::new("/usr/bin/other"));
+    }
 
     #[test]
     fn the_product_is_beside_this_program_or_it_is_said_how_to_make_it() {

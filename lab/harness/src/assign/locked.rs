@@ -1,0 +1,114 @@
+//! Locked memory of a program in the emulated host, sampled by a shell beside it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab::Lab;
+
+/// Samples `VmLck` of the program whose name is `$0`, ten times a second, from its start to its end. A program that has ended, and
+/// is waited for, has no such line.
+const SCRIPT: &str = r#"
+n=0
+until pid=$(pidof "$0"); do
+    n=$((n + 1))
+    [ $n -le 600 ] || { echo "no program $0 in a minute" >&2; exit 3; }
+    sleep 0.1
+done
+while :; do
+    now=
+    while read -r key value unit; do
+        if [ "$key" = VmLck: ]; then now=$value; break; fi
+    done 2>/dev/null <"/proc/${pid%% *}/status"
+    [ -n "$now" ] || exit 0
+    echo "$now"
+    sleep 0.1
+done
+"#;
+
+/// Time for which a program may be watched.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Locked memory of a program over time. What VFIO's type 1 pins for a device is in it, by mapping: a page that is mapped twice
+/// counts twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LockedMemory {
+    samples: Vec<u64>,
+}
+
+impl LockedMemory {
+    /// Reads the lines of the script.
+    fn parse(text: &str) -> Result<Self> {
+        let samples = text.lines().map(|line| {
+            let number = line.trim().parse();
+            number.with_context(|| format!("{line:?} is no number of KiB"))
+        });
+        let samples = samples.collect::<Result<Vec<u64>>>()?;
+        ensure!(
+            !samples.is_empty(),
+            "the program had ended before it was seen"
+        );
+        Ok(Self { samples })
+    }
+
+    /// Samples, KiB, a tenth of a second apart at least.
+    pub fn samples(&self) -> &[u64] {
+        &self.samples
+    }
+
+    /// Most of them, KiB.
+    pub fn max(&self) -> u64 {
+        self.samples.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Least of them from the first one on that is not 0, KiB: what a running device holds at all times. 0 if there was none.
+    pub fn min(&self) -> u64 {
+        let held = self.samples.iter().copied().skip_while(|kib| *kib == 0);
+        held.min().unwrap_or(0)
+    }
+
+    /// The last one, KiB.
+    pub fn last(&self) -> u64 {
+        self.samples.last().copied().unwrap_or(0)
+    }
+}
+
+/// A shell that samples.
+pub struct LockedWatch<'a> {
+    shell: lab::Running<'a>,
+}
+
+impl<'a> LockedWatch<'a> {
+    pub(super) fn start(lab: &'a Lab, program: &str) -> Result<Self> {
+        let shell = lab.command("/bin/sh").args(["-c", SCRIPT, program]);
+        Ok(Self {
+            shell: shell.spawn()?,
+        })
+    }
+
+    /// Waits until the program has ended.
+    ///
+    /// # Errors
+    /// It was never seen; the lab has died.
+    pub fn finish(self) -> Result<LockedMemory> {
+        let out = self.shell.wait(LIMIT, |_, _| {})?;
+        ensure!(out.success(), "{}", out.stderr_text().trim());
+        LockedMemory::parse(&out.stdout_text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_have_a_most_a_least_once_held_and_a_last() {
+        let locked = LockedMemory::parse("0\n0\n100\n612\n88\n100\n").expect("numbers");
+        assert_eq!((locked.max(), locked.min(), locked.last()), (612, 88, 100));
+        let freed = LockedMemory::parse("0\n4\n0\n").expect("numbers");
+        assert_eq!((freed.max(), freed.min(), freed.last()), (4, 0, 0));
+        let none = LockedMemory::parse("0\n0\n").expect("numbers");
+        assert_eq!((none.max(), none.min(), none.last()), (0, 0, 0));
+        assert!(LockedMemory::parse("").is_err());
+        assert!(LockedMemory::parse("4\nkB\n").is_err());
+    }
+}
