@@ -92,34 +92,3 @@ fn scopes_follow_their_unit() {
 fn absurd_host_address_width_is_refused() {
     build(&DmarConfig::single_unit(0, 0xfed9_0000));
 }
-
-#[test]
-fn functions_that_a_unit_names_stand_before_the_unit_of_all_others() {
-    let named = [SourceId::new(0, 3, 0), SourceId::new(0, 9, 0)];
-    let config = DmarConfig::single_unit(48, 0xfed9_0000).with_named(0xfed9_1000, &named);
-    let table = build(&config);
-    #[rustfmt::skip]
-    let golden = [
-        // DRHD, 32 bytes, no flags, one page, segment 0, base; two endpoints, paths of one step.
-        0, 0, 32, 0, 0, 0, 0, 0, 0x00, 0x10, 0xd9, 0xfe, 0, 0, 0, 0,
-        1, 8, 0, 0, 0, 0, 3, 0,
-        1, 8, 0, 0, 0, 0, 9, 0,
-        // DRHD, 16 bytes, INCLUDE_PCI_ALL.
-        0, 0, 16, 0, 1, 0, 0, 0, 0x00, 0x00, 0xd9, 0xfe, 0, 0, 0, 0,
-    ];
-    assert_eq!(table[48..], golden);
-    assert_eq!(usize::from(table[4]), table.len());
-    assert_eq!(
-        table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)),
-        0
-    );
-}
-
-/// A system that meets the unit of all functions first puts every function under it.
-#[test]
-#[should_panic(expected = "stands behind one that covers all")]
-fn a_unit_behind_the_one_of_all_functions_is_refused() {
-    let mut config = DmarConfig::single_unit(48, 0xfed9_0000).with_named(0xfed9_1000, &[]);
-    config.units.swap(0, 1);
-    build(&config);
-}
