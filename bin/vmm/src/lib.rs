@@ -39,7 +39,6 @@ pub mod serve;
 /// For [`functions!`](crate::functions).
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::run::AssignedDevice;
     pub use machine::functions;
     pub use vio::Remote;
     pub use vio::balloon::Balloon;

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use assign::calls::CallThread;
-use assign::function::{Assigned as Function, Parts as FunctionParts};
+use assign::function::Parts as FunctionParts;
 use assign::policy::HostPolicy;
 use assign::reach::Reach;
 use assign::shadow::{Limits, Shadow};
-use assign::vfio_device::{OpenError, Opened, VfioHardware};
+use assign::vfio_device::{OpenError, Opened};
 use dma_map::mapper::{Optimistic, Window};
-use guest_mem::{GuestRam, HugePages, PAGE_SIZE, PhysMem, SlotMapping, SourceId};
+use guest_mem::{GuestRam, HugePages, PAGE_SIZE, PhysMem, SlotMapping};
 use kvm::bar_memory::{BarMemory, BarPiece};
 use kvm::lines::KvmLines;
 use kvm::vfio_device::VfioDevice;
@@ -27,27 +27,15 @@ use vfio::VfioError;
 use vtd::{AddressWidth, LargePages};
 
 use super::attach::Parts;
-use super::composed::{Functions, Owner, Units};
+use super::composed::{AssignedDevice, Functions, Owner, Units};
 use super::device::{self, DeviceConfig};
 use super::memory::OwnerHandle;
 use super::plugs::Plugs;
 use super::units::{self, UnitOptions};
 use crate::messages::say;
 
-/// An assigned device, as a function of a machine.
-pub type AssignedDevice = Function<VfioHardware, CallThread>;
-
 /// How long a machine that is started again waits for its devices: the kernel may still be closing what the last one had open.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The unit of assigned functions, and these.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    /// Number of the unit, at the owner.
-    pub unit: usize,
-    /// Requesters of the functions.
-    pub functions: Vec<SourceId>,
-}
 
 /// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a machine have in common.
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,9 @@
 
 use std::convert::Infallible;
 
+use assign::calls::CallThread;
+use assign::function::Assigned;
+use assign::vfio_device::VfioHardware;
 use guest_mem::NoIommu;
 use machine::{ResolveFunction, units};
 use vio::Remote;
@@ -11,8 +14,6 @@ use vio::net::Net;
 use vio::rng::Rng;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
-
-use super::assigned::AssignedDevice;
 
 /// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
 /// in pages that lie scattered), and 32,767 for drivers that need more.
@@ -26,6 +27,9 @@ units! {
         Vtd(VtdPort),
     }
 }
+
+/// An assigned device, as a function of a machine.
+pub type AssignedDevice = Assigned<VfioHardware, CallThread>;
 
 /// Closed set of the functions of a program's machines, as [`functions!`](crate::functions) makes
 /// one. How a disk becomes a function is the program's to say.
@@ -66,7 +70,7 @@ macro_rules! functions {
                 /// A balloon.
                 Balloon($crate::__private::VirtioFunction<$crate::__private::Balloon>),
                 /// A device of the host's.
-                Assigned($crate::__private::AssignedDevice),
+                Assigned($crate::run::AssignedDevice),
                 $($(#[$variant_meta])* $variant($function)),*
             }
         }
@@ -81,7 +85,7 @@ macro_rules! functions {
                 }
             }
 
-            fn assigned(&mut self) -> Option<&mut $crate::__private::AssignedDevice> {
+            fn assigned(&mut self) -> Option<&mut $crate::run::AssignedDevice> {
                 match self {
                     Self::Assigned(device) => Some(device),
                     _ => None,
@@ -89,8 +93,8 @@ macro_rules! functions {
             }
         }
 
-        impl From<$crate::__private::AssignedDevice> for $name {
-            fn from(device: $crate::__private::AssignedDevice) -> Self {
+        impl From<$crate::run::AssignedDevice> for $name {
+            fn from(device: $crate::run::AssignedDevice) -> Self {
                 Self::Assigned(device)
             }
         }

@@ -16,10 +16,9 @@ use vio::balloon::Balloon;
 use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg, IommuMode};
-use super::assigned::AssignedDevice;
 use super::attach::Parts;
 use super::balloon::{Said, Watched};
-use super::composed::{Functions, Owner, Units};
+use super::composed::{AssignedDevice, Functions, Owner, Units};
 use super::config::Config;
 use super::host_faults::HostFaults;
 use super::memory::{AskPager, OwnerHandle, Standing};

@@ -42,9 +42,8 @@ mod units;
 pub use args::RunArgs;
 pub use assembly::{Assembly, MachineComposition};
 pub use assign::reach::Reach;
-pub use assigned::AssignedDevice;
 pub use attach::{Attached, Parts, Running};
-pub use composed::{Functions, Owner, Request, Units};
+pub use composed::{AssignedDevice, Functions, Owner, Request, Units};
 pub use devices::DiskFunction;
 pub use memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Plain, Standing};
 

@@ -9,8 +9,8 @@ use machine::{FunctionShape, Wires};
 use platform::doorbell::Doorbells;
 use platform::memory::PlaceMemory;
 
-use super::assigned::Assigned;
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
+use super::units::Assigned;
 
 /// What the port of a function needs.
 pub struct Plug {

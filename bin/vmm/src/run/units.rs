@@ -6,14 +6,13 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow};
-use guest_mem::NoIommu;
+use guest_mem::{NoIommu, SourceId};
 use kvm::register_page;
 use platform::layout;
 use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
 use super::args::{IdleArg, IommuMode};
-use super::assigned::Assigned;
 use super::attach::Parts;
 use super::composed::{MAX_LEASES, Units};
 use super::config::Config;
@@ -21,6 +20,15 @@ use crate::messages;
 
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
+
+/// The unit of assigned functions, and these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// Number of the unit, at the owner.
+    pub unit: usize,
+    /// Requesters of the functions.
+    pub functions: Vec<SourceId>,
+}
 
 /// What the units of a machine depend on.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,6 @@
 
 use guest_mem::{Budget, Found, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
-use super::fill::Fill;
 use super::{Pause, Phase, Shadow, TOGETHER, Task, iova};
 use crate::book::Mapping;
 use crate::calls::{Caller, MOST};
@@ -50,14 +49,14 @@ impl Check {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// Checks the mappings of `task`, and deals with those that are gone. What is to be filled then.
+    /// Checks the mappings of `task`, and deals with those that are gone. The pages that are to be filled then, first and last.
     pub(super) fn check<I: Iommu, M: PhysMem>(
         &mut self,
         task: &mut Task,
         unit: &I,
         mem: &M,
         budget: &mut Budget,
-    ) -> Result<Fill, Pause> {
+    ) -> Result<Vec<(u64, u64)>, Pause> {
         let Phase::Check(mut check) = std::mem::replace(&mut task.phase, Phase::Settle) else {
             unreachable!("the caller has seen a check");
         };
@@ -65,7 +64,7 @@ impl<C: Caller> Shadow<C> {
             Ok(()) => {
                 let mut ranges = check.cut;
                 ranges.push(check.told);
-                Ok(Fill::of_tables(ranges))
+                Ok(ranges)
             }
             Err(pause) => {
                 task.phase = Phase::Check(check);

@@ -539,8 +539,8 @@ impl<C: Caller> Shadow<C> {
                     };
                 }
                 Phase::Check(_) => {
-                    let fill = self.check(task, unit, mem, budget)?;
-                    task.phase = Phase::Fill(fill);
+                    let ranges = self.check(task, unit, mem, budget)?;
+                    task.phase = Phase::Fill(Fill::of_tables(ranges));
                 }
                 Phase::Fill(_) => {
                     self.fill(task, unit, mem, budget)?;

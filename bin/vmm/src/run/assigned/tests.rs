@@ -23,6 +23,9 @@ use super::super::args::{IdleArg, IommuMode};
 use super::super::composed::Owner;
 use super::super::ledger::owner_counts;
 use super::super::plugs::Plugs;
+use guest_mem::SourceId;
+
+use super::super::units::Assigned;
 use super::*;
 
 crate::functions! {
