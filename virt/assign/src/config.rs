@@ -2,8 +2,8 @@
 //!
 //! The device's configuration space is read once, when the device is opened. From that image and
 //! the sizes of the BARs [`GuestConfig`] makes a space of its own: identification, BARs, and the
-//! capabilities that [`SEEN`] shows. The guest reads and writes that one and never the device's, but
-//! for bits that are named ([`ReadThrough`]). The effects of a write are answered as values
+//! capabilities that [`SEEN`] shows. The guest reads and writes that one and never the device's,
+//! but for bits that are named ([`ReadThrough`]). The effects of a write are answered as values
 //! ([`Effects`]), for the function to carry out.
 //!
 //! **The image is untrusted.** A device may have any bytes there: lists that loop, capabilities

@@ -10,7 +10,7 @@ const NONE: Effects = Effects {
 };
 
 #[test]
-fn command_is_told_when_memory_or_bus_master_change() {
+fn command_is_reported_when_memory_or_bus_master_change() {
     let mut guest = guest(&nvme(), NVME_BARS, true);
     let command = |memory, bus_master| Effects {
         command: Some(Command { memory, bus_master }),
@@ -30,7 +30,7 @@ fn command_is_told_when_memory_or_bus_master_change() {
 }
 
 #[test]
-fn msix_control_is_told_when_it_changes() {
+fn msix_control_is_reported_when_it_changes() {
     let mut guest = guest(&nvme(), NVME_BARS, true);
     let msix = |is_enabled, is_masked| Effects {
         msix: Some(MsixControl {
@@ -47,28 +47,28 @@ fn msix_control_is_told_when_it_changes() {
 }
 
 #[test]
-fn msi_registers_are_told_when_they_change() {
+fn msi_registers_are_reported_when_they_change() {
     let mut image = edu();
     // 64-bit, mask bits, 4 vectors.
     image.word(0x40, 0x0184_0005);
     let mut guest = edu_guest(&image);
     let mut expected = MsiRegisters::default();
-    let told = |registers| Effects {
+    let reported = |registers| Effects {
         msi: Some(registers),
         ..NONE
     };
     expected.address = 0xfee0_1004;
-    assert_eq!(guest.write(0x44, 4, 0xfee0_1007), told(expected));
+    assert_eq!(guest.write(0x44, 4, 0xfee0_1007), reported(expected));
     expected.address |= 0x55 << 32;
-    assert_eq!(guest.write(0x48, 4, 0x55), told(expected));
+    assert_eq!(guest.write(0x48, 4, 0x55), reported(expected));
     expected.data = 0x4041;
-    assert_eq!(guest.write(0x4c, 4, 0xffff_4041), told(expected));
+    assert_eq!(guest.write(0x4c, 4, 0xffff_4041), reported(expected));
     expected.mask = 0b1010;
-    assert_eq!(guest.write(0x50, 4, 0xfffa), told(expected));
+    assert_eq!(guest.write(0x50, 4, 0xfffa), reported(expected));
     (expected.is_enabled, expected.allocated_log2) = (true, 2);
     assert_eq!(
         guest.write(0x42, 2, 0x0051),
-        told(expected),
+        reported(expected),
         "8 of 4 vectors are 4"
     );
     assert_eq!(guest.write(0x42, 2, 0x0051), NONE);
@@ -117,9 +117,9 @@ fn transactions_pending_is_read_from_the_device_and_nothing_else() {
 }
 
 #[test]
-fn function_reset_is_told_where_it_is_shown() {
+fn function_reset_is_reported_where_it_is_shown() {
     for can_reset in [true, false] {
-        let told = Effects {
+        let reported = Effects {
             function_reset: can_reset,
             ..NONE
         };
@@ -132,7 +132,7 @@ fn function_reset_is_told_where_it_is_shown() {
             (0x86, 4, 0x8000_0000),
         ] {
             let mut guest = fresh.clone();
-            assert_eq!(guest.write(reg, len, value), told, "{reg:#x} {len}");
+            assert_eq!(guest.write(reg, len, value), reported, "{reg:#x} {len}");
             assert_eq!(read(&guest, 0x88) & 0x8000, 0, "the bit reads zero");
         }
         let mut guest = fresh.clone();
