@@ -17,6 +17,7 @@
 
 mod echo_peer;
 mod locked;
+mod session;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ pub use crate::system::guest::{Guest, Mode, Outcome};
 pub use crate::system::host::Host;
 pub use echo_peer::EchoPeer;
 pub use locked::{LockedMemory, LockedWatch};
+pub use session::{SCRIPT, Session};
 
 /// Bytes of the NVMe controller's namespace.
 pub const NAMESPACE_BYTES: u64 = 64 << 20;
@@ -139,6 +141,11 @@ impl AssignLab {
         LockedWatch::start(lab_of(&self.host)?, program)
     }
 
+    /// Address and port by which a guest reaches the peer.
+    pub fn peer_address(&self) -> String {
+        format!("{GATEWAY}:{}", self.peer.port())
+    }
+
     /// Shell script that has the network card `interface`, in a guest or in the emulated host, exchange echoes with the peer.
     pub fn network_script(&self, interface: &str, echoes: u32) -> String {
         let port = self.peer.port();
@@ -166,6 +173,15 @@ impl AssignLab {
             locked,
             faults: self.take_faults()?,
         })
+    }
+
+    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is
+    /// [`SCRIPT`].
+    ///
+    /// # Errors
+    /// It does not come so far.
+    pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
+        Session::begin(self, &self.with_devices(guest.clone(), devices)?)
     }
 
     /// The guest with flags for these devices.
