@@ -157,6 +157,23 @@ impl Case {
         Self::smp(Mode::Shared, Unmapping::Lazy),
     ];
 
+    /// What is counted in it: everything where nothing is to be measured but what the device does anyway, and beside it.
+    pub fn works(&self) -> &'static [Work] {
+        let is_plain = self.cpus == 1 && self.idle == "poll" && self.unmapping == Unmapping::Strict;
+        match self.mode {
+            Mode::None | Mode::Shared if is_plain => &Work::ALL,
+            _ => &[Work::Write, Work::Read, Work::Echo],
+        }
+    }
+
+    /// Requests of its windows, of about `count`. A register that traps takes an emulated machine milliseconds.
+    pub fn count(&self, count: u32) -> u32 {
+        match self.mode {
+            Mode::Trap => (count / 2).max(16),
+            Mode::None | Mode::Logged | Mode::Shared => count,
+        }
+    }
+
     /// Name in keys and progress.
     pub fn name(&self) -> String {
         let mut name = self.mode.name().to_owned();
@@ -178,7 +195,7 @@ impl Case {
         guest.is_strict = self.unmapping == Unmapping::Strict;
         guest.cpus = self.cpus;
         guest.idle = self.idle;
-        guest.limit = Duration::from_secs(300);
+        guest.limit = Duration::from_secs(900);
         guest.name = format!("-{}", self.name());
         guest
     }
@@ -281,7 +298,9 @@ impl Work {
             )
         };
         let echo = |depth: u32| {
-            format!("workload udp-echo {peer} --depth {depth} --count {count} --warmup {WARM_UP}")
+            format!(
+                "workload udp-echo {peer} --depth {depth} --count {count} --warmup {WARM_UP} --wait-ms 20000"
+            )
         };
         match self {
             Self::Write => deep(1, "--write"),

@@ -376,4 +376,7 @@ fn over_contract(row: &Row) -> Vec<String> {
 }
 
 /// Time for which an emulated CPU of the lab may be off its host's.
-const SLACK_NS: f64 = 100e6;
+const SLACK_NS: f64 = 2e9;
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,10 @@ use crate::demo::PerIo;
 /// File in the emulated host that has the policy of both devices.
 const POLICY: &str = "policy";
 
+/// How long what is stale may be so, ms: long beside what an emulated machine takes for a request, so that numbers and not the
+/// lab's time decide what becomes of it.
+const AGE_MS: u32 = 10_000;
+
 /// A window of the ledger, and what it is of.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -186,12 +190,13 @@ pub fn round(value: f64) -> f64 {
 /// A step failed, what came back was wrong, or a window is not what it is taken for.
 pub fn boot(lab: &AssignLab, case: Case, works: &[Work], count: u32) -> Result<Boot> {
     let name = case.name();
+    let count = case.count(count);
     let host = lab.host();
     let first = case.policies.first().context("no policy")?;
     host.put(POLICY, first.text().as_bytes())?;
     let options = match first {
         HostPolicy::Off => String::new(),
-        _ => format!(",policy-file={}", host.path(POLICY)),
+        _ => format!(",policy-file={},age={AGE_MS}", host.path(POLICY)),
     };
     let devices = [(Device::Nvme, &*options), (Device::Net, &*options)];
     let mut guest = lab

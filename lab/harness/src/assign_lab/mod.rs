@@ -33,8 +33,8 @@ pub struct AssignLabArgs {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/assign.json")]
     pub report: PathBuf,
-    /// Measured requests of each window; 64 more come before them to warm up.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(16..=2000))]
+    /// Measured requests of each window, half of that where registers trap; 64 more come before them to warm up.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(16..=2000))]
     count: u32,
     /// Only guests of these names (shared_strict, for example), and parts.
     #[arg(long, value_delimiter = ',', value_parser = parts())]
@@ -77,8 +77,8 @@ impl AssignLabArgs {
             .collect()
     }
 
-    fn works(&self) -> Vec<Work> {
-        let all = Work::ALL.into_iter();
+    fn works(&self, case: &Case) -> Vec<Work> {
+        let all = case.works().iter().copied();
         all.filter(|work| self.works.is_empty() || self.works.iter().any(|it| it == work.name()))
             .collect()
     }
@@ -103,7 +103,7 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
             start.elapsed().as_secs(),
             case.name()
         );
-        match matrix::boot(&lab, case, &args.works(), args.count) {
+        match matrix::boot(&lab, case, &args.works(&case), args.count) {
             Ok(boot) => {
                 eprint!("{}", results::lines(&boot));
                 figures.add(&lab, boot);
