@@ -88,7 +88,8 @@ impl MapRefused {
         }
     }
 
-    /// Whether a limit was hit, so that it may succeed after others are unmapped: of locked memory, or of mappings.
+    /// Whether a limit was hit, so that it may succeed after others are unmapped: of locked memory,
+    /// or of mappings.
     pub fn is_full(&self) -> bool {
         is_full(self.errno)
     }
@@ -190,11 +191,7 @@ impl<K: Kernel> VfioMap<K> {
     /// # Errors
     /// [`VfioError::Call`] of `mmap`.
     pub fn allocate(&self, bytes: usize) -> Result<DmaBuffer, VfioError> {
-        let buffer = DmaBuffer::new(bytes).map_err(|errno| VfioError::Call {
-            call: "mmap",
-            subject: format!("{bytes} bytes of memory"),
-            errno,
-        })?;
+        let buffer = DmaBuffer::new(bytes)?;
         let mut book = self.0.book();
         book.memory.retain(|_, pages| pages.strong_count() > 0);
         let known = Arc::downgrade(&buffer.0);
@@ -216,7 +213,7 @@ impl<K: Kernel> VfioMap<K> {
         }
     }
 
-    /// What answers the calls.
+    /// The container, or its stand-in.
     pub fn kernel(&self) -> &K {
         &self.0.kernel
     }

@@ -12,8 +12,8 @@ use crate::uapi::{DmaMap, DmaUnmap, IOMMU_UNMAP_DMA, MAP_READ, MAP_WRITE, Sized3
 /// Calls of a container, which tests answer themselves (`vfio::testing`).
 ///
 /// # Safety
-/// When [`unmap_dma`](Self::unmap_dma) has answered with as many bytes as were mapped in the range, or
-/// [`detach_all`](Self::detach_all) with `Ok`, no device reaches what was mapped there before.
+/// When [`unmap_dma`](Self::unmap_dma) has answered with as many bytes as were mapped in the range,
+/// or [`detach_all`](Self::detach_all) with `Ok`, no device reaches what was mapped there before.
 pub unsafe trait Kernel: Send + Sync {
     /// `VFIO_IOMMU_MAP_DMA`: `range` goes to the memory at `vaddr` in this process.
     ///
@@ -22,12 +22,12 @@ pub unsafe trait Kernel: Send + Sync {
     ///
     /// # Safety
     /// Until an [`unmap_dma`](Self::unmap_dma) of the range has answered with its bytes, or
-    /// [`detach_all`](Self::detach_all) has succeeded, the memory stays mapped in this process, and is accessed in
-    /// no way that its change by somebody else would break.
+    /// [`detach_all`](Self::detach_all) has succeeded, the memory stays mapped in this process, and
+    /// is accessed in no way that its change by a device would break.
     unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno>;
 
-    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which cuts none. Gives the bytes unmapped: 0
-    /// where nothing was mapped.
+    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which cuts none. Gives the bytes
+    /// unmapped: 0 where nothing was mapped.
     ///
     /// # Errors
     /// [`Errno`]; what is mapped then is not known.
@@ -100,7 +100,8 @@ pub enum UnmapFailed {
     },
 }
 
-/// Has the kernel unmap `range`, in which so many pages are mapped, and believes it only if it says the same.
+/// Has the kernel unmap `range`, in which so many pages are mapped, and believes it only if it says
+/// the same.
 pub fn unmap_exactly(
     kernel: &impl Kernel,
     range: IovaRange,
