@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::error::Errno;
 use crate::group::Container;
+use crate::limits::{Advice, HostLimits};
 use crate::sys;
 use crate::uapi::{DmaMap, DmaUnmap, IOMMU_UNMAP_DMA, MAP_READ, MAP_WRITE, Sized32};
 
@@ -72,6 +73,60 @@ unsafe impl Kernel for Container {
     fn detach_all(&self) -> Result<(), Errno> {
         self.take_groups_off().map_err(|(_, errno)| errno)
     }
+}
+
+/// Call to map that the kernel refused. Nothing is mapped by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("VFIO_IOMMU_MAP_DMA of {range} to {vaddr:#x}: {errno}{}", self.advice())]
+pub struct MapRefused {
+    /// Range to map.
+    pub range: IovaRange,
+    /// Address of the memory in this process.
+    pub vaddr: u64,
+    /// Reason.
+    pub errno: Errno,
+    /// Limits of the host, where one of them was hit.
+    pub limits: Option<HostLimits>,
+}
+
+impl MapRefused {
+    pub(super) fn new(range: IovaRange, vaddr: u64, errno: Errno) -> Self {
+        let limits = is_full(errno).then(HostLimits::read);
+        Self {
+            range,
+            vaddr,
+            errno,
+            limits,
+        }
+    }
+
+    /// Whether a limit was hit, so that it may succeed after others are unmapped: of locked memory,
+    /// or of mappings.
+    pub fn is_full(&self) -> bool {
+        is_full(self.errno)
+    }
+
+    fn advice(&self) -> Advice {
+        Advice {
+            errno: self.errno,
+            bytes: self.range.len().unwrap_or(u64::MAX),
+            limits: self.limits,
+        }
+    }
+}
+
+/// Whether this is the error of a limit.
+pub fn is_full(errno: Errno) -> bool {
+    [libc::ENOMEM, libc::ENOSPC].contains(&errno.0)
+}
+
+/// Calls made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// `VFIO_IOMMU_MAP_DMA`, those that were refused among them.
+    pub maps: u64,
+    /// `VFIO_IOMMU_UNMAP_DMA`, likewise.
+    pub unmaps: u64,
 }
 
 /// Failure of a call to unmap. What lies in the range counts as within a device's reach.

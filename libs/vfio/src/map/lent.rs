@@ -19,8 +19,7 @@ use dma_map::iova::{Access, IovaRange};
 use thiserror::Error;
 
 use super::index::{MappingIndex, extent};
-use super::kernel::{Kernel, UnmapFailed, unmap_exactly};
-use super::{Calls, MapRefused};
+use super::kernel::{Calls, Kernel, MapRefused, UnmapFailed, unmap_exactly};
 use crate::error::Errno;
 use crate::group::Container;
 use crate::memory::DmaBuffer;

@@ -4,6 +4,7 @@ use dma_map::{
 };
 
 use super::*;
+use crate::error::Errno;
 use crate::testing::{FakeCall, FakeKernel};
 
 /// Ranges of the calls to unmap so far, those that failed among them.
