@@ -19,6 +19,7 @@ use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 
 use super::args::DmaArg;
+use super::assigned;
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
 use super::composed::{Functions, Owner, Request};
@@ -95,7 +96,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
         }
         None => None,
     };
-    let (plugged, assigned) = plugs.into_plugged();
+    let (plugged, second) = plugs.into_plugged();
     let core = start(config, owner, composition)?;
     let handle = core.handle(0);
     let watched = balloon.as_ref().map(|(_, watched)| watched.clone());
@@ -109,9 +110,10 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let pager = paging.as_ref().and_then(|paging| paging.reporter());
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
         .with_balloon(watched)
-        .with_register_pages(units::register_pages(assigned.as_ref()));
+        .with_register_pages(units::register_pages(second.as_ref()));
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));
+    let ejectable = assigned::ejectable(&plugged, &handle, parts.bus);
     for plug in plugged {
         let mut port = OwnedFunction::new(handle.clone(), plug.number, plug.shape);
         if let Some(doorbells) = plug.doorbells {
@@ -126,17 +128,18 @@ pub fn attach<F: Functions, M: Memory<F>>(
                 let registers = UnitRegisters::new(handle.clone(), unit);
                 (at, Arc::new(registers) as Arc<dyn BusDevice>)
             };
-            let second = assigned.as_ref().map(|of| (layout::VTD_ASSIGNED, of.unit));
+            let second = second.as_ref().map(|of| (layout::VTD_ASSIGNED, of.unit));
             let all = std::iter::once((layout::VTD, unit)).chain(second);
             all.map(page).collect()
         }),
-        dmar: options.mode.map(|_| units::dmar_table(assigned.as_ref())),
+        dmar: options.mode.map(|_| units::dmar_table(second.as_ref())),
         // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
         // wants its windows.
         marker: config
             .ledger
             .is_some()
             .then_some(ledger as Arc<dyn MarkerSink>),
+        ejectable,
         running: Some(Box::new(Devices {
             core,
             _monitor: monitor,

@@ -16,6 +16,7 @@ mod assembly;
 mod assigned;
 mod attach;
 mod balloon;
+mod bars;
 mod check;
 mod composed;
 mod config;

@@ -19,7 +19,6 @@ pub struct Plug {
     pub shape: FunctionShape,
     pub doorbells: Option<Arc<IoEvents>>,
     /// Memory of an assigned function's BARs.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no function is assigned yet"))]
     pub memory: Option<Arc<dyn PlaceMemory>>,
 }
 
