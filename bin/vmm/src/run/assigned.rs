@@ -1,8 +1,9 @@
 //! Assigned functions of a machine: devices of the host that the guest drives itself.
 //!
-//! They are under a remapping unit of their own ([`assigned_unit`]), since their mappings are shadowed into the host's IOMMU: the
-//! guest has to invalidate after it has made an entry present, too (CAP.CM), which a system applies to a whole unit, and the
-//! unit offers no more than the host's IOMMU can follow. The unit exists only in a machine that has such functions.
+//! They are under a remapping unit of their own ([`assigned_unit`]), since their mappings are
+//! shadowed into the host's IOMMU: the guest has to invalidate after it has made an entry present,
+//! too (CAP.CM), which a system applies to a whole unit, and the unit offers no more than the
+//! host's IOMMU can follow. The unit exists only in a machine that has such functions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -30,7 +31,8 @@ pub struct Assigned {
     pub functions: Vec<SourceId>,
 }
 
-/// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a machine have in common.
+/// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a
+/// machine have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct HostIommu {
     /// Highest address that a device can be given memory at.
@@ -88,7 +90,8 @@ pub fn ejectable<F: Functions, M: PhysMem + Send + 'static>(
     Some(Ejectable { slots, sink })
 }
 
-/// Removes functions that the guest ejects: from the bus at once, from their owner as soon as nothing of them is in flight.
+/// Removes functions that the guest ejects: from the bus at once, from their owner as soon as
+/// nothing of them is in flight.
 struct Ejector<F, M> {
     owner: OwnerHandle<F, M>,
     bus: Arc<PciBus>,
@@ -110,7 +113,8 @@ impl<F: Functions, M: PhysMem + Send + 'static> EjectSink for Ejector<F, M> {
         // First, so that no access is on its way to a function that is being removed.
         self.bus.unplug(source);
         let remove = move |owner: &mut Owner<F, M>| {
-            // No thread waits for the end of it: the device is closed when the owner drops its function.
+            // No thread waits for the end of it: the device is closed when the owner drops its
+            // function.
             let (tell, _) = mpsc::channel();
             owner.remove(number, tell);
         };

@@ -1,11 +1,13 @@
-//! Where BARs are when the guest starts: below 4 GiB, with a window beyond only in a machine that needs it.
+//! Where BARs are when the guest starts: below 4 GiB, with a window beyond only in a machine that
+//! needs it.
 
 use anyhow::bail;
 use pci::bus::{PciBus, Windows};
 use platform::layout;
 
-/// Places all BARs, and answers in which windows: below 4 GiB if they fit there, otherwise with the window beyond, which a guest of so many address bits and
-/// with RAM up to `ram_end` must be able to have.
+/// Places all BARs, and answers in which windows: below 4 GiB if they fit there, otherwise with the
+/// window beyond, which a guest of so many address bits and with RAM up to `ram_end` must be able
+/// to have.
 ///
 /// # Errors
 /// They do not fit, and why there is no window beyond.

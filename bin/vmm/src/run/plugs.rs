@@ -52,8 +52,8 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_under(unit, function.into(), doorbells)
     }
 
-    /// Adds `function`, a device of the host whose BARs are `memory` where they can be, under the unit of such functions; its number. `make_unit`
-    /// makes that unit with the first of them.
+    /// Adds `function`, a device of the host whose BARs are shown by `memory`, under the unit of
+    /// such functions, which `make_unit` makes for the first of them; its number.
     ///
     /// # Errors
     /// The unit's; nothing has been added.

@@ -1,7 +1,9 @@
-//! Remapping units of a machine: one that covers all functions, and a second one that assigned functions are under.
+//! Remapping units of a machine: one that covers all functions, and a second one that assigned
+//! functions are under.
 //!
-//! Both are polled by one owner and have register pages of the same mode. The second exists only in a machine with
-//! assigned functions ([`assigned`](super::assigned)), and the DMAR table names these before the unit of all others.
+//! Both are polled by one owner and have register pages of the same mode. The second exists only in
+//! a machine with assigned functions ([`assigned`](super::assigned)), and the DMAR table names
+//! these before the unit of all others.
 
 use std::ops::Range;
 
