@@ -22,15 +22,6 @@ use super::memory::OwnerHandle;
 use super::plugs::Plug;
 use super::units::{self, UnitOptions};
 
-/// The unit of assigned functions, and these.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    /// Number of the unit, at the owner.
-    pub unit: usize,
-    /// Requesters of the functions.
-    pub functions: Vec<SourceId>,
-}
-
 /// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a
 /// machine have in common.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,6 @@ use machine::{FunctionShape, Wires};
 use platform::doorbell::Doorbells;
 use platform::memory::PlaceMemory;
 
-use super::assigned::Assigned;
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
 
 /// What the port of a function needs.
@@ -20,6 +19,15 @@ pub struct Plug {
     pub doorbells: Option<Arc<IoEvents>>,
     /// Memory of an assigned function's BARs.
     pub memory: Option<Arc<dyn PlaceMemory>>,
+}
+
+/// The unit of assigned functions, and these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// Number of the unit, at the owner.
+    pub unit: usize,
+    /// Requesters of the functions.
+    pub functions: Vec<SourceId>,
 }
 
 /// Functions on their way to an owner that does not run yet, and what their doors need once it does.

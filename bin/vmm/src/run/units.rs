@@ -15,10 +15,10 @@ use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
 use super::args::{IdleArg, IommuMode};
-use super::assigned::Assigned;
 use super::attach::Parts;
 use super::composed::{MAX_LEASES, Units};
 use super::config::Config;
+use super::plugs::Assigned;
 use crate::messages;
 
 /// Physical addresses the guest's IO page tables may hold, in bits.

@@ -24,7 +24,7 @@ use vtd_port::VtdPort;
 
 use super::super::args::{IdleArg, IommuMode};
 use super::super::ledger::owner_counts;
-use super::super::plugs::Plugs;
+use super::super::plugs::{Assigned, Plugs};
 use super::*;
 
 crate::functions! {
