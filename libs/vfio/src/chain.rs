@@ -5,8 +5,7 @@
 //! still no length or offset is believed: those that lead outside, back, or in circles are errors, and so is a list that is
 //! longer than what it lies in.
 
-use crate::error::Errno;
-use crate::info::InfoError;
+use crate::error::{Errno, InfoError};
 
 /// Bytes of a capability's header.
 pub const HEADER: usize = 8;

@@ -85,10 +85,10 @@ pub mod testing;
 mod uapi;
 
 pub use device::{Bar, Device, DeviceInfo};
-pub use error::{Errno, VfioError};
+pub use error::{Errno, InfoError, VfioError};
 pub use group::{Container, Group};
 pub use host::{Binding, HostDevice, HostGroup, groups};
-pub use info::{AllowedRange, InfoError, IommuInfo, aperture_of};
+pub use info::{AllowedRange, IommuInfo, aperture_of};
 pub use irq::{Irq, IrqIndex};
 pub use limits::HostLimits;
 pub use map::{

@@ -6,7 +6,7 @@ use dma_map::address::PAGE_SIZE;
 use zerocopy::FromBytes;
 
 use crate::chain::{Capability, Reader};
-use crate::info::InfoError;
+use crate::error::InfoError;
 use crate::uapi::{
     CAP_MSIX_MAPPABLE, CAP_SPARSE_MMAP, REGION_CAN_MMAP, REGION_CAN_READ, REGION_CAN_WRITE,
     REGION_CAPS, RegionInfo,
