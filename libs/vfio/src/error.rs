@@ -102,7 +102,7 @@ pub enum VfioError {
     /// What the kernel says of the IOMMU cannot be used.
     #[error("VFIO_IOMMU_GET_INFO")]
     Info(#[from] InfoError),
-    /// What the kernel says of a region cannot be used.
+    /// The kernel's answer about a region cannot be used.
     #[error("VFIO_DEVICE_GET_REGION_INFO of region {index} of {address}")]
     RegionInfo {
         /// The device.
@@ -155,7 +155,7 @@ pub enum VfioError {
     },
 }
 
-/// Reason why what the kernel said cannot be used.
+/// Reason why what the kernel said of an IOMMU or a region cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InfoError {
     /// It ends in the middle of something.
@@ -308,5 +308,67 @@ mod tests {
         };
         let text = refused.to_string();
         assert!(text.contains("allow_unsafe_interrupts"), "{text}");
+        let busy = VfioError::Open {
+            path: "/dev/vfio/7".into(),
+            errno: Errno(libc::EBUSY),
+        };
+        let text = busy.to_string();
+        assert!(text.contains("opening /dev/vfio/7"), "{text}");
+        assert!(text.contains("another process uses a device of this group"));
+    }
+
+    /// The call, what it concerned, and a part of the remedy.
+    #[test]
+    fn each_refused_call_has_its_remedy() {
+        for (call, errno, remedy) in [
+            (
+                "VFIO_SET_IOMMU",
+                libc::EPERM,
+                "/sys/module/vfio_iommu_type1/parameters",
+            ),
+            (
+                "VFIO_GROUP_SET_CONTAINER",
+                libc::EBUSY,
+                "a container already",
+            ),
+            ("VFIO_GROUP_UNSET_CONTAINER", libc::EBUSY, "close it first"),
+            (
+                "VFIO_GROUP_GET_DEVICE_FD",
+                libc::ENODEV,
+                "no device of the group",
+            ),
+            ("VFIO_GROUP_GET_DEVICE_FD", libc::EBUSY, "open already"),
+            (
+                "VFIO_DEVICE_SET_IRQS",
+                libc::EINVAL,
+                "turn the index off first",
+            ),
+            (
+                "VFIO_DEVICE_SET_IRQS",
+                libc::ENOSPC,
+                "no interrupt vector left",
+            ),
+            ("pread", libc::EIO, "Memory Space"),
+            ("mmap", libc::EINVAL, "Region::mappable"),
+        ] {
+            let subject = "group 7".to_owned();
+            let errno = Errno(errno);
+            let text = VfioError::Call {
+                call,
+                subject,
+                errno,
+            }
+            .to_string();
+            assert!(text.starts_with(&format!("{call} on group 7: ")), "{text}");
+            assert!(text.contains(remedy), "{text}");
+        }
+        let few = VfioError::Vectors {
+            address: "0000:01:00.0".into(),
+            index: IrqIndex::Msix,
+            wanted: 65,
+            available: 12,
+        };
+        let text = few.to_string();
+        assert!(text.contains("65 vectors for MSI-X of 0000:01:00.0: the host has 12"));
     }
 }

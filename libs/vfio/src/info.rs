@@ -1,6 +1,7 @@
 //! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there may be.
 //!
-//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it (`chain`).
+//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it
+//! (`chain`).
 
 use dma_map::address::PAGE_SHIFT;
 use dma_map::iova::{Aperture, ApertureError, IovaPfn, IovaRange};
@@ -71,7 +72,8 @@ impl IommuInfo {
         bytes.is_power_of_two() && self.page_sizes & bytes != 0
     }
 
-    /// Whether the kernel allows every page of `range`: page 0 too, where it is not reserved. False where it does not say.
+    /// Whether the kernel allows every page of `range`: page 0 too, where it is not reserved. False
+    /// where it does not say.
     pub fn allows(&self, range: IovaRange) -> bool {
         let allowed = self.allowed.as_deref().unwrap_or_default();
         let last = range.last().start().raw() | ((1 << PAGE_SHIFT) - 1);
@@ -89,7 +91,8 @@ impl IommuInfo {
         false
     }
 
-    /// Bits of the highest allowed IOVA: the widest input address that all of the tables' mappings can have. 0 where none is known.
+    /// Bits of the highest allowed IOVA: the widest input address that all of the tables' mappings
+    /// can have. 0 where none is known.
     pub fn address_bits(&self) -> u32 {
         let allowed = self.allowed.as_deref().unwrap_or_default();
         let last = allowed.iter().map(|range| range.last).max();

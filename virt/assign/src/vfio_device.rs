@@ -118,7 +118,7 @@ impl Opened {
         Ok(Self {
             address: address.to_owned(),
             is_coherent: container.is_coherent(),
-            areas: Areas::new(bar_sizes, config.msix(), &mappable),
+            areas: Areas::new(config.bar_sizes(), config.msix(), &mappable),
             device: Arc::new(device),
             group,
             container,

@@ -155,7 +155,7 @@ where
                 tracing::warn!(
                     vm = %self.name,
                     device = %function.source(),
-                    "an unmap waits for this device's mappings for too long"
+                    "an invalidation has waited for this device's mappings for long"
                 );
                 function.hold_overdue(held.id, &mut slot.effects);
             }
