@@ -3,7 +3,8 @@
 use uffd::probe::PagemapScan;
 
 use super::assignment::GroupReport;
-use super::facts::{Facts, Kvm, Release};
+use super::facts::{Facts, Kvm};
+use super::files::Release;
 use super::finding::{Finding, State};
 use crate::lacks::IO_URING_REMEDY;
 use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};

@@ -11,6 +11,7 @@
 mod assess;
 mod assignment;
 mod facts;
+mod files;
 mod finding;
 mod probe;
 
