@@ -233,14 +233,18 @@ impl PciBus {
         let Some(plugged) = self.plugged(number) else {
             return;
         };
-        // What the guest turns off must not be reached after the function knows: decode first.
-        // Two vCPUs writing one function's BARs at once get one of the two orders here and perhaps the
-        // other in the function; the guest's own kernel serialises such writes.
-        if let Some(bars) = &mut *lock(&plugged.bars)
+        // What the guest turns off must not be reached after the function knows: decode first. The lock is held until it does, so
+        // that two vCPUs that write one function's BARs at once get one order here and there.
+        let mut bars = lock(&plugged.bars);
+        if let Some(bars) = &mut *bars
             && bars.write(reg, len, value)
         {
             self.redecode(number as u8, &plugged, bars);
+            plugged.port.config_write(reg, len, value);
+            plugged.port.has_decoded(bars);
+            return;
         }
+        drop(bars);
         plugged.port.config_write(reg, len, value);
     }
 

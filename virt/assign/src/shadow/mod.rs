@@ -30,7 +30,7 @@
 //! off (the function does that: [`Shadow::take_failure`]), the container is closed, which ends its mappings, and only then WAITs
 //! complete.
 //!
-//! Bounds: [`TASKS`] tasks (more are joined to one that looks at everything), [`calls::MOST`](crate::calls::MOST) calls under way,
+//! Bounds: [`TASKS`] tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
 //! [`TOGETHER`] mappings in a call, as many mappings as the container has (65,535).
 
 mod check;
@@ -311,18 +311,21 @@ impl<C: Caller> Shadow<C> {
         if self.state == State::Closed {
             return Hold::No;
         }
-        self.add_task(what, hold);
-        Hold::Yes
+        self.add_task(what, hold)
     }
 
-    fn add_task(&mut self, what: What, hold: HoldId) {
-        // One that has not begun and looks at the same, or at more.
+    fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
+        // One that has not begun and looks at the same, or at more. What it holds already holds this invalidation's WAIT, too; a
+        // guest that waits for nothing would have it hold ever more.
         if let Some(last) = self.tasks.back_mut()
             && matches!(last.phase, Phase::Begin)
             && (last.what == what || last.what == What::Everything)
         {
+            if !last.holds.is_empty() {
+                return Hold::No;
+            }
             last.holds.push(hold);
-            return;
+            return Hold::Yes;
         }
         let mut new = Task {
             what,
@@ -345,6 +348,7 @@ impl<C: Caller> Shadow<C> {
             new.holds.splice(0..0, holds);
         }
         self.tasks.push_back(new);
+        Hold::Yes
     }
 
     /// A hold of this shadow has lasted for too long. A call that has been under way since then is not waited for any longer.
@@ -678,13 +682,10 @@ impl<C: Caller> Shadow<C> {
             (Asked::Map(mapping, was_refused), Err(refusal)) => {
                 self.map_refused(mapping, was_refused, refusal, mem);
             }
-            (Asked::Unmap(mappings), Ok(())) => {
-                for (mapping, since) in mappings {
-                    self.book.leave(&mapping);
-                    if let Some(since) = since {
-                        self.account.end(self.now.saturating_sub(since));
-                    }
-                }
+            (Asked::Unmap(mappings), Ok(())) => self.unmapped(mappings),
+            // It was asked for while the container was being closed, which has ended these, too.
+            (Asked::Unmap(mappings), Err(_)) if self.state == State::Closed => {
+                self.unmapped(mappings);
             }
             (Asked::Unmap(mappings), Err(refusal)) => {
                 self.unended.extend(mappings);

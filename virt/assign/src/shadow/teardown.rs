@@ -209,7 +209,12 @@ impl<C: Caller> Shadow<C> {
         for first in self.book.some_live(usize::MAX) {
             gone.extend(self.book.take_live(first).map(|mapping| (mapping, None)));
         }
-        for (mapping, since) in gone {
+        self.unmapped(gone);
+    }
+
+    /// Mappings are out of the device's reach.
+    pub(super) fn unmapped(&mut self, mappings: Vec<(Mapping, Option<u64>)>) {
+        for (mapping, since) in mappings {
             self.book.leave(&mapping);
             if let Some(since) = since {
                 self.account.end(self.now.saturating_sub(since));
