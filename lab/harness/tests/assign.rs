@@ -1,7 +1,7 @@
-//! Devices to assign, in the emulated host: what the parts of `harness::assign` see is what was done.
+//! Devices to assign, in the emulated host: the parts of `harness::assign` see what was done.
 //!
-//! A start takes half a minute, so it runs when `EXITLESS_LAB=1` is set, as `make test` does, and says so otherwise. The programs have
-//! to be built (`make build`).
+//! A start takes half a minute, so it runs when `EXITLESS_LAB=1` is set, as `make test` does, and
+//! says so otherwise. The programs have to be built (`make build`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -106,7 +106,8 @@ fn network_card_exchanges_echoes(lab: &AssignLab) {
     assert!(lab.peer().answered() >= 50);
 }
 
-/// The same commands as for a virtio disk: from 4 KiB to 256 KiB each, direct, one at a time and many in flight.
+/// The same commands as for a virtio disk: from 4 KiB to 256 KiB each, direct, one at a time and
+/// many in flight.
 fn namespace_is_read_and_written(lab: &AssignLab) {
     let disk = "/dev/nvme0n1";
     let script = format!(
