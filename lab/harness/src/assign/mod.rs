@@ -20,6 +20,7 @@
 
 mod echo_peer;
 mod locked;
+mod session;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub use crate::system::guest::{Guest, Mode, Outcome};
 pub use crate::system::host::Host;
 pub use echo_peer::EchoPeer;
 pub use locked::{LockedMemory, LockedWatch};
+pub use session::{SCRIPT, Session};
 
 /// Bytes of the NVMe controller's namespace.
 pub const NAMESPACE_BYTES: u64 = 64 << 20;
@@ -173,6 +175,15 @@ impl AssignLab {
             locked,
             faults: self.take_faults()?,
         })
+    }
+
+    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is
+    /// [`SCRIPT`].
+    ///
+    /// # Errors
+    /// It does not come so far.
+    pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
+        Session::begin(self, &self.with_devices(guest.clone(), devices)?)
     }
 
     /// The guest with flags for these devices.
