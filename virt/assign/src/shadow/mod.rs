@@ -30,8 +30,8 @@
 //! off (the function does that: [`Shadow::take_failure`]), the container is closed, which ends its mappings, and only then WAITs
 //! complete.
 //!
-//! Bounds: [`TASKS`] tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
-//! [`TOGETHER`] mappings in a call, as many mappings as the container has (65,535).
+//! Bounds: `TASKS` (64) tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
+//! `TOGETHER` (1,024) mappings in a call, as many mappings as the container has (65,535).
 
 mod check;
 mod fill;
