@@ -375,6 +375,10 @@ impl<C: Caller> Shadow<C> {
 
     /// Another policy from now on. What is stale under the last one is torn down.
     pub fn set_policy(&mut self, policy: HostPolicy) {
+        // Once the container is being closed, that ends what is stale.
+        if self.state != State::Open {
+            return;
+        }
         let stale = self.book.some_stale(usize::MAX);
         self.tear_down_stale(stale);
         // They were the last policy's.
@@ -490,6 +494,9 @@ impl<C: Caller> Shadow<C> {
 
     /// When it must be polled again although nothing has come, ns.
     pub fn deadline(&self) -> Option<u64> {
+        if self.state != State::Open {
+            return None;
+        }
         let oldest = self.book.oldest_since();
         let expiry = oldest.map(|since| since.saturating_add(self.policy.age_ns()));
         expiry.into_iter().chain(self.call_limit()).min()
@@ -540,7 +547,7 @@ impl<C: Caller> Shadow<C> {
         // Each turn is a phase, of which there are five in a row.
         loop {
             match &mut task.phase {
-                Phase::Begin => task.phase = self.begin(task.what, unit, mem)?,
+                Phase::Begin => task.phase = self.begin(task, unit, mem)?,
                 Phase::TearDown(mode) => {
                     let mode = *mode;
                     self.tear_down_all(task)?;
@@ -567,10 +574,11 @@ impl<C: Caller> Shadow<C> {
     /// What a task begins with.
     fn begin<I: Iommu, M: PhysMem>(
         &mut self,
-        what: What,
+        task: &mut Task,
         unit: &I,
         mem: &M,
     ) -> Result<Phase, Pause> {
+        let what = task.what;
         if let What::Pages(first, last) = what {
             return Ok(match self.mode {
                 Mode::Domain(_) => Phase::Check(Check::of(first, last, false)),
@@ -594,11 +602,14 @@ impl<C: Caller> Shadow<C> {
         if old != mode {
             self.counts.attached += 1;
             self.is_granular = false;
+            // What the guest has unmapped in the old domain, and is on its way out, is waited for now.
+            task.until = task.until.max(self.calls.back().map(|call| call.id));
         }
+        let has_old = old != mode && self.book.stale() > 0;
         Ok(match mode {
             _ if old == mode && what == What::Attachment => Phase::Settle,
-            // Between two domains what both map stays, and what the new one lacks goes at once.
-            Mode::Domain(_) if old != Mode::All => {
+            // Between two domains what both map stays, and what the new one lacks goes at once. Nothing that is stale stays.
+            Mode::Domain(_) if old != Mode::All && !has_old => {
                 Phase::Check(Check::of(0, LAST_PAGE, old != mode))
             }
             Mode::Domain(_) => Phase::TearDown(mode),
