@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lab::Lab;
 
-/// Samples `VmLck` of the program whose name is `$0`, ten times a second, from its start to its end. A program that has ended, and
-/// is waited for, has no such line.
+/// Samples `VmLck` of the program whose name is `$0`, ten times a second, from its start to its
+/// end. A program that has ended, and is waited for, has no such line.
 const SCRIPT: &str = r#"
 n=0
 until pid=$(pidof "$0"); do
@@ -28,8 +28,8 @@ done
 /// Time for which a program may be watched.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Locked memory of a program over time. What VFIO's type 1 pins for a device is in it, by mapping: a page that is mapped twice
-/// counts twice.
+/// Locked memory of a program over time. What VFIO's type 1 pins for a device is in it, by mapping:
+/// a page that is mapped twice counts twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockedMemory {
     samples: Vec<u64>,
@@ -60,7 +60,8 @@ impl LockedMemory {
         self.samples.iter().copied().max().unwrap_or(0)
     }
 
-    /// Least of them from the first one on that is not 0, KiB: what a running device holds at all times. 0 if there was none.
+    /// Least of them from the first one on that is not 0, KiB: what a running device holds at all
+    /// times. 0 if there was none.
     pub fn min(&self) -> u64 {
         let held = self.samples.iter().copied().skip_while(|kib| *kib == 0);
         held.min().unwrap_or(0)

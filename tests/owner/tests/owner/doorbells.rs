@@ -67,10 +67,10 @@ impl Board {
             low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
             high: 0..0,
         };
-        let bus = Arc::new(PciBus::new(Arc::new(HostBridge::default()), windows));
+        let bus = Arc::new(PciBus::new(Arc::new(HostBridge::default())));
         let function = bus.reserve().unwrap();
         bus.plug(function, Arc::new(port));
-        bus.place_bars().unwrap();
+        bus.place_bars(&windows).unwrap();
         Self { bus, function }
     }
 

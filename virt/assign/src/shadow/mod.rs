@@ -210,6 +210,8 @@ pub struct Shadow<C> {
     caller: C,
     book: Book,
     mode: Mode,
+    /// Translation is off, and the device reaches nothing therefore.
+    is_off: bool,
     /// A guest has cut a mapping of this domain: each page is one of its own.
     is_granular: bool,
     tasks: VecDeque<Task>,
@@ -256,6 +258,7 @@ impl<C: Caller> Shadow<C> {
             caller,
             book: Book::new(reach),
             mode: Mode::Nothing,
+            is_off: false,
             is_granular: false,
             tasks: VecDeque::new(),
             calls: VecDeque::new(),
@@ -512,6 +515,11 @@ impl<C: Caller> Shadow<C> {
         self.mode
     }
 
+    /// Whether translation is off, and the device reaches nothing therefore.
+    pub fn is_off(&self) -> bool {
+        self.is_off
+    }
+
     /// The policy.
     pub fn policy(&self) -> HostPolicy {
         self.policy
@@ -581,6 +589,7 @@ impl<C: Caller> Shadow<C> {
             Attachment::PassThrough => self.pass_through(),
             Attachment::Domain(domain) => Mode::Domain(domain),
         };
+        self.is_off = attachment == Attachment::Off && mode == Mode::Nothing;
         let old = std::mem::replace(&mut self.mode, mode);
         if old != mode {
             self.counts.attached += 1;
