@@ -30,6 +30,7 @@ fn devices_of_the_host_work_and_reach_what_is_mapped_alone() {
     network_card_exchanges_echoes(&lab);
     namespace_is_read_and_written(&lab);
     guest_without_devices_pins_nothing_and_has_vfio(&lab);
+    refused_start_is_an_outcome(&lab);
 
     let (answered, content) = lab.shutdown().unwrap();
     assert!(answered >= 50, "{answered} echoes");
@@ -127,6 +128,15 @@ fn namespace_is_read_and_written(lab: &AssignLab) {
     ] {
         assert!(said.contains(done), "{said}");
     }
+}
+
+fn refused_start_is_an_outcome(lab: &AssignLab) {
+    let mut guest = Guest::new(Mode::Trap, "true");
+    guest.flags.push("--no-such-flag".into());
+    let run = lab.run(&guest, &[]).expect("it ends");
+    assert_eq!(run.outcome.exit, 2, "{}", run.outcome.tail());
+    assert_eq!(run.outcome.script, None);
+    assert!(run.outcome.ledger.is_null(), "{}", run.outcome.ledger);
 }
 
 fn guest_without_devices_pins_nothing_and_has_vfio(lab: &AssignLab) {
