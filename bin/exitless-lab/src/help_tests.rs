@@ -327,6 +327,7 @@ fn the_lists_of_keys_are_kept_at_any_width() {
         ("run", "net"),
         ("run", "swap"),
         ("run", "balloon"),
+        ("run", "device"),
         ("serve", "block"),
     ] {
         let program = exitless::Cli::command();

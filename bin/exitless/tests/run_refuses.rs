@@ -180,6 +180,49 @@ fn disks_of_the_wrong_kind_or_size() {
 }
 
 #[test]
+fn devices_that_cannot_be_understood_or_do_not_go_with_the_rest() {
+    let files = Files::new();
+    let device = |text: &str, more: &[&str], words: &[&str]| {
+        files.refuses(&[&["--device", text], more].concat(), words);
+    };
+    device(
+        "vfio=4.0",
+        &[],
+        &["--device", "4.0", "no PCI address", "exitless doctor"],
+    );
+    device(
+        "vfio=00:04.0,policy=lazy",
+        &[],
+        &["--device: policy", "strict, async, deferred, optimistic=N"],
+    );
+    device(
+        "vfio=00:04.0",
+        &["--device", "vfio=0000:00:04.0"],
+        &["vfio=0000:00:04.0 is given twice"],
+    );
+    device(
+        "vfio=00:04.0",
+        &["--memory", "64M,thp=on"],
+        &["thp=on", "--device", "stays in memory"],
+    );
+    device(
+        "vfio=00:04.0",
+        &["--disk", "socket=a"],
+        &["--disk socket=a", "--iommu none"],
+    );
+    device(
+        "vfio=00:04.0,policy=async",
+        &["--iommu", "none"],
+        &["policy", "--iommu none has none"],
+    );
+    device(
+        "vfio=00:04.0",
+        &["--iommu", "none", "--balloon", "target=0"],
+        &["--balloon does not go with --device"],
+    );
+}
+
+#[test]
 fn disks_behind_sockets() {
     let files = Files::new();
     // The default is the emulated VT-d.

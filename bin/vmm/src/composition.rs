@@ -86,4 +86,6 @@ pub struct MachineOutline<'a> {
     pub has_mapper: bool,
     /// There is a balloon.
     pub has_balloon: bool,
+    /// There are physical devices, which pin pages (`--device`).
+    pub has_devices: bool,
 }

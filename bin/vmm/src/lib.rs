@@ -18,6 +18,7 @@ mod host_memory;
 mod image_format;
 mod image_lock;
 mod lacks;
+mod locked_memory;
 mod log_line;
 mod messages;
 mod moved;

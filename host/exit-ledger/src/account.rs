@@ -18,7 +18,7 @@ pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_wi
 counts! {
     /// Exits that reached our vCPU loops, by what the guest had touched.
     UserExits {
-        /// Accesses to the IOMMU's register page (trap mode, or a logged page that is armed or whose ring is full).
+        /// Accesses to the IOMMU's register pages (trap mode, or a logged page that is armed or whose ring is full).
         iommu,
         /// Doorbell writes no eventfd caught.
         doorbell,
@@ -36,7 +36,7 @@ counts! {
 counts! {
     /// Second-level page faults by address, as the kernel's tracepoint counts them: an exit each.
     PageFaults {
-        /// On the IOMMU's register page: trapped, logged, or stopped since it is armed, each attempt.
+        /// On the IOMMU's register pages: trapped, logged, or stopped since it is armed, each attempt.
         register_page,
         /// In RAM: touched first, or protected.
         memory,
@@ -222,6 +222,84 @@ impl BalloonFigures {
     }
 }
 
+counts! {
+    /// What has become of what a guest has told of an assigned device's mappings.
+    DeviceCounts {
+        /// Invalidations of pages.
+        pages_told,
+        /// Of its domain.
+        domains_told,
+        /// Of contexts, and of everything.
+        others_told,
+        /// Calls of VFIO that map.
+        maps,
+        /// Pages mapped by them.
+        mapped_pages,
+        /// Calls that unmap.
+        unmaps,
+        /// Mappings ended by them.
+        unmapped,
+        /// Stale mappings that the guest mapped again: no call.
+        hits,
+        /// Mappings that had to be made.
+        misses,
+        /// Mappings of which the guest unmapped a part.
+        cut,
+        /// Runs of pages that are no memory, that the host's IOMMU does not allow, or that the host refused.
+        refused,
+        /// Times that it was attached to something else.
+        attached,
+        /// Pass-through contexts.
+        pass_through,
+        /// DMA that the host's IOMMU refused, as far as its kernel's log has it.
+        host_faults,
+    }
+}
+
+/// An assigned device as it stands at the end of a window, and what was done for it in the window.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeviceFigures {
+    /// Its address on the host.
+    pub address: String,
+    /// When what the guest unmaps is unmapped.
+    pub policy: String,
+    /// Pages pinned, each mapping counted.
+    pub pinned: u64,
+    /// Most since the machine started.
+    pub pinned_peak: u64,
+    /// Pages that the guest maps, each mapping counted.
+    pub guest_pages: u64,
+    /// Most since the machine started.
+    pub guest_pages_peak: u64,
+    /// Mappings that the guest has unmapped and the device reaches: now, and most since the policy was set.
+    pub stale: u64,
+    /// See `stale`.
+    pub stale_max: u64,
+    /// Longest time that one was, ns.
+    pub stale_ns_max: u64,
+    /// Most that the policy allows.
+    pub stale_allowed: Option<u64>,
+    /// Longest time that it allows, ns, but for the time that an unmap takes.
+    pub stale_ns_allowed: Option<u64>,
+    /// Longest call of VFIO, ns.
+    pub longest_call_ns: u64,
+    /// What was done.
+    #[serde(flatten)]
+    pub counts: DeviceCounts,
+}
+
+impl DeviceFigures {
+    /// As it stands, with what was done since `earlier`.
+    fn since(&self, earlier: &[Self]) -> Self {
+        let same = earlier.iter().find(|other| other.address == self.address);
+        let before = same.map(|other| other.counts).unwrap_or_default();
+        Self {
+            counts: self.counts.since(&before),
+            ..self.clone()
+        }
+    }
+}
+
 /// Everything at one moment; two of them make a window.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -243,6 +321,8 @@ pub struct Snapshot {
     pub swap: Option<Swap>,
     /// The balloon, where there is one.
     pub balloon: Option<BalloonFigures>,
+    /// Assigned devices.
+    pub devices: Vec<DeviceFigures>,
 }
 
 /// Exits by cause. All are counts: `total` is the causes and `unattributed`, less the `overlap`.
@@ -295,6 +375,9 @@ pub struct Window {
     /// The balloon, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonFigures>,
+    /// Assigned devices.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceFigures>,
     /// Whether the kernel's histograms told processor causes apart.
     pub histograms: bool,
 }
@@ -326,6 +409,11 @@ impl Window {
             balloon: end
                 .balloon
                 .map(|balloon| balloon.since(&begin.balloon.unwrap_or_default())),
+            devices: end
+                .devices
+                .iter()
+                .map(|device| device.since(&begin.devices))
+                .collect(),
             histograms: traced.is_some(),
         }
     }

@@ -12,6 +12,11 @@ macro_rules! counts {
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
             }
+
+            /// The sum of both.
+            pub fn plus(&self, other: &Self) -> Self {
+                Self { $($field: self.$field.saturating_add(other.$field)),+ }
+            }
         }
     };
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Account;
-use super::account::{BalloonFigures, Swap, SwapCounts, Window};
+use super::account::{BalloonFigures, DeviceFigures, Swap, SwapCounts, Window};
 
 /// What the figures were measured under.
 #[derive(Clone, Debug, Serialize)]
@@ -146,6 +146,26 @@ const BALLOON_ROWS: [Row<BalloonFigures, Option<u64>>; 9] = [
     ("guest's major faults", |b| b.major_faults),
 ];
 
+/// Assigned devices, all together; each by itself is in the JSON.
+const DEVICE_ROWS: [Row<DeviceFigures, u64>; 16] = [
+    ("pages pinned by devices", |d| d.pinned),
+    ("  at most", |d| d.pinned_peak),
+    ("  mapped by the guest", |d| d.guest_pages),
+    ("    at most", |d| d.guest_pages_peak),
+    ("mappings made", |d| d.counts.maps),
+    ("  pages", |d| d.counts.mapped_pages),
+    ("  found again", |d| d.counts.hits),
+    ("  refused", |d| d.counts.refused),
+    ("calls to unmap", |d| d.counts.unmaps),
+    ("  mappings ended", |d| d.counts.unmapped),
+    ("  cut by the guest", |d| d.counts.cut),
+    ("mappings stale", |d| d.stale),
+    ("  at most", |d| d.stale_max),
+    ("pass-through contexts", |d| d.counts.pass_through),
+    ("attached elsewhere", |d| d.counts.attached),
+    ("DMA refused by the host", |d| d.counts.host_faults),
+];
+
 /// The rows of a table, with a column for the whole run and one for each window shown.
 struct Rows<'a> {
     columns: Vec<(String, &'a Window)>,
@@ -206,6 +226,14 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
             rows.add(name, |window| {
                 let value = window.balloon.as_ref().and_then(value);
                 value.map_or_else(|| "-".into(), |value| value.to_string())
+            });
+        }
+    }
+    if !account.whole.devices.is_empty() {
+        for (name, value) in DEVICE_ROWS {
+            rows.add(name, |window| {
+                let sum: u64 = window.devices.iter().map(value).sum();
+                sum.to_string()
             });
         }
     }

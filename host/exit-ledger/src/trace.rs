@@ -159,16 +159,16 @@ impl ExitHistogram {
         Ok(this)
     }
 
-    /// Counts page faults by where they are, too: on the IOMMU's register page, and in any of `ram`.
+    /// Counts page faults by where they are, too: on the IOMMU's register pages, and in any of `ram`.
     ///
     /// # Errors
     /// The kernel lacks the event, or says no addresses in it.
     pub fn locate_page_faults(
         &mut self,
-        register_page: Range<u64>,
+        register_pages: Range<u64>,
         ram: &[Range<u64>],
     ) -> io::Result<()> {
-        let here = triggers::page_faults(&self.tids, &[register_page]);
+        let here = triggers::page_faults(&self.tids, &[register_pages]);
         let there = triggers::page_faults(&self.tids, ram);
         self.set(here.clone())?;
         self.set(there.clone())?;

@@ -4,6 +4,8 @@
 //! A queue whose message may not be delivered (masked, no vector, MSI-X off, Bus Master off) is disconnected: what is signalled
 //! meanwhile stays in the eventfd, which is the pending bit, and KVM delivers it once when the queue is connected again.
 //!
+//! Lines that change together are one new table: a device with 65 vectors costs one grace period, not 65.
+//!
 //! Called by the owner's thread. Connecting costs a grace period of the host's kernel, and happens when a driver sets its vectors
 //! up or moves them; interrupts themselves never come here, so the ledger does not count them.
 
@@ -67,6 +69,20 @@ impl KvmLines {
         self.lines.iter().map(|line| &line.fd)
     }
 
+    /// Has KVM listen to a line that is routed.
+    fn listen(&mut self, queue: u16) {
+        let line = &mut self.lines[usize::from(queue)];
+        if line.is_connected {
+            return;
+        }
+        match self.vm.fd().register_irqfd(&line.fd, line.gsi) {
+            Ok(()) => line.is_connected = true,
+            Err(error) => {
+                tracing::error!(%error, queue, "no irqfd: this line's interrupts are kept back");
+            }
+        }
+    }
+
     fn disconnect(&mut self, queue: u16) {
         let line = &mut self.lines[usize::from(queue)];
         if line.is_connected {
@@ -85,25 +101,21 @@ fn is_routable(message: Message) -> bool {
 }
 
 impl InterruptLines for KvmLines {
-    fn connect(&mut self, queue: u16, message: Option<Message>) {
-        let Some(message) = message.filter(|message| is_routable(*message)) else {
-            self.disconnect(queue);
-            return;
-        };
-        let line = &mut self.lines[usize::from(queue)];
-        let routed = self.routes.route(line.gsi, message);
-        if !routed {
-            tracing::error!(
-                queue,
-                "KVM refuses a route: this queue's interrupts are kept back"
-            );
-            self.disconnect(queue);
-        } else if !line.is_connected {
-            match self.vm.fd().register_irqfd(&line.fd, line.gsi) {
-                Ok(()) => line.is_connected = true,
-                Err(error) => {
-                    tracing::error!(%error, queue, "no irqfd: this queue's interrupts are kept back");
-                }
+    fn connect(&mut self, lines: &[(u16, Option<Message>)]) {
+        let routable = |message: &Option<Message>| message.filter(|message| is_routable(*message));
+        let gsi = |queue: u16| self.lines[usize::from(queue)].gsi;
+        let routes: Vec<_> = lines
+            .iter()
+            .filter_map(|(queue, message)| Some((gsi(*queue), routable(message)?)))
+            .collect();
+        let are_routed = self.routes.route(&routes);
+        if !are_routed {
+            tracing::error!("KVM refuses routes: these interrupts are kept back");
+        }
+        for (queue, message) in lines {
+            match routable(message) {
+                Some(_) if are_routed => self.listen(*queue),
+                _ => self.disconnect(*queue),
             }
         }
     }

@@ -41,17 +41,20 @@ impl KvmRoutes {
         (PINS + table.others.len() - 1) as u32
     }
 
-    /// Routes `gsi`, one of [`new_gsi`](Self::new_gsi), to this message. False: KVM refused.
-    pub fn route(&self, gsi: u32, message: Message) -> bool {
+    /// Routes each GSI, one of [`new_gsi`](Self::new_gsi), to its message, all in one table. False: KVM refused, and nothing has
+    /// changed.
+    pub fn route(&self, routes: &[(u32, Message)]) -> bool {
         let mut table = self.table();
-        let at = gsi as usize - PINS;
-        let old = table.others[at].replace(message);
-        if old == Some(message) {
+        let old = table.others.clone();
+        for (gsi, message) in routes {
+            table.others[*gsi as usize - PINS] = Some(*message);
+        }
+        if table.others == old {
             return true;
         }
         let taken = self.send(&table);
         if !taken {
-            table.others[at] = old;
+            table.others = old;
         }
         taken
     }

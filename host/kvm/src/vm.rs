@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_mem::{Gpa, GuestRam, Region, SlotMapping};
 use kvm_bindings::{
@@ -131,11 +131,46 @@ pub struct Vm {
     has_doorbells: AtomicBool,
 }
 
-/// The machine's memory slots, numbered in the order in which they were made.
+/// The machine's memory slots by their numbers, and what each shows.
 struct Slots {
-    mappings: Vec<Arc<SlotMapping>>,
+    /// `None`: the number is free.
+    mappings: Vec<Option<Arc<SlotMapping>>>,
     /// As many as KVM has.
     most: usize,
+}
+
+impl Slots {
+    /// The lowest free number.
+    fn free(&self) -> Option<usize> {
+        let gap = self.mappings.iter().position(Option::is_none);
+        let number = gap.unwrap_or(self.mappings.len());
+        (number < self.most).then_some(number)
+    }
+}
+
+/// A memory slot of a machine, to be removed by [`Vm::unmap`]. One that is dropped stays as long as the machine.
+#[derive(Debug)]
+pub struct SlotId(usize);
+
+#[cfg(test)]
+impl SlotId {
+    pub(crate) fn of_test(number: usize) -> Self {
+        Self(number)
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.0
+    }
+}
+
+/// A memory slot that KVM has not removed: the guest reaches it still.
+#[derive(Debug, thiserror::Error)]
+#[error("a memory slot stays")]
+pub struct StillMapped {
+    /// The slot, to be tried again.
+    pub slot: SlotId,
+    /// KVM's answer.
+    pub source: KvmError,
 }
 
 impl Vm {
@@ -220,28 +255,74 @@ impl Vm {
         self.has_doorbells.store(false, Ordering::Relaxed);
     }
 
-    /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own and for as long as the
-    /// machine exists. `flags` are KVM's, for instance `KVM_MEM_READONLY`.
+    /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own, until that is removed or for as
+    /// long as the machine exists. `flags` are KVM's, for instance `KVM_MEM_READONLY`.
     ///
     /// # Errors
-    /// KVM refuses, or has no more slots.
-    pub fn map(&self, gpa: Gpa, mapping: &Arc<SlotMapping>, flags: u32) -> Result<(), KvmError> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if slots.mappings.len() == slots.most {
-            return Err(KvmError::Capability("memory slots: all are taken"));
-        }
+    /// KVM refuses, or has no more slots: nothing has changed.
+    pub fn map(
+        &self,
+        gpa: Gpa,
+        mapping: &Arc<SlotMapping>,
+        flags: u32,
+    ) -> Result<SlotId, KvmError> {
+        let mut slots = self.slots();
+        let number = slots
+            .free()
+            .ok_or(KvmError::Capability("memory slots: all are taken"))?;
         let region = kvm_userspace_memory_region {
-            slot: slots.mappings.len() as u32,
+            slot: number as u32,
             flags,
             guest_phys_addr: gpa.raw(),
             memory_size: mapping.len(),
             userspace_addr: mapping.hva().raw(),
         };
-        // SAFETY: `mapping` is shared memory of that size in which this process keeps nothing. `slots` holds it for as long
-        // as the descriptor; vCPUs, which keep the kernel's machine alive, hold this machine ([`Vcpu`]).
+        // SAFETY: `mapping` is shared memory of that size in which this process keeps nothing. `slots` holds it until KVM has
+        // removed the slot, at most for as long as the descriptor; vCPUs, which keep the kernel's machine alive, hold this
+        // machine ([`Vcpu`]).
         unsafe { self.fd.set_user_memory_region(region) }.map_err(refused("a memory slot"))?;
-        slots.mappings.push(mapping.clone());
-        Ok(())
+        if number == slots.mappings.len() {
+            slots.mappings.push(None);
+        }
+        slots.mappings[number] = Some(mapping.clone());
+        Ok(SlotId(number))
+    }
+
+    /// Removes a memory slot: from the return of this call on the guest reaches nothing there, and its number is free. It waits
+    /// until no vCPU can be in the middle of an access (a grace period of KVM's).
+    ///
+    /// # Errors
+    /// KVM refuses, for instance for want of memory: the slot is what it was, and its mapping is kept.
+    pub fn unmap(&self, slot: SlotId) -> Result<(), StillMapped> {
+        let mut slots = self.slots();
+        let SlotId(number) = slot;
+        let Some(Some(mapping)) = slots.mappings.get(number) else {
+            // Of another machine, which a caller cannot mean.
+            debug_assert!(false, "slot {number} is not this machine's");
+            return Ok(());
+        };
+        let region = kvm_userspace_memory_region {
+            slot: number as u32,
+            flags: 0,
+            guest_phys_addr: 0,
+            memory_size: 0,
+            userspace_addr: mapping.hva().raw(),
+        };
+        // SAFETY: of size 0: KVM forgets what it knew and learns no address.
+        match unsafe { self.fd.set_user_memory_region(region) } {
+            Ok(()) => {
+                slots.mappings[number] = None;
+                Ok(())
+            }
+            Err(error) => Err(StillMapped {
+                slot,
+                source: refused("to remove a memory slot")(error),
+            }),
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the guest its RAM: a slot, and a mapping made for it, for each region, in their order.

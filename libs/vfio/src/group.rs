@@ -1,29 +1,26 @@
 //! The files of `/dev/vfio`: a group of devices that the IOMMU cannot tell apart, and the container they share.
 
 use std::ffi::CString;
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use zerocopy::IntoBytes;
+
+use crate::chain::whole_answer;
 use crate::device::Device;
 use crate::error::{Errno, VfioError, failed};
+use crate::host::{self, SYSFS};
 use crate::info::IommuInfo;
 use crate::sys;
 use crate::uapi::{self, Sized32};
 
-/// Where the kernel shows devices and groups.
-const SYSFS: &str = "/sys";
-/// The drivers that a group may have beside VFIO's own, since they use no DMA.
-const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
-/// More than any kernel says of an IOMMU, in bytes.
-const INFO_MAX: usize = 1 << 20;
-
 /// A group of devices that the IOMMU cannot tell apart, all of them bound to VFIO or to no driver.
 #[derive(Debug)]
 pub struct Group {
-    file: File,
+    /// Shared with the container it is attached to.
+    file: Arc<File>,
     id: u32,
 }
 
@@ -33,22 +30,35 @@ impl Group {
     /// # Errors
     /// [`VfioError`], which says what is missing and how to get it.
     pub fn of_device(address: &str) -> Result<Self, VfioError> {
-        let id = group_of(Path::new(SYSFS), address)?;
+        let id = host::group_of(Path::new(SYSFS), address)?;
         let file = open(&PathBuf::from(format!("/dev/vfio/{id}")))?;
         let mut status = uapi::GroupStatus::zeroed();
         let call = &uapi::GROUP_GET_STATUS;
         sys::with_struct(&file, call, &mut status)
             .map_err(failed(call, || format!("group {id}")))?;
         if status.flags & uapi::GROUP_VIABLE == 0 {
-            let others = others(Path::new(SYSFS), id);
-            return Err(VfioError::NotViable { group: id, others });
+            let group = host::group(Path::new(SYSFS), id);
+            let others = group.blocking().map(|device| {
+                let driver = device.driver.clone().unwrap_or_default();
+                (device.address.clone(), driver)
+            });
+            return Err(VfioError::NotViable {
+                group: id,
+                others: others.collect(),
+            });
         }
+        let file = Arc::new(file);
         Ok(Self { file, id })
     }
 
     /// Its number.
     pub fn id(&self) -> u32 {
         self.id
+    }
+
+    /// File of the group, which KVM's VFIO device is given.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Opens a device of the group, which has to be [attached](Container::attach) before.
@@ -63,16 +73,26 @@ impl Group {
         let call = &uapi::GROUP_GET_DEVICE_FD;
         let file = sys::open_by_name(&self.file, call, &name)
             .map_err(failed(call, || address.to_owned()))?;
-        Ok(Device::new(file, address.to_owned()))
+        Device::new(file, address.to_owned())
     }
 }
 
 /// An IO address space for the devices of one group or several.
+///
+/// The groups that are attached stay open for as long as the container, since the address space
+/// lasts until the last of them is closed.
 #[derive(Debug)]
 pub struct Container {
     pub(crate) file: File,
+    attached: Mutex<Attached>,
+}
+
+/// Groups of a container.
+#[derive(Debug, Default)]
+struct Attached {
+    groups: Vec<(u32, Arc<File>)>,
     /// Its kind of IOMMU is set, which is done with the first group.
-    has_iommu: Mutex<bool>,
+    has_iommu: bool,
 }
 
 impl Container {
@@ -90,8 +110,13 @@ impl Container {
         }
         Ok(Self {
             file,
-            has_iommu: Mutex::new(false),
+            attached: Mutex::default(),
         })
+    }
+
+    /// File of the container.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Has the devices of a group translate by this container.
@@ -99,21 +124,58 @@ impl Container {
     /// # Errors
     /// [`VfioError`].
     pub fn attach(&self, group: &Group) -> Result<(), VfioError> {
-        let mut has_iommu = self
-            .has_iommu
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut attached = self.attached();
         let subject = || format!("group {}", group.id);
         let call = &uapi::GROUP_SET_CONTAINER;
         sys::with_descriptor(&group.file, call, self.file.as_fd())
             .map_err(failed(call, subject))?;
-        if !*has_iommu {
+        attached.groups.push((group.id, Arc::clone(&group.file)));
+        if !attached.has_iommu {
             let call = &uapi::SET_IOMMU;
             sys::with_value(&self.file, call, uapi::TYPE1V2_IOMMU)
                 .map_err(failed(call, subject))?;
-            *has_iommu = true;
+            attached.has_iommu = true;
         }
         Ok(())
+    }
+
+    /// Takes all groups off the container, which unmaps everything that is mapped in it: no device
+    /// reaches anything then.
+    ///
+    /// # Errors
+    /// [`VfioError::Call`]: a device of a group is still open (EBUSY). Groups before it have been
+    /// taken off.
+    pub fn detach_all(&self) -> Result<(), VfioError> {
+        let call = &uapi::GROUP_UNSET_CONTAINER;
+        self.take_groups_off()
+            .map_err(|(id, errno)| failed(call, || format!("group {id}"))(errno))
+    }
+
+    /// The same; an error with the number of the group.
+    pub(crate) fn take_groups_off(&self) -> Result<(), (u32, Errno)> {
+        let mut attached = self.attached();
+        while let Some((id, group)) = attached.groups.last() {
+            let done = sys::without_argument(group, &uapi::GROUP_UNSET_CONTAINER);
+            done.map_err(|errno| (*id, errno))?;
+            attached.groups.pop();
+        }
+        // The kernel gives the type of IOMMU up with the last group.
+        attached.has_iommu = false;
+        Ok(())
+    }
+
+    /// Whether DMA of every attached device is coherent with the processors' caches
+    /// (`VFIO_DMA_CC_IOMMU`): false before a group is attached. Where it is false, a device may be
+    /// made to bypass the caches, and a hypervisor has to honour the guest's memory types (KVM's
+    /// VFIO device).
+    pub fn is_coherent(&self) -> bool {
+        let call = &uapi::CHECK_EXTENSION;
+        sys::with_value(&self.file, call, uapi::DMA_CC_IOMMU) == Ok(1)
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Attached> {
+        // Each step leaves it whole.
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the kernel says of the IOMMU: to be asked when all groups are attached, since each may take away IOVAs.
@@ -130,22 +192,9 @@ impl Container {
     /// [`VfioError::Call`].
     pub fn info_bytes(&self) -> Result<Vec<u8>, VfioError> {
         let call = &uapi::IOMMU_GET_INFO;
-        let mut bytes = vec![0; size_of::<uapi::IommuType1Info>()];
-        loop {
-            sys::with_buffer(&self.file, call, &mut bytes)
-                .map_err(failed(call, || "the container".into()))?;
-            let wanted = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
-            if wanted <= bytes.len() {
-                return Ok(bytes);
-            }
-            if wanted > INFO_MAX {
-                return Err(failed(call, || format!("{wanted} bytes"))(Errno(
-                    libc::E2BIG,
-                )));
-            }
-            // There may be more by then.
-            bytes = vec![0; wanted];
-        }
+        let head = uapi::IommuType1Info::zeroed();
+        let ask = |bytes: &mut [u8]| sys::with_buffer(&self.file, call, bytes);
+        whole_answer(head.as_bytes(), ask).map_err(failed(call, || "the container".into()))
     }
 }
 
@@ -155,125 +204,4 @@ fn open(path: &Path) -> Result<File, VfioError> {
         path: path.to_owned(),
         errno: error.into(),
     })
-}
-
-/// The last part of what a link leads to; `None` where there is none.
-fn target(link: &Path) -> io::Result<String> {
-    let target = fs::read_link(link)?;
-    let name = target.file_name().unwrap_or_default();
-    Ok(name.to_string_lossy().into_owned())
-}
-
-/// `vfio-pci`, or a driver of some vendor's that is the same and more (`mlx5_vfio_pci`).
-fn is_vfios(driver: &str) -> bool {
-    driver == "vfio-pci" || driver.ends_with("_vfio_pci")
-}
-
-/// The number of the group of a device that is bound to VFIO.
-fn group_of(sysfs: &Path, address: &str) -> Result<u32, VfioError> {
-    let address = address.to_owned();
-    let device = sysfs.join("bus/pci/devices").join(&address);
-    // Nothing but an address: it becomes part of paths.
-    let is_one = address.len() >= 12
-        && address
-            .bytes()
-            .all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte))
-        && !address.contains("..");
-    if !is_one || !device.exists() {
-        return Err(VfioError::NoDevice { address });
-    }
-    let Some(id) = target(&device.join("iommu_group"))
-        .ok()
-        .and_then(|id| id.parse().ok())
-    else {
-        return Err(VfioError::NoGroup { address });
-    };
-    let driver = target(&device.join("driver")).ok();
-    match driver.as_deref() {
-        Some(driver) if is_vfios(driver) => Ok(id),
-        _ => Err(VfioError::NotBound { address, driver }),
-    }
-}
-
-/// Devices of a group with drivers that keep it from being used, and those drivers.
-fn others(sysfs: &Path, group: u32) -> Vec<(String, String)> {
-    let folder = sysfs.join(format!("kernel/iommu_groups/{group}/devices"));
-    let mut found: Vec<(String, String)> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let driver = target(&entry.path().join("driver")).ok()?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let is_harmless = is_vfios(&driver) || HARMLESS.contains(&driver.as_str());
-            (!is_harmless).then_some((name, driver))
-        })
-        .collect();
-    found.sort();
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    /// As the kernel shows a device with this driver, in group 4.
-    fn show(sysfs: &Path, address: &str, driver: Option<&str>) {
-        let device = sysfs.join("bus/pci/devices").join(address);
-        let group = sysfs.join("kernel/iommu_groups/4/devices");
-        fs::create_dir_all(&device).expect("a directory");
-        fs::create_dir_all(&group).expect("a directory");
-        symlink("../../../kernel/iommu_groups/4", device.join("iommu_group")).expect("a link");
-        symlink(&device, group.join(address)).expect("a link");
-        if let Some(driver) = driver {
-            symlink(format!("../../drivers/{driver}"), device.join("driver")).expect("a link");
-        }
-    }
-
-    #[test]
-    fn a_device_is_found_by_its_address_alone_and_has_to_be_bound() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let sysfs = dir.path();
-        show(sysfs, "0000:01:00.0", Some("vfio-pci"));
-        show(sysfs, "0000:01:00.1", Some("nvme"));
-        show(sysfs, "0000:01:00.2", None);
-        fs::create_dir_all(sysfs.join("bus/pci/devices/0000:02:00.0")).expect("a directory");
-        show(sysfs, "0000:01:00.3", Some("mlx5_vfio_pci"));
-        for bound in ["0000:01:00.0", "0000:01:00.3"] {
-            assert_eq!(group_of(sysfs, bound).expect("bound"), 4);
-        }
-        let error = |address| group_of(sysfs, address).expect_err("not to be had");
-        assert!(matches!(
-            error("0000:01:00.1"),
-            VfioError::NotBound { driver: Some(driver), .. } if driver == "nvme"
-        ));
-        assert!(matches!(
-            error("0000:01:00.2"),
-            VfioError::NotBound { driver: None, .. }
-        ));
-        assert!(matches!(error("0000:02:00.0"), VfioError::NoGroup { .. }));
-        for no_address in ["", "0000:09:00.0", "../devices/0000:01:00.0", "01:00.0"] {
-            assert!(
-                matches!(error(no_address), VfioError::NoDevice { .. }),
-                "{no_address}"
-            );
-        }
-    }
-
-    #[test]
-    fn who_makes_a_group_unusable_is_named() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let sysfs = dir.path();
-        show(sysfs, "0000:01:00.0", Some("vfio-pci"));
-        show(sysfs, "0000:01:00.1", Some("snd_hda_intel"));
-        show(sysfs, "0000:01:00.2", None);
-        show(sysfs, "0000:00:01.0", Some("pcieport"));
-        assert_eq!(
-            others(sysfs, 4),
-            [("0000:01:00.1".to_owned(), "snd_hda_intel".to_owned())]
-        );
-        assert_eq!(others(sysfs, 5), []);
-    }
 }

@@ -1,19 +1,15 @@
 //! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there may be.
 //!
-//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it: a header (16-bit id,
-//! 16-bit version, 32-bit offset of the next one from the start, 0 in the last), then what the id says. It is the kernel
-//! who writes it, but a parser that believes lengths and offsets is a bad habit: those that lead outside, back, or in
-//! circles are errors, and so is a list that is longer than what it lies in.
+//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it
+//! (`chain`).
 
 use dma_map::address::PAGE_SHIFT;
 use dma_map::iova::{Aperture, ApertureError, IovaPfn, IovaRange};
-use thiserror::Error;
 use zerocopy::FromBytes;
 
+use crate::chain::{Capability, Reader};
+use crate::error::InfoError;
 use crate::uapi::{CAP_DMA_AVAIL, CAP_IOVA_RANGE, INFO_CAPS, INFO_PGSIZES, IommuType1Info};
-
-/// Bytes of a capability's header.
-const HEADER: usize = 8;
 
 /// First and last byte that a device may be given, inclusive: `struct vfio_iova_range`, and iommufd's
 /// `struct iommu_iova_range`.
@@ -36,49 +32,6 @@ pub struct IommuInfo {
     pub mappings_left: Option<u32>,
 }
 
-/// Why what the kernel said cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum InfoError {
-    /// It ends in the middle of something.
-    #[error("{len} bytes end before {what} at {at:#x}")]
-    Short {
-        /// Bytes there are.
-        len: usize,
-        /// What would be there.
-        what: &'static str,
-        /// Where.
-        at: usize,
-    },
-    /// A capability leads to one that is not behind it.
-    #[error("the capability at {from:#x} is followed by one at {to:#x}, which is not behind it")]
-    NotBehind {
-        /// Where the link stands; 0: in the structure itself.
-        from: usize,
-        /// Where it leads.
-        to: usize,
-    },
-    /// A range ends before it begins.
-    #[error("the allowed range {start:#x} to {last:#x} ends before it begins")]
-    Inverted {
-        /// First byte.
-        start: u64,
-        /// Last byte.
-        last: u64,
-    },
-    /// The kernel does not say which IOVAs it reserves, so that none is known to be free.
-    #[error("the kernel does not say which IOVAs are allowed: Linux 5.4 or newer does")]
-    NoRanges,
-    /// The IOMMU cannot map single pages of 4 KiB.
-    #[error("the IOMMU's page sizes, {page_sizes:#x}, do not have 4 KiB")]
-    PageSize {
-        /// A bit for each size.
-        page_sizes: u64,
-    },
-    /// Nothing is allowed.
-    #[error("no IOVA is allowed")]
-    Nothing(#[source] ApertureError),
-}
-
 impl IommuInfo {
     /// Reads what `VFIO_IOMMU_GET_INFO` wrote, all of its bytes.
     ///
@@ -96,30 +49,54 @@ impl IommuInfo {
             allowed: None,
             mappings_left: None,
         };
-        if head.flags & INFO_CAPS == 0 {
-            return Ok(info);
-        }
-        let (mut from, mut end) = (0, size_of::<IommuType1Info>());
-        let mut at = head.cap_offset as usize;
-        // Each lies behind the one before: there is an end.
-        while at != 0 {
-            if at < end {
-                return Err(InfoError::NotBehind { from, to: at });
-            }
-            let [id, version] = reader.words(at, "a capability")?.map(u16::from_le_bytes);
-            let next = reader.u32(at + 4, "a capability")? as usize;
-            let body = at + HEADER;
+        let first = match head.flags & INFO_CAPS {
+            0 => 0,
+            _ => head.cap_offset,
+        };
+        for capability in reader.capabilities(size_of::<IommuType1Info>(), first) {
+            let Capability { id, version, body } = capability?;
             match (id, version) {
-                (CAP_IOVA_RANGE, 1) => info.allowed = Some(reader.ranges(body)?),
+                (CAP_IOVA_RANGE, 1) => info.allowed = Some(ranges(reader, body)?),
                 (CAP_DMA_AVAIL, 1) => {
                     info.mappings_left = Some(reader.u32(body, "the number of mappings left")?);
                 }
                 // Of others nothing is known but where they end.
                 _ => {}
             }
-            (from, end, at) = (at, body, next);
         }
         Ok(info)
+    }
+
+    /// Whether pages of this size, a power of two, can be mapped by single table entries.
+    pub fn has_page_size(&self, bytes: u64) -> bool {
+        bytes.is_power_of_two() && self.page_sizes & bytes != 0
+    }
+
+    /// Whether the kernel allows every page of `range`: page 0 too, where it is not reserved. False
+    /// where it does not say.
+    pub fn allows(&self, range: IovaRange) -> bool {
+        let allowed = self.allowed.as_deref().unwrap_or_default();
+        let last = range.last().start().raw() | ((1 << PAGE_SHIFT) - 1);
+        let mut next = range.start().raw();
+        // Each step ends at the end of another allowed range.
+        while let Some(one) = allowed
+            .iter()
+            .find(|one| (one.start..=one.last).contains(&next))
+        {
+            if one.last >= last {
+                return true;
+            }
+            next = one.last + 1;
+        }
+        false
+    }
+
+    /// Bits of the highest allowed IOVA: the widest input address that all of the tables' mappings
+    /// can have. 0 where none is known.
+    pub fn address_bits(&self) -> u32 {
+        let allowed = self.allowed.as_deref().unwrap_or_default();
+        let last = allowed.iter().map(|range| range.last).max();
+        last.map_or(0, |last| u64::BITS - last.leading_zeros())
     }
 
     /// The IOVAs for an allocator: those allowed, from the first page to the last, the gaps reserved.
@@ -174,52 +151,14 @@ pub fn aperture_of(allowed: &[AllowedRange]) -> Result<Aperture, ApertureError> 
     Aperture::new(IovaPfn::new(first), IovaPfn::new(next - 1), &reserved)
 }
 
-/// Bytes, none of them believed to be there.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn short(&self, what: &'static str, at: usize) -> InfoError {
-        let len = self.0.len();
-        InfoError::Short { len, what, at }
-    }
-
-    /// So many pieces of so many bytes.
-    fn words<const N: usize, const COUNT: usize>(
-        &self,
-        at: usize,
-        what: &'static str,
-    ) -> Result<[[u8; N]; COUNT], InfoError> {
-        let found = self.0.get(at..).unwrap_or_default();
-        match found.as_chunks().0.first_chunk() {
-            Some(words) => Ok(*words),
-            None => Err(self.short(what, at)),
-        }
-    }
-
-    fn u32(&self, at: usize, what: &'static str) -> Result<u32, InfoError> {
-        self.words(at, what).map(|[word]| u32::from_le_bytes(word))
-    }
-
-    /// `vfio_iommu_type1_info_cap_iova_range` behind its header: a number, 4 bytes reserved, then first and last byte of each.
-    fn ranges(&self, at: usize) -> Result<Vec<AllowedRange>, InfoError> {
-        const RANGES: &str = "the allowed ranges";
-        let count = self.u32(at, RANGES)? as usize;
-        let list = self.0.get(at + 8..).unwrap_or_default();
-        // Before anything is allocated for them.
-        let (pairs, _) = list.as_chunks::<16>();
-        let pairs = pairs.get(..count).ok_or_else(|| self.short(RANGES, at))?;
-        let read = |pair: &[u8; 16]| {
-            let [start, last] = [0, 8].map(|at| {
-                let half = pair[at..].first_chunk().expect("two halves of 8 bytes");
-                u64::from_le_bytes(*half)
-            });
-            match start <= last {
-                true => Ok(AllowedRange { start, last }),
-                false => Err(InfoError::Inverted { start, last }),
-            }
-        };
-        pairs.iter().map(read).collect()
-    }
+/// `vfio_iommu_type1_info_cap_iova_range` behind its header: first and last byte of each.
+fn ranges(reader: Reader<'_>, body: usize) -> Result<Vec<AllowedRange>, InfoError> {
+    let ranges = reader.pairs(body, "the allowed ranges")?;
+    let ranges = ranges.map(|[start, last]| match start <= last {
+        true => Ok(AllowedRange { start, last }),
+        false => Err(InfoError::Inverted { start, last }),
+    });
+    ranges.collect()
 }
 
 #[cfg(test)]

@@ -20,75 +20,31 @@
     reason = "it answers for the memory that a device reaches"
 )]
 
+mod index;
+mod kernel;
+mod lent;
+
+pub use kernel::{Calls, Kernel, MapRefused, UnmapFailed};
+pub use lent::{CloseError, Lent, LentMap, LentMapError, LentUnmapError};
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dma_map::IoMap;
-use dma_map::address::{Iova, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
+use dma_map::address::{Iova, PAGE_SIZE, PhysAddr};
 use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use dma_map::iova::{Access, IovaPfn, IovaRange};
 use dma_map::table::{MapError, Translation, UnmapError};
 use thiserror::Error;
 
-use crate::error::{Errno, VfioError};
+use crate::error::VfioError;
 use crate::group::Container;
 use crate::memory::DmaBuffer;
-use crate::sys::{self, Pages};
-use crate::uapi::{DmaMap, DmaUnmap, IOMMU_UNMAP_DMA, MAP_READ, MAP_WRITE, Sized32};
-
-/// The two calls, so that tests can do without an IOMMU.
-///
-/// # Safety
-/// When `unmap_dma` has answered `Ok`, no device reaches what was mapped in the range before.
-pub unsafe trait Kernel: Send + Sync {
-    /// `VFIO_IOMMU_MAP_DMA`: `range` goes to the memory at `vaddr` in this process.
-    ///
-    /// # Errors
-    /// [`Errno`]; nothing is mapped then.
-    ///
-    /// # Safety
-    /// Until an [`unmap_dma`](Self::unmap_dma) of the range has succeeded, the memory stays mapped in this process, and is accessed in
-    /// no way that its change by somebody else would break.
-    unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno>;
-
-    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which begins and ends with one. Gives the bytes unmapped.
-    ///
-    /// # Errors
-    /// [`Errno`]; what is mapped then is not known.
-    fn unmap_dma(&self, range: IovaRange) -> Result<u64, Errno>;
-}
-
-// SAFETY: the kernel clears the entries, invalidates, and unpins the memory before it answers.
-unsafe impl Kernel for Container {
-    unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno> {
-        let flags = match access {
-            Access::Read => MAP_READ,
-            Access::Write => MAP_WRITE,
-            Access::ReadWrite => MAP_READ | MAP_WRITE,
-        };
-        let argument = DmaMap {
-            flags,
-            vaddr,
-            iova: range.start().raw(),
-            size: range.len().ok_or(Errno(libc::EINVAL))?,
-            ..DmaMap::zeroed()
-        };
-        // SAFETY: the caller's promise is the same.
-        unsafe { sys::map_dma(&self.file, &argument) }
-    }
-
-    fn unmap_dma(&self, range: IovaRange) -> Result<u64, Errno> {
-        let mut argument = DmaUnmap {
-            iova: range.start().raw(),
-            size: range.len().ok_or(Errno(libc::EINVAL))?,
-            ..DmaUnmap::zeroed()
-        };
-        sys::with_struct(&self.file, &IOMMU_UNMAP_DMA, &mut argument)?;
-        Ok(argument.size)
-    }
-}
+use crate::sys::Pages;
+use index::{MappingIndex, extent};
+use kernel::{is_full, unmap_exactly};
 
 /// Why memory was not mapped: what a mapper's error has in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -102,38 +58,8 @@ pub enum Refused {
         pages: u64,
     },
     /// The kernel refused.
-    #[error("VFIO_IOMMU_MAP_DMA of {range} to {phys:#x}: {errno}{}", advice_on_map(*errno))]
-    Call {
-        /// What was to be mapped.
-        range: IovaRange,
-        /// Where to.
-        phys: PhysAddr,
-        /// Why.
-        errno: Errno,
-    },
-}
-
-fn advice_on_map(errno: Errno) -> &'static str {
-    match errno.0 {
-        libc::ENOMEM => {
-            ": mapped memory is locked, and no more may be: raise `ulimit -l`, or give the process CAP_IPC_LOCK"
-        }
-        libc::ENOSPC => {
-            ": there are as many mappings as may be: map larger pieces, or raise dma_entry_limit of vfio_iommu_type1"
-        }
-        libc::EINVAL => ": the IOVA is none that the IOMMU allows (`IommuInfo::aperture`)",
-        libc::EEXIST => ": something that this map has not made is mapped there",
-        _ => "",
-    }
-}
-
-/// Calls made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
-    /// `VFIO_IOMMU_MAP_DMA`, those that were refused among them.
-    pub maps: u64,
-    /// `VFIO_IOMMU_UNMAP_DMA`, likewise.
-    pub unmaps: u64,
+    #[error(transparent)]
+    Call(#[from] MapRefused),
 }
 
 /// Mappings that the kernel has.
@@ -174,15 +100,14 @@ struct Shared<K: Kernel> {
 struct Book {
     /// Buffers by address; some may be gone.
     memory: BTreeMap<u64, Weak<Pages>>,
-    /// Mapped, by first page.
-    open: BTreeMap<u64, Entry>,
+    /// Mapped.
+    open: MappingIndex<Entry>,
     /// Unmapped by the mapper, not by the kernel.
-    closed: BTreeMap<u64, Entry>,
+    closed: MappingIndex<Entry>,
     calls: Calls,
 }
 
 struct Entry {
-    range: IovaRange,
     phys: PhysAddr,
     access: Access,
     /// The device may reach it: it stays.
@@ -201,7 +126,7 @@ impl VfioMap {
 }
 
 impl<K: Kernel> VfioMap<K> {
-    /// The map of whoever answers the calls.
+    /// The map of what answers the calls.
     pub fn over(kernel: K) -> Self {
         let book = Mutex::default();
         Self(Arc::new(Shared { kernel, book }))
@@ -212,11 +137,7 @@ impl<K: Kernel> VfioMap<K> {
     /// # Errors
     /// [`VfioError::Call`] of `mmap`.
     pub fn allocate(&self, bytes: usize) -> Result<DmaBuffer, VfioError> {
-        let buffer = DmaBuffer::new(bytes).map_err(|errno| VfioError::Call {
-            call: "mmap",
-            subject: format!("{bytes} bytes of memory"),
-            errno,
-        })?;
+        let buffer = DmaBuffer::new(bytes)?;
         let mut book = self.0.book();
         book.memory.retain(|_, pages| pages.strong_count() > 0);
         let known = Arc::downgrade(&buffer.0);
@@ -238,7 +159,7 @@ impl<K: Kernel> VfioMap<K> {
         }
     }
 
-    /// Who answers the calls.
+    /// The container, or its stand-in.
     pub fn kernel(&self) -> &K {
         &self.0.kernel
     }
@@ -258,7 +179,8 @@ impl<K: Kernel> IoMap for VfioMap<K> {
         if !phys.is_aligned(PAGE_SIZE) {
             return Err(MapError::PhysMisaligned { phys });
         }
-        let in_the_way = overlapping(&book.open, range).or(overlapping(&book.closed, range));
+        let in_the_way = book.open.overlapping(range);
+        let in_the_way = in_the_way.or_else(|| book.closed.overlapping(range));
         if let Some(other) = in_the_way {
             return Err(MapError::AlreadyMapped {
                 iova: other.range.start().max(range.start()),
@@ -275,29 +197,27 @@ impl<K: Kernel> IoMap for VfioMap<K> {
             // `Shared::drop` for ever. It is seen as atomics only (`Pages`).
             unsafe { kernel.map_dma(range, phys.raw(), access) }
         };
-        let is_full = |errno: &Errno| [libc::ENOMEM, libc::ENOSPC].contains(&errno.0);
         let mut mapped = map(&mut book.calls);
         // What is closed counts for both limits, any core's. What is idle as well, which the mapper sees to.
-        if mapped.as_ref().is_err_and(is_full)
+        if mapped.is_err_and(is_full)
             && !book.closed.is_empty()
             && book.invalidate(kernel, 0, u64::MAX).is_ok()
         {
             mapped = map(&mut book.calls);
         }
         mapped.map_err(|errno| {
-            let refused = Refused::Call { range, phys, errno };
-            match is_full(&errno) {
-                true => MapError::Full(refused),
-                false => MapError::Backend(refused),
+            let refused = MapRefused::new(range, phys.raw(), errno);
+            match refused.is_full() {
+                true => MapError::Full(refused.into()),
+                false => MapError::Backend(refused.into()),
             }
         })?;
         let entry = Entry {
-            range,
             phys,
             access,
             memory,
         };
-        book.open.insert(range.first().raw(), entry);
+        book.open.insert(range, entry);
         Ok(())
     }
 
@@ -309,7 +229,8 @@ impl<K: Kernel> IoMap for VfioMap<K> {
         while next <= range.last().raw() {
             let page = IovaRange::new(IovaPfn::new(next), 1).expect("a page of a range");
             let iova = page.start();
-            let entry = overlapping(&book.open, page).ok_or(UnmapError::NotMapped { iova })?;
+            let entry = book.open.overlapping(page);
+            let entry = entry.ok_or(UnmapError::NotMapped { iova })?;
             if !range.contains(entry.range) {
                 let leaf_pages = entry.range.pages();
                 return Err(UnmapError::InsideHugeLeaf { iova, leaf_pages });
@@ -318,29 +239,26 @@ impl<K: Kernel> IoMap for VfioMap<K> {
         }
         let mut next = range.first().raw();
         while next <= range.last().raw() {
-            let entry = book.open.remove(&next).expect("it was seen");
-            let start = mem::replace(&mut next, entry.range.last().raw() + 1);
-            book.closed.insert(start, entry);
+            let entry = book.open.remove(IovaPfn::new(next));
+            let entry = entry.expect("it was seen");
+            next = entry.range.last().raw() + 1;
+            book.closed.insert(entry.range, entry.content);
         }
         Ok(())
     }
 
     fn lookup(&self, iova: Iova) -> Option<Translation> {
         let book = self.0.book();
-        let entry = overlapping(&book.open, IovaRange::new(IovaPfn::of(iova), 1)?)?;
+        let entry = book
+            .open
+            .overlapping(IovaRange::new(IovaPfn::of(iova), 1)?)?;
         let offset = iova.offset_from(entry.range.start())?;
         Some(Translation {
-            phys: entry.phys.checked_add(offset)?,
-            access: entry.access,
+            phys: entry.content.phys.checked_add(offset)?,
+            access: entry.content.access,
             leaf_pages: 1,
         })
     }
-}
-
-/// The first entry that has a page of `range`.
-fn overlapping(entries: &BTreeMap<u64, Entry>, range: IovaRange) -> Option<&Entry> {
-    let (_, entry) = entries.range(..=range.last().raw()).next_back()?;
-    entry.range.overlaps(range).then_some(entry)
 }
 
 impl Book {
@@ -352,29 +270,26 @@ impl Book {
         (end <= start + memory.len() as u64).then_some(memory)
     }
 
-    /// Has the kernel unmap whatever is closed and touches the pages `first` to `last`.
-    fn invalidate(&mut self, kernel: &impl Kernel, first: u64, last: u64) -> Result<(), Errno> {
-        let before = self.closed.range(..first).next_back();
-        let from = match before {
-            Some((start, entry)) if entry.range.last().raw() >= first => *start,
-            _ => first,
-        };
-        let found = self.closed.range(from..=last);
-        let found: Vec<IovaRange> = found.map(|(_, entry)| entry.range).collect();
+    /// Has the kernel unmap the closed mappings that have a page from `first` to `last`.
+    fn invalidate(
+        &mut self,
+        kernel: &impl Kernel,
+        first: u64,
+        last: u64,
+    ) -> Result<(), UnmapFailed> {
+        let found = self.closed.touching(first, last);
+        let found: Vec<IovaRange> = found.map(|entry| entry.range).collect();
         let open = &self.open;
         let has_none_between = |one: &IovaRange, other: &IovaRange| {
-            let between = one.last().raw() + 1..other.first().raw();
-            open.range(between).next().is_none()
+            let (end, start) = (one.last().raw() + 1, other.first().raw());
+            end == start || open.touching(end, start - 1).next().is_none()
         };
         for run in found.chunk_by(has_none_between) {
-            let (start, end) = (run[0].first(), run[run.len() - 1].last());
-            let whole = IovaRange::new(start, end.raw() - start.raw() + 1);
+            let (whole, pages) = extent(run.iter().copied()).expect("no run is empty");
             self.calls.unmaps += 1;
-            let unmapped = kernel.unmap_dma(whole.expect("from one mapping to another"))?;
-            let pages: u64 = run.iter().map(|range| range.pages()).sum();
-            debug_assert_eq!(unmapped, pages << PAGE_SHIFT, "the book is right");
+            unmap_exactly(kernel, whole, pages)?;
             for range in run {
-                self.closed.remove(&range.first().raw());
+                self.closed.remove(range.first());
             }
         }
         Ok(())
@@ -392,10 +307,11 @@ impl<K: Kernel> Drop for Shared<K> {
     fn drop(&mut self) {
         let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
         book.closed.append(&mut book.open);
-        if book.invalidate(&self.kernel, 0, u64::MAX).is_err() {
-            // The device may reach it: better lost than somebody else's.
-            mem::take(&mut book.closed)
-                .into_values()
+        if book.invalidate(&self.kernel, 0, u64::MAX).is_err() && self.kernel.detach_all().is_err()
+        {
+            // A device may reach it: better lost than given to another use.
+            book.closed
+                .take()
                 .for_each(|entry| mem::forget(entry.memory));
         }
     }
@@ -411,8 +327,11 @@ impl<K: Kernel> Invalidator for VfioMap<K> {
                 Command::Domain | Command::Global => (0, u64::MAX),
             };
             let done = book.invalidate(&self.0.kernel, first, last);
-            done.map_err(|Errno(errno)| InvalidateError::Stopped {
-                status: errno.unsigned_abs().into(),
+            done.map_err(|failed| InvalidateError::Stopped {
+                status: match failed {
+                    UnmapFailed::Call { errno, .. } => errno.0.unsigned_abs().into(),
+                    UnmapFailed::Bytes { .. } => libc::EIO.unsigned_abs().into(),
+                },
             })?;
         }
         Ok(Ticket(0))

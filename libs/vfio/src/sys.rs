@@ -14,7 +14,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 use crate::error::Errno;
-use crate::uapi::{Call, Descriptor, DmaMap, IOMMU_MAP_DMA, InfoBuffer, Name, Sized32, Value};
+use crate::uapi::{
+    Call, Descriptor, Descriptors, DmaMap, IOMMU_MAP_DMA, InfoBuffer, Name, Nothing, Sized32, Value,
+};
 
 fn answer(returned: libc::c_int) -> Result<i32, Errno> {
     match returned {
@@ -41,6 +43,34 @@ pub fn with_struct<T: Sized32>(
 pub fn with_value(file: &File, call: &Call<Value>, value: u32) -> Result<i32, Errno> {
     // SAFETY: these calls take the argument as a number, or not at all.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, libc::c_ulong::from(value)) })
+}
+
+/// A call without an argument.
+pub fn without_argument(file: &File, call: &Call<Nothing>) -> Result<i32, Errno> {
+    // SAFETY: the kernel reads no argument of these calls.
+    answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, 0) })
+}
+
+/// A call that is given `struct vfio_irq_set` with descriptors behind it, all of `argument`.
+/// Answers with a number above 0 where fewer vectors could be had than asked for, and none is set
+/// then.
+pub fn with_descriptors(
+    file: &File,
+    call: &Call<Descriptors>,
+    argument: &mut [u8],
+) -> Result<i32, Errno> {
+    state_len(argument)?;
+    // SAFETY: the kernel reads at most as many bytes as the first word says, which is all of the
+    // argument, and writes none. A descriptor in it that is no eventfd is an error of the call.
+    answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, argument.as_ptr()) })
+}
+
+/// Writes the length of `argument` into its first word, as the kernel wants it.
+fn state_len(argument: &mut [u8]) -> Result<(), Errno> {
+    let len = u32::try_from(argument.len()).map_err(|_| Errno(libc::EINVAL))?;
+    let word = argument.get_mut(..4).ok_or(Errno(libc::EINVAL))?;
+    word.copy_from_slice(&len.to_ne_bytes());
+    Ok(())
 }
 
 /// A call that is given a descriptor.
@@ -70,11 +100,7 @@ pub fn open_by_name(file: &File, call: &Call<Name>, name: &CStr) -> Result<File,
 
 /// A call that fills a buffer and says in its first word how long it would have to be.
 pub fn with_buffer(file: &File, call: &Call<InfoBuffer>, buffer: &mut [u8]) -> Result<(), Errno> {
-    let len = u32::try_from(buffer.len()).map_err(|_| Errno(libc::EINVAL))?;
-    buffer
-        .get_mut(..4)
-        .ok_or(Errno(libc::EINVAL))?
-        .copy_from_slice(&len.to_ne_bytes());
+    state_len(buffer)?;
     // SAFETY: the kernel reads and writes at most as many bytes as the first word says, which is all of the buffer.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, buffer.as_mut_ptr()) }).map(|_| ())
 }

@@ -29,18 +29,26 @@ pub enum Descriptor {}
 pub enum Name {}
 /// [`DmaMap`], after which a device reaches memory: a call that is not safe with any argument.
 pub enum Reach {}
-/// [`IommuType1Info`] with capabilities behind it, as long as its first word says.
+/// [`IommuType1Info`] or [`RegionInfo`] with capabilities behind it, as long as its first word
+/// says.
 pub enum InfoBuffer {}
+/// [`IrqSet`] with file descriptors behind it.
+pub enum Descriptors {}
+/// Nothing.
+pub enum Nothing {}
 
 pub const GET_API_VERSION: Call<Value> = call("VFIO_GET_API_VERSION", 0);
 pub const CHECK_EXTENSION: Call<Value> = call("VFIO_CHECK_EXTENSION", 1);
 pub const SET_IOMMU: Call<Value> = call("VFIO_SET_IOMMU", 2);
 pub const GROUP_GET_STATUS: Call<GroupStatus> = call("VFIO_GROUP_GET_STATUS", 3);
 pub const GROUP_SET_CONTAINER: Call<Descriptor> = call("VFIO_GROUP_SET_CONTAINER", 4);
+pub const GROUP_UNSET_CONTAINER: Call<Nothing> = call("VFIO_GROUP_UNSET_CONTAINER", 5);
 pub const GROUP_GET_DEVICE_FD: Call<Name> = call("VFIO_GROUP_GET_DEVICE_FD", 6);
 pub const DEVICE_GET_INFO: Call<DeviceInfo> = call("VFIO_DEVICE_GET_INFO", 7);
-pub const DEVICE_GET_REGION_INFO: Call<RegionInfo> = call("VFIO_DEVICE_GET_REGION_INFO", 8);
-pub const DEVICE_RESET: Call<Value> = call("VFIO_DEVICE_RESET", 11);
+pub const DEVICE_GET_REGION_INFO: Call<InfoBuffer> = call("VFIO_DEVICE_GET_REGION_INFO", 8);
+pub const DEVICE_GET_IRQ_INFO: Call<IrqInfo> = call("VFIO_DEVICE_GET_IRQ_INFO", 9);
+pub const DEVICE_SET_IRQS: Call<Descriptors> = call("VFIO_DEVICE_SET_IRQS", 10);
+pub const DEVICE_RESET: Call<Nothing> = call("VFIO_DEVICE_RESET", 11);
 pub const IOMMU_GET_INFO: Call<InfoBuffer> = call("VFIO_IOMMU_GET_INFO", 12);
 pub const IOMMU_MAP_DMA: Call<Reach> = call("VFIO_IOMMU_MAP_DMA", 13);
 pub const IOMMU_UNMAP_DMA: Call<DmaUnmap> = call("VFIO_IOMMU_UNMAP_DMA", 14);
@@ -49,6 +57,8 @@ pub const IOMMU_UNMAP_DMA: Call<DmaUnmap> = call("VFIO_IOMMU_UNMAP_DMA", 14);
 pub const API_VERSION: i32 = 0;
 /// Type 1, version 2.
 pub const TYPE1V2_IOMMU: u32 = 3;
+/// Extension: DMA of every attached device is coherent with the processors' caches.
+pub const DMA_CC_IOMMU: u32 = 4;
 
 /// A structure that begins with its own length, which bounds what the kernel reads and writes of it.
 pub trait Sized32: FromBytes + IntoBytes + Immutable + Sized {
@@ -79,6 +89,10 @@ structures! {
     DeviceInfo = 16 { num_regions: u32, num_irqs: u32, }
     /// `struct vfio_region_info`.
     RegionInfo = 32 { index: u32, cap_offset: u32, size: u64, offset: u64, }
+    /// `struct vfio_irq_info`.
+    IrqInfo = 16 { index: u32, count: u32, }
+    /// `struct vfio_irq_set` without the data behind it.
+    IrqSet = 20 { index: u32, start: u32, count: u32, }
     /// `struct vfio_iommu_type1_info`.
     IommuType1Info = 24 { iova_pgsizes: u64, cap_offset: u32, pad: u32, }
     /// `struct vfio_iommu_type1_dma_map`.
@@ -91,8 +105,36 @@ structures! {
 pub const GROUP_VIABLE: u32 = 1 << 0;
 /// The device can be reset.
 pub const DEVICE_CAN_RESET: u32 = 1 << 0;
+/// The device is a PCI function.
+pub const DEVICE_IS_PCI: u32 = 1 << 1;
+/// The region can be read.
+pub const REGION_CAN_READ: u32 = 1 << 0;
+/// The region can be written.
+pub const REGION_CAN_WRITE: u32 = 1 << 1;
 /// The region can be mapped.
 pub const REGION_CAN_MMAP: u32 = 1 << 2;
+/// There are capabilities from `cap_offset` on.
+pub const REGION_CAPS: u32 = 1 << 3;
+/// A region capability's id: the areas that can be mapped, where that is not all.
+pub const CAP_SPARSE_MMAP: u16 = 1;
+/// A region capability's id: the pages of the MSI-X table can be mapped as well.
+pub const CAP_MSIX_MAPPABLE: u16 = 3;
+/// The interrupts of this index can signal an eventfd.
+pub const IRQ_EVENTFD: u32 = 1 << 0;
+/// They can be masked and unmasked.
+pub const IRQ_MASKABLE: u32 = 1 << 1;
+/// The kernel masks each when it has signalled.
+pub const IRQ_AUTOMASKED: u32 = 1 << 2;
+/// More vectors cannot be added while some are on.
+pub const IRQ_NORESIZE: u32 = 1 << 3;
+/// No data follows [`IrqSet`].
+pub const SET_DATA_NONE: u32 = 1 << 0;
+/// File descriptors of eventfds follow it, -1 for none.
+pub const SET_DATA_EVENTFD: u32 = 1 << 2;
+/// The call is about unmasking.
+pub const SET_ACTION_UNMASK: u32 = 1 << 4;
+/// The call is about signalling.
+pub const SET_ACTION_TRIGGER: u32 = 1 << 5;
 /// `PCI_CONFIG_REGION_INDEX`; BARs are 0 to 5.
 pub const CONFIG_REGION: u32 = 7;
 /// `iova_pgsizes` is set.
@@ -116,6 +158,11 @@ mod tests {
     #[test]
     fn numbers_and_layouts_are_those_of_the_header() {
         assert_eq!(GET_API_VERSION.number, 0x3b64);
+        assert_eq!(GROUP_UNSET_CONTAINER.number, 0x3b69);
+        assert_eq!(DEVICE_GET_INFO.number, 0x3b6b);
+        assert_eq!(DEVICE_GET_REGION_INFO.number, 0x3b6c);
+        assert_eq!(DEVICE_GET_IRQ_INFO.number, 0x3b6d);
+        assert_eq!(DEVICE_SET_IRQS.number, 0x3b6e);
         assert_eq!(DEVICE_RESET.number, 0x3b6f);
         assert_eq!(IOMMU_MAP_DMA.number, 0x3b71);
         assert_eq!(IOMMU_UNMAP_DMA.number, 0x3b72);
@@ -132,6 +179,47 @@ mod tests {
             .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
             .collect();
         assert_eq!(words, [0x3_0000_0020, 0x1122, 0x3344, 0x5566]);
-        assert_eq!(RegionInfo::zeroed().argsz, 32);
+        let irqs = IrqSet {
+            flags: SET_DATA_EVENTFD | SET_ACTION_TRIGGER,
+            index: 2,
+            start: 0x11,
+            count: 0x22,
+            ..IrqSet::zeroed()
+        };
+        assert_eq!(words32(irqs.as_bytes()), [20, 0x24, 2, 0x11, 0x22]);
+        let off = SET_DATA_NONE | SET_ACTION_UNMASK;
+        assert_eq!(off, 0x11, "bits 0 and 4");
+    }
+
+    fn words32(bytes: &[u8]) -> Vec<u32> {
+        let (words, rest) = bytes.as_chunks();
+        assert_eq!(rest, []);
+        words.iter().map(|word| u32::from_le_bytes(*word)).collect()
+    }
+
+    /// The header's offsets, field by field: each holds a value of its own.
+    #[test]
+    fn answers_of_the_kernel_are_read_field_by_field() {
+        let bytes = [16, 0b1011, 3, 65].map(u32::to_le_bytes);
+        let irqs = IrqInfo::read_from_bytes(bytes.as_flattened()).expect("16 bytes");
+        assert_eq!((irqs.argsz, irqs.flags), (16, 0b1011));
+        assert_eq!((irqs.index, irqs.count), (3, 65));
+        let flags = IRQ_EVENTFD | IRQ_MASKABLE | IRQ_NORESIZE;
+        assert_eq!(irqs.flags, flags);
+        assert_eq!(IRQ_AUTOMASKED, 0b0100);
+
+        let bytes = [32, 0xf, 5, 0x20, 0x4000, 1, 0x6000, 2].map(u32::to_le_bytes);
+        let region = RegionInfo::read_from_bytes(bytes.as_flattened()).expect("32 bytes");
+        assert_eq!((region.argsz, region.index), (32, 5));
+        assert_eq!(region.cap_offset, 0x20);
+        assert_eq!(region.size, 0x1_0000_4000);
+        assert_eq!(region.offset, 0x2_0000_6000);
+        let flags = REGION_CAN_READ | REGION_CAN_WRITE | REGION_CAN_MMAP | REGION_CAPS;
+        assert_eq!(region.flags, flags);
+
+        let bytes = [16, 0b11, 9, 5].map(u32::to_le_bytes);
+        let device = DeviceInfo::read_from_bytes(bytes.as_flattened()).expect("16 bytes");
+        assert_eq!(device.flags, DEVICE_CAN_RESET | DEVICE_IS_PCI);
+        assert_eq!((device.num_regions, device.num_irqs), (9, 5));
     }
 }

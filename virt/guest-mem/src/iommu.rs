@@ -2,7 +2,8 @@
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
-use crate::lease::{LEASE_SPAN, LeaseTable, Leases};
+use crate::follow::{Attachment, Next};
+use crate::lease::{Budget, LEASE_SPAN, LeaseTable, Leases};
 use crate::phys::PhysMem;
 
 /// A translated run: `len` contiguous bytes of guest-physical memory.
@@ -49,6 +50,38 @@ pub trait Iommu {
     /// Changes whenever a translation of `source` obtained earlier may no longer hold. A pointer kept
     /// with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;
+
+    /// Reads what `source` is attached to, from the tables as they are now.
+    ///
+    /// Silent: no fault is recorded, no cache is filled, no count moves. Errs only with
+    /// [`Stop::Pending`](crate::Stop::Pending).
+    fn attachment<M: PhysMem>(&self, mem: &M, source: SourceId) -> Access<Attachment> {
+        let _ = (mem, source);
+        Ok(Attachment::Off)
+    }
+
+    /// Finds the first mapping of `source` that has a byte in `from..=last`, clipped to that range.
+    ///
+    /// Silent as [`attachment`](Iommu::attachment) is, and past every cache: the tables as they are
+    /// now, each entry read once and then used. A malformed entry maps nothing, and neither does
+    /// one by which no access would succeed. [`Attachment::Off`] and [`Attachment::PassThrough`]
+    /// have no mappings: the answer is [`Next::None`].
+    ///
+    /// Each entry read is charged to `budget` ([`Budget::ENTRY`]). An unspent budget, however
+    /// small, moves the search on by at least one entry; a spent one reads nothing. Errs only with
+    /// [`Stop::Pending`](crate::Stop::Pending), and only if nothing is known about `from` itself:
+    /// once the ticket is done, go on from the same `from`.
+    fn next_mapping<M: PhysMem>(
+        &self,
+        mem: &M,
+        source: SourceId,
+        from: Iova,
+        last: Iova,
+        budget: &mut Budget,
+    ) -> Access<Next> {
+        let _ = (mem, source, from, last, budget);
+        Ok(Next::None)
+    }
 
     /// Where it keeps account of asynchronous accesses.
     type Leases: Leases;

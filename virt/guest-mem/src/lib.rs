@@ -16,6 +16,9 @@
 //! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. Whoever has
 //! nothing to do watches a word of the ring ([`WatchWord`]).
 //!
+//! A host IOMMU that is to show an assigned device the same mappings is fed by
+//! [`Iommu::next_mapping`], a search that leaves no trace in the guest's IOMMU.
+//!
 //! **Whose memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map), or that of
 //! another process, the VMM, which sent us its files ([`ForeignRam`], with [`DirectMap`] where it keeps the IOMMU
 //! to itself). That process is not trusted: its table is checked before it is mapped, and a file that it
@@ -71,6 +74,7 @@ mod addr;
 mod direct;
 mod dma;
 mod file;
+mod follow;
 mod foreign;
 mod iommu;
 mod keep;
@@ -95,6 +99,7 @@ pub use addr::{Gpa, Hva, Iova, PAGE_SIZE, SourceId};
 pub use direct::DirectMap;
 pub use dma::{Dma, Lease, LeaseStop, Wanted};
 pub use file::FileError;
+pub use follow::{Attachment, Found, Next};
 pub use foreign::{ForeignError, ForeignErrorKind, ForeignRam, ForeignRegion, MAX_FOREIGN_BYTES};
 pub use iommu::{Iommu, NoIommu, Run, left_in_span};
 pub use keep::keeps_mapped;

@@ -8,7 +8,7 @@ use pci::bars::{BARS, BarKind};
 use platform::interrupt::Message;
 
 use crate::request::TicketResult;
-use crate::unit::{Command, CommandId, CommandResult, Hold, Invalidation};
+use crate::unit::{Command, CommandId, CommandResult, Hold, HoldId, Invalidation};
 
 /// What of a function never changes, for doors that other threads use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct Effects<C> {
     /// The level of its legacy pin, where that has changed.
     pub(crate) pin: Option<bool>,
     /// Invalidations that it held and holds no longer.
-    pub(crate) released: u32,
+    pub(crate) released: Vec<HoldId>,
     source: SourceId,
     next_command: u64,
 }
@@ -78,7 +78,7 @@ impl<C> Effects<C> {
             messages: Vec::new(),
             routes: Vec::new(),
             pin: None,
-            released: 0,
+            released: Vec::new(),
             source,
             next_command: (number as u64) << 32,
         }
@@ -104,9 +104,10 @@ impl<C> Effects<C> {
         self.pin = Some(level);
     }
 
-    /// Lets an invalidation go that [`Function::invalidated`] has held.
-    pub fn release(&mut self) {
-        self.released += 1;
+    /// Lets an invalidation go that [`Function::invalidated`] has held under this name. A name that is not held, or no longer, lets
+    /// nothing go.
+    pub fn release(&mut self, hold: HoldId) {
+        self.released.push(hold);
     }
 
     #[inline]
@@ -120,7 +121,7 @@ impl<C> Effects<C> {
             && self.commands.is_empty()
             && self.routes.is_empty()
             && self.pin.is_none()
-            && self.released == 0
+            && self.released.is_empty()
     }
 }
 
@@ -181,6 +182,13 @@ impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
     #[inline]
     pub fn split_bypass(&mut self) -> (View<'_, NoIommu, M>, &mut Effects<C>) {
         (View::new(self.bypass, self.mem, self.source), self.effects)
+    }
+
+    /// The unit, the memory behind it and the list, for a function that follows its unit's mappings: it walks the tables
+    /// ([`Iommu::next_mapping`]) and asks for host memory at guest-physical addresses.
+    #[inline]
+    pub fn follow(&mut self) -> (&I, &M, &mut Effects<C>) {
+        (self.unit, self.mem, self.effects)
     }
 
     /// Monotonic time, ns.
@@ -279,15 +287,22 @@ pub trait Function<C>: Send {
         let _ = (id, result, out);
     }
 
-    /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the next poll.
-    fn invalidated(&mut self, what: &Invalidation) -> Hold {
-        let _ = what;
+    /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the next poll. `hold` names the
+    /// hold, if that is the answer.
+    fn invalidated(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
+        let _ = (what, hold);
         Hold::No
     }
 
-    /// The message of one of its interrupt lines, after remapping.
-    fn connect(&mut self, line: u16, message: Option<Message>) {
-        let _ = (line, message);
+    /// It has held an invalidation for the owner's limit; called once for each. The invalidation still completes only when it
+    /// is released. As it stands it is released: right for a follower whose lag costs no protection.
+    fn hold_overdue(&mut self, hold: HoldId, out: &mut Effects<C>) {
+        out.release(hold);
+    }
+
+    /// Messages of its interrupt lines, after remapping: all that change together, so that a hypervisor's table is sent once.
+    fn connect(&mut self, lines: &[(u16, Option<Message>)]) {
+        let _ = lines;
     }
 
     /// Counters. As it stands: none.

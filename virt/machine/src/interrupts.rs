@@ -113,38 +113,42 @@ impl Interrupts {
         }
     }
 
-    /// Connects line `line` of `function` to what `message` is remapped to; while that is not known, and where it is refused,
-    /// signals are kept.
+    /// Connects each of `lines` of function number `number` to what its message is remapped to; while that is not known, and where
+    /// it is refused, signals are kept.
     pub fn connect<U: ResolveUnit, F: ResolveFunction<U::Command>, M: PhysMem>(
         &mut self,
         unit: &mut U,
         mem: &M,
         function: &mut F,
-        (number, line): (usize, u16),
-        message: Option<Message>,
+        number: usize,
+        lines: &[(u16, Option<Message>)],
     ) {
         let source = function.get().source();
-        let remapped = message.map(|message| {
-            unit.with(Remap {
-                mem,
-                source,
-                message,
-            })
-        });
-        let connected = match remapped {
-            None => None,
-            Some(Ok(message)) => Some(message),
-            Some(Err(Stop::Fault(_))) => {
-                self.blocked += 1;
-                None
-            }
-            Some(Err(Stop::Pending(ticket))) => {
-                let function = number;
-                self.wait(ticket, Pending::Line { function, line });
-                None
-            }
-        };
-        function.get_mut().connect(line, connected);
+        let mut connected = Vec::with_capacity(lines.len());
+        for &(line, message) in lines {
+            let remapped = message.map(|message| {
+                unit.with(Remap {
+                    mem,
+                    source,
+                    message,
+                })
+            });
+            let message = match remapped {
+                None => None,
+                Some(Ok(message)) => Some(message),
+                Some(Err(Stop::Fault(_))) => {
+                    self.blocked += 1;
+                    None
+                }
+                Some(Err(Stop::Pending(ticket))) => {
+                    let function = number;
+                    self.wait(ticket, Pending::Line { function, line });
+                    None
+                }
+            };
+            connected.push((line, message));
+        }
+        function.get_mut().connect(&connected);
     }
 
     #[cold]

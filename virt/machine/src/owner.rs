@@ -23,7 +23,7 @@ use sidecore::{Nanos, Reply};
 
 use crate::function::{Effects, ResolveFunction};
 use crate::interrupts::Interrupts;
-use crate::unit::{ResolveUnit, UnitVisitor};
+use crate::unit::{HoldId, ResolveUnit, UnitVisitor};
 
 mod access;
 mod effects;
@@ -34,6 +34,9 @@ use resolve::{FunctionUses, Lent, Listener, News, UnitCall, UnitUses};
 
 /// How long requests may hold up an unmap or a stop, unless the user says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a function may hold an invalidation before it is told, unless the program says otherwise.
+const HOLD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The requester of the units' own interrupts, which nothing remaps.
 const UNIT_SOURCE: SourceId = SourceId::new(0xff, 0x1f, 0);
@@ -59,6 +62,8 @@ struct Slot<F, C> {
     wires: Wires,
     /// Messages of its interrupt lines, before remapping.
     routes: Vec<Option<Message>>,
+    /// Invalidations that it holds, oldest first.
+    holds: Vec<Held>,
     stopping: Vec<Reply<u64>>,
     /// When the stop under way will have taken too long; `u64::MAX` once that has been dealt with.
     stop_limit: Option<Nanos>,
@@ -66,6 +71,14 @@ struct Slot<F, C> {
     is_told: bool,
     /// To be dropped once it has ended: who is told.
     removal: Option<Sender<SourceId>>,
+}
+
+/// An invalidation that a function holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    id: HoldId,
+    /// When it will have been held for too long; `None` once its function has been told.
+    limit: Option<Nanos>,
 }
 
 impl<F: ResolveFunction<C>, C> Slot<F, C> {
@@ -84,10 +97,7 @@ impl<F: ResolveFunction<C>, C> Slot<F, C> {
             self.stop_limit = None;
             return;
         }
-        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let due = *self
-            .stop_limit
-            .get_or_insert(Nanos(now.0.saturating_add(limit)));
+        let due = *self.stop_limit.get_or_insert(after(now, limit));
         if now >= due {
             self.stop_limit = Some(Nanos(u64::MAX));
             tracing::warn!(
@@ -98,6 +108,12 @@ impl<F: ResolveFunction<C>, C> Slot<F, C> {
             function.stop_overdue();
         }
     }
+}
+
+/// The moment `limit` after `now`.
+fn after(now: Nanos, limit: Duration) -> Nanos {
+    let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+    Nanos(now.0.saturating_add(limit))
 }
 
 /// A function to be called: its unit, and what it is lent besides.
@@ -116,7 +132,7 @@ pub struct Totals {
     pub blocked_interrupts: u64,
     /// Times the unit's drain limit has passed.
     pub drain_limits: u64,
-    /// Holds of invalidations that were not released in time.
+    /// Holds of invalidations that were not released within the limit.
     pub hold_limits: u64,
 }
 
@@ -137,6 +153,9 @@ pub struct Owner<U: ResolveUnit, F, M> {
     is_listening: bool,
     idle_sweeps: u32,
     drain_limit: Duration,
+    hold_limit: Duration,
+    /// Name of the next hold.
+    next_hold: HoldId,
     totals: Totals,
     /// The machine has ended: who waits for the functions.
     end: Option<Sender<usize>>,
@@ -164,6 +183,8 @@ where
             is_listening: false,
             idle_sweeps: 0,
             drain_limit: DRAIN_LIMIT,
+            hold_limit: HOLD_LIMIT,
+            next_hold: HoldId(0),
             totals: Totals::default(),
             end: None,
         }
@@ -174,6 +195,13 @@ where
     #[must_use]
     pub fn with_drain_limit(mut self, limit: Duration) -> Self {
         self.drain_limit = limit;
+        self
+    }
+
+    /// Sets how long a function may hold an invalidation before it is told ([`Function::hold_overdue`](crate::Function::hold_overdue)).
+    #[must_use]
+    pub fn with_hold_limit(mut self, limit: Duration) -> Self {
+        self.hold_limit = limit;
         self
     }
 
@@ -200,6 +228,7 @@ where
             function,
             wires,
             routes: Vec::new(),
+            holds: Vec::new(),
             stopping: Vec::new(),
             stop_limit: None,
             is_told: false,
@@ -302,6 +331,8 @@ where
         let sink = Listener {
             unit: at,
             has_subscribers: self.has_subscribers,
+            hold_limit: after(now, self.hold_limit),
+            next_hold: &mut self.next_hold,
             slots: &mut self.slots,
             sink: self.interrupts.sink(),
             news: &mut self.news,

@@ -1,6 +1,6 @@
 //! Doors of an owner for other threads: each access is a message and an answer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_mem::{PhysMem, SourceId};
 use pci::bars::{BARS, BarKind, Bars};
@@ -8,6 +8,7 @@ use pci::port::FunctionPort;
 use platform::bus::{AccessCause, BusDevice};
 use platform::doorbell::PlaceDoorbells;
 use platform::interrupt::{InterruptSink, Message};
+use platform::memory::PlaceMemory;
 use sidecore::{Handle, Reply};
 
 use crate::function::{FunctionShape, ResolveFunction};
@@ -41,6 +42,9 @@ pub struct OwnedFunction<O> {
     number: usize,
     shape: FunctionShape,
     doorbells: Option<Arc<dyn PlaceDoorbells>>,
+    memory: Option<Arc<dyn PlaceMemory>>,
+    /// Place of each BAR's memory. Locked inside the lock of the BARs.
+    shown: Mutex<[Option<u64>; BARS]>,
 }
 
 impl<O> OwnedFunction<O> {
@@ -51,6 +55,8 @@ impl<O> OwnedFunction<O> {
             number,
             shape,
             doorbells: None,
+            memory: None,
+            shown: Mutex::default(),
         }
     }
 
@@ -62,8 +68,34 @@ impl<O> OwnedFunction<O> {
         self
     }
 
+    /// The same with memory that the hypervisor shows where its BARs are: likewise.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Arc<dyn PlaceMemory>) -> Self {
+        self.memory = Some(memory);
+        self
+    }
+
     fn call(&self, op: Op) -> Option<u64> {
         call(&self.owner, Target::Function(self.number), op)
+    }
+
+    /// Calls `place` with the memory, the number of each BAR, where it is shown, and where `bars` decodes it.
+    fn place_memory(
+        &self,
+        bars: &Bars,
+        place: impl Fn(&dyn PlaceMemory, u8, &mut Option<u64>, Option<u64>),
+    ) {
+        let Some(memory) = &self.memory else {
+            return;
+        };
+        for (bar, shown) in (0..).zip(&mut *self.shown()) {
+            place(&**memory, bar, shown, bars.decoded(usize::from(bar)));
+        }
+    }
+
+    fn shown(&self) -> MutexGuard<'_, [Option<u64>; BARS]> {
+        // Noted after each change.
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,6 +119,23 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
             let base = bars.decoded(usize::from(*bar));
             doorbells.place(base.and_then(|base| base.checked_add(range.start)));
         }
+        // Gone before the function turns decoding off: an access of another vCPU would find memory that does not answer.
+        self.place_memory(bars, |memory, bar, shown, wanted| {
+            if shown.is_some() && *shown != wanted {
+                memory.place(bar, None);
+                *shown = None;
+            }
+        });
+    }
+
+    fn has_decoded(&self, bars: &Bars) {
+        // There only once the function has turned decoding on, for the same reason.
+        self.place_memory(bars, |memory, bar, shown, wanted| {
+            if *shown != wanted {
+                memory.place(bar, wanted);
+                *shown = wanted;
+            }
+        });
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {

@@ -2,7 +2,7 @@
 
 use guest_mem::{NoIommu, SourceId};
 
-use crate::{Cx, Effects};
+use crate::{Cx, Effects, HoldId};
 
 /// Makes the empty list of function number `number`, whose requester is `source`.
 #[must_use]
@@ -20,4 +20,9 @@ pub fn lent<'a, I, M, C>(
     effects: &'a mut Effects<C>,
 ) -> Cx<'a, I, M, C> {
     Cx::new(unit, bypass, mem, now, effects)
+}
+
+/// Takes the invalidations that a function has released, in the order in which it did.
+pub fn take_released<C>(effects: &mut Effects<C>) -> Vec<HoldId> {
+    std::mem::take(&mut effects.released)
 }

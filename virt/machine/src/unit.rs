@@ -32,6 +32,10 @@ pub enum CommandResult {
     Refused,
 }
 
+/// Names one function's hold of one invalidation. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HoldId(pub u64);
+
 /// What an invalidation covers. It is told after the unit's caches have forgotten it, before it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation {
@@ -68,8 +72,8 @@ pub enum Hold {
     /// It may complete.
     #[default]
     No,
-    /// It does not complete before the subscriber says so ([`Effects::release`](crate::Effects::release)), or the unit's
-    /// limit has passed, which is an event.
+    /// It does not complete before the subscriber says so ([`Effects::release`](crate::Effects::release)). After a limit the
+    /// subscriber is told that it is overdue ([`Function::hold_overdue`](crate::Function::hold_overdue)).
     Yes,
 }
 
@@ -81,11 +85,6 @@ pub enum UnitEvent {
         /// The devices.
         sources: Vec<SourceId>,
     },
-    /// An invalidation has waited for subscribers for as long as they may hold it, and completes without them.
-    HoldLimit {
-        /// How many holds were not released.
-        holds: u32,
-    },
 }
 
 /// What a unit tells while it works.
@@ -95,7 +94,7 @@ pub trait UnitSink {
     /// Something to act on.
     fn event(&mut self, event: UnitEvent);
     /// Mappings have changed. How many subscribers hold the invalidation's completion until they release it
-    /// ([`UnitControl::release`]) or the unit's limit has passed.
+    /// ([`UnitControl::release`]).
     fn invalidated(&mut self, what: &Invalidation) -> u32;
     /// A command is over.
     fn command_done(&mut self, id: CommandId, result: CommandResult);
@@ -142,7 +141,7 @@ pub trait UnitControl {
         let _ = (ticket, result);
     }
 
-    /// A subscriber has released `holds` invalidations that it held.
+    /// Subscribers have released `holds` of what they held.
     fn release(&mut self, holds: u32) {
         let _ = holds;
     }

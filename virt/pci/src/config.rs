@@ -9,9 +9,11 @@
 //! let msix = config.add_msix(8, (0, 0x4000), (0, 0x5000));
 //! let common = config.add_capability(0x09, &virtio_cap_body);
 //! ```
-//! Left out: expansion ROM, power management.
+//! Left out: expansion ROM, power management (a caller may place any capability, and give it writable bits).
 
 use crate::bars::{BARS, BarKind, Bars, COMMAND, COMMAND_PIN_OFF, FIRST_BAR};
+use crate::msi::{MsiLayout, MsiRegisters};
+use crate::msix::MsixPlace;
 
 /// Bytes of configuration space of a PCI Express function.
 pub const CONFIG_SIZE: u16 = 4096;
@@ -23,6 +25,7 @@ const CAPABILITY_POINTER: usize = 0x34;
 const FIRST_CAPABILITY: usize = 0x40;
 /// And end with the conventional space.
 const CAPABILITY_END: usize = 0x100;
+const CAPABILITY_MSI: u8 = 0x05;
 const CAPABILITY_MSIX: u8 = 0x11;
 const CAPABILITY_EXPRESS: u8 = 0x10;
 /// Extended capabilities begin behind the conventional space (PCI Express Base 4.0 §7.6).
@@ -32,6 +35,18 @@ const INTERRUPT_PIN: usize = 0x3d;
 const STATUS_INTERRUPT: u8 = 1 << 3;
 /// MSI-X message control bits a guest may change: enable (15) and function mask (14).
 const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
+
+/// Error of a capability that cannot be where its caller wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no room for capability {id:#x} of {len} bytes at {at:#x}")]
+pub struct NoRoom {
+    /// Capability id.
+    pub id: u8,
+    /// Offset asked for.
+    pub at: u16,
+    /// Bytes, id and link included.
+    pub len: usize,
+}
 
 /// Identification registers.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +76,7 @@ pub struct ConfigSpace {
     capabilities: Vec<(u16, u16)>,
     /// The same of each extended one.
     extended: Vec<(u16, u16)>,
+    msi: Option<(u16, MsiLayout)>,
     msix: Option<u16>,
 }
 
@@ -85,6 +101,7 @@ impl ConfigSpace {
             bars: Bars::new(kinds),
             capabilities: Vec::new(),
             extended: Vec::new(),
+            msi: None,
             msix: None,
         }
     }
@@ -94,25 +111,49 @@ impl ConfigSpace {
         &self.bars
     }
 
-    /// Appends a capability: `id`, link and then `body`. Returns its offset. Panics when the
-    /// conventional space is full, which is an error of whoever designs the function.
+    /// Appends a capability: `id`, link and then `body`, behind the others. Returns its offset.
+    /// Panics when the conventional space is full, which is an error of the function's design.
     pub fn add_capability(&mut self, id: u8, body: &[u8]) -> u16 {
-        let at = match self.capabilities.last() {
-            Some((offset, len)) => usize::from(offset + len).next_multiple_of(4),
-            None => FIRST_CAPABILITY,
-        };
-        let len = 2 + body.len();
-        assert!(at + len <= CAPABILITY_END, "no room for capability {id:#x}");
-        self.bytes[at] = id;
-        self.bytes[at + 2..at + len].copy_from_slice(body);
+        let at = self.capability_room();
+        self.place_capability(at, id, body)
+            .unwrap_or_else(|error| panic!("{error}"));
+        at
+    }
+
+    /// Offset behind the last byte of the capabilities there are.
+    fn capability_room(&self) -> u16 {
+        let ends = self
+            .capabilities
+            .iter()
+            .map(|(at, len)| (at + len).next_multiple_of(4));
+        ends.max().unwrap_or(FIRST_CAPABILITY as u16)
+    }
+
+    /// Makes a capability at offset `at` the last of the list: `id`, link and then `body`.
+    ///
+    /// # Errors
+    /// `at` is no multiple of 4, or the bytes are not all free bytes of the conventional
+    /// space behind the header.
+    pub fn place_capability(&mut self, at: u16, id: u8, body: &[u8]) -> Result<(), NoRoom> {
+        let (start, len) = (usize::from(at), 2 + body.len());
+        let mut taken = self.capabilities.iter();
+        let is_free = taken.all(|(other, other_len)| {
+            start + len <= usize::from(*other) || usize::from(other + other_len) <= start
+        });
+        let is_inside = start >= FIRST_CAPABILITY && start + len <= CAPABILITY_END;
+        if !is_free || !is_inside || !at.is_multiple_of(4) {
+            return Err(NoRoom { id, at, len });
+        }
+        self.bytes[start] = id;
+        self.bytes[start + 2..start + len].copy_from_slice(body);
         let link = match self.capabilities.last() {
             Some((offset, _)) => usize::from(*offset) + 1,
             None => CAPABILITY_POINTER,
         };
         self.bytes[link] = at as u8;
         self.bytes[STATUS] |= STATUS_CAPABILITIES;
-        self.capabilities.push((at as u16, len as u16));
-        at as u16
+        self.capabilities.push((at, len as u16));
+        Ok(())
     }
 
     /// Appends an extended capability: `id`, `version` (0 to 15), link and then `body`. Returns its offset. Panics when
@@ -147,7 +188,7 @@ impl ConfigSpace {
     }
 
     /// The function's interrupt is pending or not; what its pin's level is then: not asserted while the guest has
-    /// switched the pin off (command bit 10) or MSI-X on.
+    /// switched the pin off (command bit 10), or MSI or MSI-X on.
     pub fn set_interrupt(&mut self, is_pending: bool) -> bool {
         if is_pending {
             self.bytes[STATUS] |= STATUS_INTERRUPT;
@@ -163,6 +204,7 @@ impl ConfigSpace {
             && self.bytes[STATUS] & STATUS_INTERRUPT != 0
             && self.bars.command() & COMMAND_PIN_OFF == 0
             && !self.msix_control().0
+            && !self.msi_registers().is_some_and(|msi| msi.is_enabled)
     }
 
     /// Lets a guest change the bits of `mask` at `offset` (for instance a virtio PCI configuration
@@ -191,15 +233,55 @@ impl ConfigSpace {
         (table_bar, table): (u8, u32),
         (pending_bar, pending): (u8, u32),
     ) -> u16 {
+        let at = self.capability_room();
+        let place = MsixPlace {
+            vectors,
+            table_bar,
+            table,
+            pending_bar,
+            pending,
+        };
+        self.place_msix(at, &place)
+            .unwrap_or_else(|error| panic!("{error}"));
+        at
+    }
+
+    /// [`add_msix`](Self::add_msix), at offset `at`.
+    ///
+    /// # Errors
+    /// As [`place_capability`](Self::place_capability).
+    pub fn place_msix(&mut self, at: u16, place: &MsixPlace) -> Result<(), NoRoom> {
+        let vectors = place.vectors;
         assert!((1..=2048).contains(&vectors), "{vectors} MSI-X vectors");
+        assert!(self.msix.is_none(), "a second MSI-X capability");
         let mut body = [0u8; 10];
         body[0..2].copy_from_slice(&(vectors - 1).to_le_bytes());
-        body[2..6].copy_from_slice(&(table | u32::from(table_bar)).to_le_bytes());
-        body[6..10].copy_from_slice(&(pending | u32::from(pending_bar)).to_le_bytes());
-        let at = self.add_capability(CAPABILITY_MSIX, &body);
+        body[2..6].copy_from_slice(&(place.table | u32::from(place.table_bar)).to_le_bytes());
+        body[6..10].copy_from_slice(&(place.pending | u32::from(place.pending_bar)).to_le_bytes());
+        self.place_capability(at, CAPABILITY_MSIX, &body)?;
         self.make_writable(at + 2, &MSIX_CONTROL_WRITABLE.to_le_bytes());
         self.msix = Some(at);
-        at
+        Ok(())
+    }
+
+    /// MSI capability (§6.8.1) at offset `at`.
+    ///
+    /// # Errors
+    /// As [`place_capability`](Self::place_capability).
+    pub fn place_msi(&mut self, at: u16, layout: MsiLayout) -> Result<(), NoRoom> {
+        assert!(self.msi.is_none(), "a second MSI capability");
+        self.place_capability(at, CAPABILITY_MSI, &layout.body())?;
+        for (offset, mask) in layout.writable() {
+            self.make_writable(at + offset, &mask.to_le_bytes());
+        }
+        self.msi = Some((at, layout));
+        Ok(())
+    }
+
+    /// The MSI capability's registers; `None` without it.
+    pub fn msi_registers(&self) -> Option<MsiRegisters> {
+        let (at, layout) = self.msi?;
+        Some(layout.registers(self.bytes(at, layout.len())))
     }
 
     /// MSI-X enable and function mask, in that order; both false without the capability.
@@ -214,6 +296,13 @@ impl ConfigSpace {
     /// Raw bytes at `offset`, as the owner sees them (BARs and command excluded).
     pub fn bytes(&self, offset: u16, len: u16) -> &[u8] {
         &self.bytes[usize::from(offset)..usize::from(offset + len)]
+    }
+
+    /// Sets raw bytes at `offset`, as the owner (BARs and command excluded); a guest's writable
+    /// bits stay its own.
+    pub fn set_bytes(&mut self, offset: u16, bytes: &[u8]) {
+        let at = usize::from(offset);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
     fn byte(&self, at: u16) -> u8 {

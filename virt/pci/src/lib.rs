@@ -1,22 +1,26 @@
 //! PCI: one bus, one function per slot, configuration space through ECAM and ports CF8/CFC.
 //!
-//! * [`config`]: a function's configuration space: identification, BARs, capability lists, the legacy pin.
-//! * [`msix`]: its table of interrupt messages.
+//! * [`config`]: a function's configuration space: identification, BARs, capability lists, the
+//!   legacy pin.
+//! * [`msix`], [`msi`]: its interrupt messages: a table of them in a BAR, or one for a block of
+//!   vectors.
 //! * [`port`]: how a vCPU thread reaches a function, whoever owns it.
 //! * [`bus`]: the bus: slots, configuration accesses, BAR decoding in a 32-bit and a 64-bit window.
 //! * [`host_bridge`]: function 00:00.0.
 //!
-//! Specifications: PCI Local Bus 3.0 (configuration header, BARs, MSI-X), PCI Express Base 4.0 (ECAM, capabilities).
+//! Specifications: PCI Local Bus 3.0 (configuration header, BARs, MSI, MSI-X), PCI Express Base 4.0
+//! (ECAM, capabilities).
 //!
 //! **Who calls, on which thread.** vCPU threads enter by [`bus`]'s three bus devices; a function's own state
-//! ([`config`], [`msix`]) is plain data of whoever owns the function.
+//! ([`config`], [`msi`], [`msix`]) is plain data of whoever owns the function.
 //!
-//! **Left out.** Bridges and other buses, expansion ROMs, power management, MSI without X.
+//! **Left out.** Bridges and other buses, expansion ROMs, power management.
 #![forbid(unsafe_code)]
 
 pub mod bars;
 pub mod bus;
 pub mod config;
 pub mod host_bridge;
+pub mod msi;
 pub mod msix;
 pub mod port;

@@ -4,12 +4,43 @@
 //! so that a guest that moves a vector needs no other notice. Masked vectors latch a pending bit and
 //! deliver once when unmasked. What is delivered is appended to the caller's list of messages.
 
+use std::ops::Range;
+
 use platform::interrupt::Message;
 
 /// Bytes of one table entry.
 pub const ENTRY_SIZE: u64 = 16;
 /// Mask bit of an entry's vector control word.
 const MASKED: u32 = 1;
+
+/// Where a function's table and pending bits lie: the content of its capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsixPlace {
+    /// Number of vectors, 1 to 2048.
+    pub vectors: u16,
+    /// Index of the BAR that has the table.
+    pub table_bar: u8,
+    /// Offset of the table in it, a multiple of 8.
+    pub table: u32,
+    /// Index of the BAR that has the pending-bit array.
+    pub pending_bar: u8,
+    /// Offset of the array in it, a multiple of 8.
+    pub pending: u32,
+}
+
+impl MsixPlace {
+    /// Bytes of the table in its BAR.
+    pub fn table_bytes(&self) -> Range<u64> {
+        let first = u64::from(self.table);
+        first..first + ENTRY_SIZE * u64::from(self.vectors)
+    }
+
+    /// Bytes of the pending-bit array in its BAR: whole words of 64 bits.
+    pub fn pending_bytes(&self) -> Range<u64> {
+        let first = u64::from(self.pending);
+        first..first + 8 * u64::from(self.vectors).div_ceil(64)
+    }
+}
 
 #[derive(Clone, Copy)]
 struct Entry {

@@ -22,11 +22,11 @@ pub trait InterruptSink: Send + Sync {
 }
 
 /// Eventfds that somebody else signals and the hypervisor turns into interrupt messages, so that no thread of ours wakes
-/// for an interrupt: one line for each queue of a function that is served elsewhere. Called by the function's owner.
+/// for an interrupt: one line for each queue of a function that is served elsewhere, or for each vector of an assigned device. Called by the function's owner.
 pub trait InterruptLines: Send {
-    /// From now on a signal of `line` is this message; `None`: it is kept, and sent once when the line has a message
-    /// again.
-    fn connect(&mut self, line: u16, message: Option<Message>);
+    /// From now on a signal of each line is its message; `None`: it is kept, and sent once when the line has a message
+    /// again. Lines that change together come in one call, since a hypervisor's table may be costly to send.
+    fn connect(&mut self, lines: &[(u16, Option<Message>)]);
 
     /// Whether a signal of `line` is kept.
     fn is_pending(&self, line: u16) -> bool;

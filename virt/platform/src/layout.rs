@@ -3,7 +3,7 @@
 //! ```text
 //! 0000_0000 ── RAM (first MiB: boot structures, hole at A0000, ACPI tables at E0000) ── up to C000_0000
 //! C000_0000 ── PCI memory window (BARs) ── E000_0000 ECAM of bus 0 (1 MiB)
-//! FEC0_0000 IOAPIC    FED9_0000 VT-d registers    FEE0_0000 local APICs    FFFB_C000 KVM's own pages
+//! FEC0_0000 IOAPIC    FED9_0000 VT-d registers (two pages)    FEE0_0000 local APICs    FFFB_C000 KVM's own pages
 //! 1_0000_0000 ── the rest of RAM
 //! ```
 //! All `_END` are exclusive; all sizes are bytes.
@@ -36,8 +36,10 @@ pub const IOAPIC: u64 = 0xfec0_0000;
 pub const IOAPIC_SIZE: u64 = 0x1000;
 /// The VT-d unit's register page.
 pub const VTD: u64 = 0xfed9_0000;
-/// Bytes of the VT-d register page.
+/// Bytes of a VT-d register page.
 pub const VTD_SIZE: u64 = 0x1000;
+/// The register page of a second unit, which assigned functions are under, directly behind the first.
+pub const VTD_ASSIGNED: u64 = VTD + VTD_SIZE;
 /// Local APICs, inside KVM; also the address range of MSIs.
 pub const LOCAL_APIC: u64 = 0xfee0_0000;
 /// One page KVM needs on Intel hosts for real mode (`KVM_SET_IDENTITY_MAP_ADDR`).
@@ -92,6 +94,8 @@ pub const SLEEP_CONTROL: u16 = 0x600;
 pub const SLEEP_STATUS: u16 = 0x601;
 /// ACPI reset register, one byte.
 pub const RESET: u16 = 0x602;
+/// Where the guest ejects a PCI function: it writes the number of the slot, one byte.
+pub const EJECT: u16 = 0x610;
 /// What the guest writes to [`RESET`].
 pub const RESET_VALUE: u8 = 0x0f;
 /// The `SLP_TYP` of S5 in our DSDT.
@@ -158,7 +162,16 @@ mod tests {
             }
             for (start, len, kind) in map {
                 if kind == E820Kind::Ram {
-                    for device in [PCI_WINDOW, ECAM, IOAPIC, VTD, LOCAL_APIC, KVM_TSS, 0xa_0000] {
+                    for device in [
+                        PCI_WINDOW,
+                        ECAM,
+                        IOAPIC,
+                        VTD,
+                        VTD_ASSIGNED,
+                        LOCAL_APIC,
+                        KVM_TSS,
+                        0xa_0000,
+                    ] {
                         assert!(!(start..start + len).contains(&device));
                     }
                 }

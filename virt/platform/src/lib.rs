@@ -5,6 +5,7 @@
 //! * [`layout`]: where everything is in guest-physical memory and among the ports.
 //! * [`bus`]: which device answers an address or a port, and what the access was.
 //! * [`interrupt`]: an interrupt message, and whoever takes it to a local APIC; [`doorbell`]: what the other direction has.
+//! * [`memory`]: memory of a device that the guest reaches without an exit.
 //! * [`ioapic`], [`power`]: the chips.
 //! * [`acpi`]: the tables; [`boot`]: kernel, initial RAM disk and command line into RAM.
 //!
@@ -21,4 +22,5 @@ pub mod doorbell;
 pub mod interrupt;
 pub mod ioapic;
 pub mod layout;
+pub mod memory;
 pub mod power;

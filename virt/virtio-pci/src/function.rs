@@ -393,9 +393,9 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         self.device.ticket_done(ticket);
     }
 
-    fn connect(&mut self, line: u16, message: Option<Message>) {
+    fn connect(&mut self, connected: &[(u16, Option<Message>)]) {
         if let Some(lines) = &mut self.lines {
-            lines.lines.connect(line, message);
+            lines.lines.connect(connected);
         }
     }
 

@@ -27,12 +27,13 @@ use vtd::{AccessLen, Progress, Stats, Unit};
 
 use arm_cost::ArmCost;
 
-/// Entries taken from the log in one poll: KVM's ring holds 169, so one poll empties it.
+/// Entries read from the log at once: KVM's ring holds 169, so one poll or access empties it.
 const LOG_BATCH: usize = 256;
 
 /// The hypervisor's log of writes to a read-only slot (KVM's coalesced-MMIO ring; in tests a list).
 pub trait WriteLog: Send {
-    /// Hands the waiting entries, at most `max`, to `take`, in order; answers how many.
+    /// Hands the waiting entries to `take`, in order, and answers how many. Of the hypervisor's log it reads at most `max`, which
+    /// may be writes to other units as well.
     fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize;
     /// Whether entries wait.
     fn is_empty(&self) -> bool;
@@ -99,12 +100,8 @@ impl<S: UnitSink> vtd::Sink for Telling<'_, S> {
     }
 
     fn event(&mut self, event: vtd::Event) {
-        match event {
-            vtd::Event::DrainLimit { sources } => {
-                self.0.event(UnitEvent::DrainLimit { sources });
-            }
-            vtd::Event::HoldLimit { holds } => self.0.event(UnitEvent::HoldLimit { holds }),
-        }
+        let vtd::Event::DrainLimit { sources } = event;
+        self.0.event(UnitEvent::DrainLimit { sources });
     }
 
     #[inline]

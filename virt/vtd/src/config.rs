@@ -43,6 +43,28 @@ impl AddressWidth {
     }
 }
 
+/// Leaves above 4 KiB that second-level tables may have, by the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LargePages {
+    /// None.
+    None,
+    /// 2 MiB.
+    TwoM,
+    /// 2 MiB and 1 GiB.
+    OneG,
+}
+
+impl LargePages {
+    /// CAP.SLLPS: all sizes up to this one.
+    pub(crate) const fn sllps(self) -> u8 {
+        match self {
+            Self::None => 0b00,
+            Self::TwoM => 0b01,
+            Self::OneG => 0b11,
+        }
+    }
+}
+
 /// What a unit is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -51,26 +73,32 @@ pub struct Config {
     /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only: it
     /// makes stock Linux strict everywhere.
     pub caching_mode: bool,
+    /// Large pages that tables may have; PS at another level is a reserved bit. A unit whose
+    /// mappings are repeated in an IOMMU of the host offers no others than that one has.
+    pub large_pages: LargePages,
+    /// ECAP.SC: a mapping may force the snooping of caches (SNP). Without it SNP is a reserved bit.
+    /// A unit for assigned devices has it only where the host's IOMMU does the same; emulated
+    /// devices are always coherent.
+    pub snoop_control: bool,
     /// Fault recording registers, 8 to 222. One always stays empty.
     pub fault_records: usize,
     /// Most asynchronous pieces in flight, 0 to [`guest_mem::MAX_LEASES`].
     pub max_leases: usize,
     /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`](crate::Event::DrainLimit), in ns.
     pub drain_limit_ns: u64,
-    /// How long an invalidation may be held by whoever follows the mappings, in ns.
-    pub hold_limit_ns: u64,
 }
 
 impl Default for Config {
-    /// 48 bits, CM clear, 16 records, 4096 leases, 1 s and 1 s.
+    /// 48 bits, CM clear, all large pages, snoop control, 16 records, 4096 leases, 1 s.
     fn default() -> Self {
         Self {
             width: AddressWidth::Bits48,
             caching_mode: false,
+            large_pages: LargePages::OneG,
+            snoop_control: true,
             fault_records: 16,
             max_leases: 4096,
             drain_limit_ns: 1_000_000_000,
-            hold_limit_ns: 1_000_000_000,
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The ACPI DMAR table (VT-d specification §8.1 to §8.3), which tells the guest where the unit is.
 //!
 //! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
-//! covers every function that no other unit names. `flags` is 0: interrupt remapping is not offered, so
-//! `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is ready for one.
+//! covers every function that no other unit names, and stands behind those that name some
+//! ([`DmarConfig::with_unit_for`]), as the specification demands (§8.3). `flags` is 0: interrupt
+//! remapping is not offered, so `INTR_REMAP` is clear and no I/O APIC scope is needed; [`Scope`] is
+//! ready for one.
 //!
 //! ```
 //! use vtd::dmar::{DmarConfig, build};
@@ -18,7 +20,7 @@ use guest_mem::SourceId;
 pub struct DmarConfig {
     /// Host address width in bits, 12 to 64: the physical addresses that tables may hold.
     pub host_address_width: u8,
-    /// Remapping units.
+    /// Remapping units: in each segment the one with `include_all` last.
     pub units: Vec<Drhd>,
     /// OEM ID, OEM table ID and creator ID of the header.
     pub oem: Oem,
@@ -97,6 +99,38 @@ impl DmarConfig {
             oem: Oem::default(),
         }
     }
+
+    /// The same with one more unit, at `base`, for these functions of segment 0. It stands in front
+    /// of the unit that covers the rest.
+    pub fn with_unit_for(mut self, base: u64, functions: &[SourceId]) -> Self {
+        let endpoint = |device: &SourceId| Scope {
+            kind: ScopeType::Endpoint,
+            enumeration_id: 0,
+            device: *device,
+        };
+        let unit = Drhd {
+            include_all: false,
+            segment: 0,
+            base,
+            scopes: functions.iter().map(endpoint).collect(),
+        };
+        let covers_rest = |unit: &Drhd| unit.include_all && unit.segment == 0;
+        let rest = self.units.iter().position(covers_rest);
+        self.units.insert(rest.unwrap_or(self.units.len()), unit);
+        self
+    }
+
+    /// The first unit that stands behind the one that covers the rest of its segment.
+    fn misplaced(&self) -> Option<&Drhd> {
+        let behind = self.units.iter().enumerate().skip(1);
+        let mut misplaced = behind.filter(|(index, unit)| {
+            let before = &self.units[..*index];
+            before
+                .iter()
+                .any(|other| other.include_all && other.segment == unit.segment)
+        });
+        misplaced.next().map(|(_, unit)| unit)
+    }
 }
 
 /// Length of the header with host address width, flags and reserved bytes.
@@ -108,8 +142,16 @@ const SCOPE_LEN: u8 = 8;
 /// The table's bytes, checksum included.
 ///
 /// # Panics
-/// If a host address width is not 12 to 64, or a unit has so many scopes (8191) that its length does not fit.
+/// If a host address width is not 12 to 64, a unit has so many scopes (8190) that its length does
+/// not fit, or a unit stands behind the one that covers the rest of its segment: the table comes
+/// from the VMM, not a guest.
 pub fn build(config: &DmarConfig) -> Vec<u8> {
+    if let Some(unit) = config.misplaced() {
+        panic!(
+            "the unit at {:#x} stands behind the one that covers the rest of segment {}",
+            unit.base, unit.segment
+        );
+    }
     assert!(
         (12..=64).contains(&config.host_address_width),
         "host address width is {} bits",
@@ -141,7 +183,7 @@ pub fn build(config: &DmarConfig) -> Vec<u8> {
 
 fn append_unit(table: &mut Vec<u8>, unit: &Drhd) {
     let len = usize::from(DRHD_LEN) + usize::from(SCOPE_LEN) * unit.scopes.len();
-    let len = u16::try_from(len).expect("a unit has fewer than 8191 scopes");
+    let len = u16::try_from(len).expect("a unit has at most 8189 scopes");
     table.extend_from_slice(&0u16.to_le_bytes()); // type: DRHD
     table.extend_from_slice(&len.to_le_bytes());
     table.push(u8::from(unit.include_all));

@@ -4,11 +4,12 @@
 //! Directed I/O, Architecture Specification*, revision 4.1, legacy mode. Memory is a trait, devices are
 //! callers, interrupts go to a trait; the unit has no clock and no thread, and there is no `unsafe`.
 //!
-//! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts, queued
-//! and register-based invalidation by page, domain and globally, draining of reads and writes, snoop
-//! control, fault recording. Not implemented and not advertised: interrupt remapping (its place is a
-//! module `remap` beside [`mod@unit`]), scalable mode, device TLBs, posted interrupts, advanced fault logging,
-//! protected memory regions.
+//! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts,
+//! queued and register-based invalidation by page, domain and globally, draining of reads and
+//! writes, snoop control, fault recording. [`Config`] takes from that what an IOMMU of the host
+//! cannot repeat for an assigned device. Not implemented and not advertised: interrupt remapping
+//! (its place is a module `remap` beside [`mod@unit`]), scalable mode, device TLBs, posted
+//! interrupts, advanced fault logging, protected memory regions.
 //!
 //! Modules in reading order:
 //! * [`spec`]: layouts only.
@@ -59,7 +60,7 @@ pub mod saved_state;
 pub mod spec;
 pub mod unit;
 
-pub use config::{AddressWidth, Config};
+pub use config::{AddressWidth, Config, LargePages};
 pub use unit::{
     AccessLen, Event, HOST_ADDRESS_WIDTH, Invalidation, Parked, Progress, Sink, Stats, Unit,
 };

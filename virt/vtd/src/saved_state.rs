@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::config::Config;
 
 /// Version that [`Unit::save`](crate::Unit::save) writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// One message register set: FECTL to FEUADDR, or IECTL to IEUADDR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,10 @@ pub struct SavedUnit {
     pub width: u8,
     /// CAP.CM.
     pub caching_mode: bool,
+    /// CAP.SLLPS.
+    pub large_pages: u8,
+    /// ECAP.SC.
+    pub snoop_control: bool,
     /// Status bits of GSTS; TES as seen by the guest.
     pub gsts: u32,
     /// GCMD.TE as last written; differs from TES while old accesses drain.
@@ -111,6 +115,8 @@ pub(crate) fn check(config: &Config, saved: &SavedUnit) -> Result<(), RestoreErr
     let same_width = saved.width == config.width.bits();
     if !same_width
         || saved.caching_mode != config.caching_mode
+        || saved.large_pages != config.large_pages.sllps()
+        || saved.snoop_control != config.snoop_control
         || saved.records.len() != config.fault_records
     {
         return Err(RestoreError::Capabilities);

@@ -102,6 +102,9 @@ impl Composition for Faults {
             if machine.has_balloon {
                 bail!("--fault memory:punch does not go with --balloon, which takes pages away");
             }
+            if machine.has_devices {
+                bail!("--fault memory:punch does not go with --device, whose pages stay in memory");
+            }
             if !machine.is_memory_shared {
                 bail!(
                     "--fault memory:punch does not go with --memory …,shared=off: it reaches memory by its file"

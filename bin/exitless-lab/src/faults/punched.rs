@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 use punch::{PunchedRam, Puncher};
 use vio::balloon::BalloonIo;
+use vmm::run::Reach;
 
 use vmm::run::{Functions, Memory, OwnerHandle, Paging, Pieces};
 
@@ -33,7 +34,7 @@ impl<F: Functions> Memory<F> for Punched {
         self.ram.clone()
     }
 
-    fn balloon(&self) -> Result<Box<dyn BalloonIo>> {
+    fn balloon(&self, _: &Reach) -> Result<Box<dyn BalloonIo>> {
         bail!("memory that comes and goes has no balloon")
     }
 

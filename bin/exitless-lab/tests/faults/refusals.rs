@@ -56,6 +56,12 @@ fn a_fault_of_what_is_not_there_is_refused() {
         ),
         (
             machine,
+            &["--device", "vfio=00:04.0"],
+            "memory:punch",
+            "does not go with --device",
+        ),
+        (
+            machine,
             anonymous,
             "memory:punch",
             "does not go with --memory …,shared=off",

@@ -98,7 +98,7 @@ fn no_argument_makes_an_error_long() {
 }
 
 /// Every list of keys, and what it takes.
-const LISTS: [(&[&str], &str); 7] = [
+const LISTS: [(&[&str], &str); 8] = [
     (
         &["serve", "--check", "--block"],
         "id socket mode group path format readonly direct backing locking barriers block queues queue-size packed weight iops \
@@ -127,6 +127,10 @@ const LISTS: [(&[&str], &str); 7] = [
     (
         &["run", "--kernel", "KERNEL", "--resident", "64M", "--swap"],
         "path size file discard",
+    ),
+    (
+        &["run", "--kernel", "KERNEL", "--device"],
+        "vfio policy window age require-dma-domains dma-before-te policy-file",
     ),
 ];
 

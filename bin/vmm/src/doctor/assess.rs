@@ -2,37 +2,12 @@
 
 use uffd::probe::PagemapScan;
 
-use super::facts::{Facts, Kvm, Release};
+use super::assignment::GroupReport;
+use super::facts::{Facts, Kvm};
+use super::files::Release;
+use super::finding::{Finding, State};
 use crate::lacks::IO_URING_REMEDY;
 use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};
-
-/// How good something is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// Nothing to wish for.
-    Good,
-    /// Works, with a restriction.
-    Limited,
-    /// Not there.
-    Missing,
-}
-
-/// One thing looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// Name in JSON; does not change.
-    pub key: &'static str,
-    /// Name for people.
-    pub name: &'static str,
-    /// How good it is.
-    pub state: State,
-    /// What was found.
-    pub value: String,
-    /// What it is good for.
-    pub why: &'static str,
-    /// What to do about it; may be empty.
-    pub next: &'static str,
-}
 
 /// Where guests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +42,8 @@ const ELSEWHERE: &str = "`exitless-lab lab -- run …` runs guests on an emulate
 pub struct Report {
     /// In order of importance.
     pub findings: Vec<Finding>,
+    /// IOMMU groups with devices, and whether these can be assigned.
+    pub groups: Vec<GroupReport>,
     /// Where guests run.
     pub verdict: Verdict,
     /// The verdict and the next step, in words.
@@ -89,12 +66,13 @@ pub fn assess(facts: &Facts, other: Option<&OtherHost>) -> Report {
         io_uring(facts),
         tun(facts),
         huge_pages(facts),
-        iommu(facts),
     ];
+    findings.extend(facts.assignment.findings());
     findings.extend(other.map(|other| other.finding.clone()));
     let (verdict, summary) = verdict(facts, other);
     Report {
         findings,
+        groups: facts.assignment.reports(),
         verdict,
         summary,
     }
@@ -473,25 +451,6 @@ fn huge_pages(facts: &Facts) -> Finding {
         value,
         why: "guest memory takes fewer TLB entries",
         next: "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-    }
-}
-
-fn iommu(facts: &Facts) -> Finding {
-    let (state, value) = match (facts.iommu_groups, facts.vfio) {
-        (0, _) => (State::Missing, "no IOMMU groups".to_owned()),
-        (count, false) => (
-            State::Limited,
-            format!("{count} groups, but no /dev/vfio/vfio"),
-        ),
-        (count, true) => (State::Good, format!("{count} groups, VFIO loaded")),
-    };
-    Finding {
-        key: "iommu",
-        name: "device assignment",
-        state,
-        value,
-        why: "a physical device can be given to a guest; emulated devices need none of it",
-        next: "intel_iommu=on or the firmware's IOMMU switch; modprobe vfio-pci",
     }
 }
 

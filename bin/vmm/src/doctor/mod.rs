@@ -9,14 +9,18 @@
 //! Exit status: 0 when guests run here or on the other host, 1 when they run on neither.
 
 mod assess;
+mod assignment;
 mod facts;
+mod files;
+mod finding;
 mod probe;
 
 use std::io::{self, IsTerminal, Write};
 
 use assess::{Report, Verdict};
 
-pub use assess::{Finding, OtherHost, State};
+pub use assess::OtherHost;
+pub use finding::{Finding, State};
 
 /// Arguments of `doctor`.
 #[derive(clap::Args, Debug)]
@@ -58,14 +62,15 @@ fn table(report: &Report, colour: bool) -> String {
         } else {
             mark
         };
-        out.push_str(&format!("{mark} {:<18} {}\n", finding.name, finding.value));
+        out.push_str(&format!("{mark} {:<19} {}\n", finding.name, finding.value));
         if finding.state != State::Good {
-            out.push_str(&format!("{:27} why it matters: {}\n", "", finding.why));
+            out.push_str(&format!("{:28} why it matters: {}\n", "", finding.why));
             if !finding.next.is_empty() {
-                out.push_str(&format!("{:27} what to do:     {}\n", "", finding.next));
+                out.push_str(&format!("{:28} what to do:     {}\n", "", finding.next));
             }
         }
     }
+    out.push_str(&assignment::table(&report.groups));
     out.push_str(&format!("\n{}\n", report.summary));
     out
 }
@@ -95,6 +100,7 @@ fn json(report: &Report, other: Option<&OtherHost>) -> serde_json::Value {
         "verdict": verdict,
         "summary": report.summary,
         "findings": findings.collect::<serde_json::Map<_, _>>(),
+        "groups": assignment::json(&report.groups),
     })
 }
 

@@ -25,6 +25,14 @@ Examples:
   A disk that one core serves to several machines (start its server first: exitless serve --help):
     exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none --disk socket=/tmp/disk0.sock
 
+  The host's NVMe drive at 0000:01:00.0, bound to vfio-pci; pages are pinned while the guest has them mapped for DMA:
+    exitless run --kernel vmlinuz --initrd initrd.img --cmdline 'root=/dev/nvme0n1p1 console=ttyS0' \\
+        --device vfio=0000:01:00.0
+
+  The same beside a limit of memory, with unmaps that complete before the host's:
+    exitless run --kernel vmlinuz --initrd initrd.img --memory 2G --resident 800M --swap path=/var/tmp/swap0,size=2G \\
+        --device vfio=0000:01:00.0,policy=deferred,window=128,age=5
+
   A guest that believes it has 512 MiB, of which 100 may be in memory:
     exitless run --kernel vmlinuz --initrd initrd.img --disk path=debian.raw,direct=on --memory 512M \\
         --resident 100M --swap path=/var/tmp/swap0,size=1G --resident-file /run/limit0
@@ -62,6 +70,7 @@ Environment:
 Files:
   /dev/kvm  The host's KVM, for reading and writing.
   /dev/net/tun  With --net tap=NAME.
+  /dev/vfio/vfio, /dev/vfio/N  With --device, of whose group the number is.
   /dev/userfaultfd  With --resident, and with --iommu-mode shared for a sidecore that sleeps; or the system call, where that is allowed.";
 
 const DISK_HELP: &str = "\
@@ -100,6 +109,42 @@ A virtio network interface; repeat for more. One of these, and options:
     create=on|off           on: the interface is made, for as long as the machine runs
     mac=XX:XX:XX:XX:XX:XX   the guest's station address";
 
+const DEVICE_HELP: &str = "\
+A physical device of the host, given to the guest by VFIO; repeat for more. A list of these, without blanks:
+
+    vfio=ADDRESS            its PCI address: 0000:00:04.0
+    policy=POLICY           strict|async|deferred|optimistic=N: when an unmap of the guest completes (strict)
+    window=N                of async and deferred: mappings that may be stale (250)
+    age=MS                  of all but strict: milliseconds that a mapping may be stale (10)
+    policy-file=FILE        a new policy is read from there
+    require-dma-domains=on|off
+                            on: a guest that passes its IOMMU by gets no DMA
+    dma-before-te=on|off    on: DMA to all memory until the guest has turned its IOMMU on
+
+The host must have an IOMMU, and the device must be bound to vfio-pci: `exitless doctor` lists the devices with the commands that \
+do it. An address without its domain is completed with 0000.
+
+The guest protects itself: its own kernel maps and unmaps for each request by the emulated IOMMU, and just those pages are pinned; \
+all others stay reclaimable, by the host (memory.reclaim, swap) as by --resident. A stock Debian guest does so by itself. \
+iommu=pt on its command line maps all of memory, which is pinned then, and a line on standard error says so; require-dma-domains=on \
+refuses it, and --resident implies that. A guest without a driver for the IOMMU (intel_iommu=off) gets no DMA, unless dma-before-te=on. \
+With --iommu none all memory is pinned at the start.
+
+A map completes when the device can reach the page, and a page is unpinned when it cannot any more, under each policy. They differ \
+in when an unmap completes for the guest:
+
+    strict                  when the host has unmapped: nothing is ever stale
+    async                   when the host's unmap is queued
+    deferred                at once; the host unmaps a window at a time
+    optimistic=N            at once; N mappings stay for the guest's next map of the same page
+
+Up to window (or N) mappings are stale then, each for age at most, and a call of the host: in that time a device that misbehaves \
+reaches pages that the guest may use for something else. An IOVA that the guest maps to another page is unmapped first. FILE changes the \
+policy live: the word that stands in it is taken at the start and whenever it has been written.
+
+--device implies --memory …,thp=off, since a huge page is pinned whole. What is pinned counts against RLIMIT_MEMLOCK, each mapping \
+by itself; a map beyond it is refused, with a line that says the limit and what to do. Interrupts must be MSI or MSI-X.";
+
 const MEMORY_HELP: &str = "\
 Guest RAM: a size, and options.
 
@@ -107,7 +152,7 @@ Guest RAM: a size, and options.
 
 SIZE is bytes, or with K, M, G or T (powers of 1024). It is in a memory file; with shared=off in anonymous memory, as any program's: there the host \
 needs no leave to use huge pages (a memory file's are ruled by /sys/kernel/mm/transparent_hugepage/shmem_enabled), but nobody else \
-can be given it: not with --resident or --disk socket=…. thp=off forbids transparent huge pages.";
+can be given it: not with --resident or --disk socket=…. thp=off forbids transparent huge pages, as --device does by itself.";
 
 const SWAP_HELP: &str = "\
 Where pages go that leave memory and are neither zeroes nor what a disk holds. A list of these, without blanks:
@@ -231,6 +276,10 @@ pub struct RunArgs {
     /// A virtio network interface: responder or tap=NAME; repeat for more (see --help).
     #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
+
+    /// A physical device of the host: vfio=ADDRESS, and options; repeat for more (see --help).
+    #[arg(long, value_name = "vfio=ADDRESS,…", long_help = DEVICE_HELP)]
+    pub device: Vec<String>,
 
     /// A virtio entropy device, which gives the guest random bytes of the host's: at most 1 MiB each
     /// second.

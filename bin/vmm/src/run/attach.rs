@@ -3,7 +3,9 @@
 //! The builder calls `devices::attach` once, after KVM, RAM, interrupts and vCPU descriptors exist and before the
 //! kernel is loaded or any vCPU runs.
 
-use std::os::fd::BorrowedFd;
+use std::cell::OnceCell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use guest_mem::{GuestRam, SlotMapping};
@@ -13,9 +15,10 @@ use kvm::control::Control;
 use kvm::exits::ExitLedger;
 use kvm::msi::KvmMsi;
 use kvm::routes::KvmRoutes;
+use kvm::zones::ZonedRing;
 use pci::bus::PciBus;
 use platform::bus::BusDevice;
-use platform::power::MarkerSink;
+use platform::power::{EjectSink, MarkerSink};
 
 /// What devices are built from.
 pub struct Parts<'a> {
@@ -36,20 +39,46 @@ pub struct Parts<'a> {
     /// Exits to user space by cause.
     pub exits: &'a ExitLedger,
     /// Where functions are plugged in.
-    pub bus: &'a PciBus,
+    pub bus: &'a Arc<PciBus>,
+    /// The reader of KVM's log of register writes, once a unit has wanted it.
+    pub ring: OnceCell<Arc<ZonedRing>>,
+}
+
+impl Parts<'_> {
+    /// The machine's one reader of KVM's log of register writes.
+    ///
+    /// # Errors
+    /// The kernel has none.
+    pub fn ring(&self) -> io::Result<Arc<ZonedRing>> {
+        if let Some(ring) = self.ring.get() {
+            return Ok(ring.clone());
+        }
+        let ring = ZonedRing::map(self.vcpus[0].as_fd())?;
+        Ok(self.ring.get_or_init(|| ring).clone())
+    }
 }
 
 /// What devices give the machine.
 #[derive(Default)]
 pub struct Attached {
-    /// What answers exits on the VT-d register page.
-    pub iommu_page: Option<Arc<dyn BusDevice>>,
+    /// What answers exits on the VT-d register pages, by their addresses.
+    pub iommu_pages: Vec<(u64, Arc<dyn BusDevice>)>,
     /// The DMAR table.
     pub dmar: Option<Vec<u8>>,
     /// Told of marker writes.
     pub marker: Option<Arc<dyn MarkerSink>>,
+    /// Functions that the guest may eject, if there are any.
+    pub ejectable: Option<Ejectable>,
     /// What runs beside the vCPUs.
     pub running: Option<Box<dyn Running>>,
+}
+
+/// Functions that the guest may eject.
+pub struct Ejectable {
+    /// Their slots.
+    pub slots: Vec<u8>,
+    /// Removes one.
+    pub sink: Arc<dyn EjectSink>,
 }
 
 /// Sidecores and whatever else runs beside the vCPUs.

@@ -74,6 +74,9 @@ fn found(config: &Config) -> String {
             NetBackend::Tap { name, .. } => format!("network: TAP {name}"),
         });
     }
+    for device in &config.devices {
+        line(device.summary(config.iommu.is_some()));
+    }
     if config.rng {
         line("entropy: the host's".into());
     }

@@ -3,6 +3,9 @@
 
 use std::convert::Infallible;
 
+use assign::calls::CallThread;
+use assign::function::Assigned;
+use assign::vfio_device::VfioHardware;
 use guest_mem::NoIommu;
 use machine::{ResolveFunction, units};
 use vio::Remote;
@@ -25,6 +28,9 @@ units! {
     }
 }
 
+/// An assigned device, as a function of a machine.
+pub type AssignedDevice = Assigned<VfioHardware, CallThread>;
+
 /// Closed set of the functions of a program's machines, as [`functions!`](crate::functions) makes
 /// one. How a disk becomes a function is the program's to say.
 pub trait Functions:
@@ -33,10 +39,14 @@ pub trait Functions:
     + From<VirtioFunction<Rng>>
     + From<VirtioFunction<Remote>>
     + From<VirtioFunction<Balloon>>
+    + From<AssignedDevice>
     + 'static
 {
     /// Returns the balloon, if this is one.
     fn balloon(&mut self) -> Option<&mut Balloon>;
+
+    /// Returns the assigned device, if this is one.
+    fn assigned(&mut self) -> Option<&mut AssignedDevice>;
 }
 
 /// Makes the closed set of functions of a program's machines: those that every machine may have,
@@ -59,6 +69,8 @@ macro_rules! functions {
                 Remote($crate::__private::VirtioFunction<$crate::__private::Remote>),
                 /// A balloon.
                 Balloon($crate::__private::VirtioFunction<$crate::__private::Balloon>),
+                /// A device of the host's.
+                Assigned($crate::run::AssignedDevice),
                 $($(#[$variant_meta])* $variant($function)),*
             }
         }
@@ -71,6 +83,19 @@ macro_rules! functions {
                     Self::Balloon(function) => Some(function.device_mut()),
                     _ => None,
                 }
+            }
+
+            fn assigned(&mut self) -> Option<&mut $crate::run::AssignedDevice> {
+                match self {
+                    Self::Assigned(device) => Some(device),
+                    _ => None,
+                }
+            }
+        }
+
+        impl From<$crate::run::AssignedDevice> for $name {
+            fn from(device: $crate::run::AssignedDevice) -> Self {
+                Self::Assigned(device)
             }
         }
     };

@@ -11,11 +11,13 @@ use anyhow::{Context, bail};
 
 use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, MapperArg, RebootArg, RunArgs};
 use super::balloon::BalloonSpec;
+use super::device::{self, DeviceConfig};
 use super::disks::{self, Disk};
 use super::net::NetConfig;
 use super::ram::{MIN_MEMORY, RamConfig};
 use super::swapped::SwapConfig;
 use crate::composition::{Composition, MachineOutline};
+use crate::locked_memory::LockedMemory;
 use crate::values::{counted, size};
 use crate::{lacks, output};
 use platform::boot::{self, KernelKind};
@@ -81,6 +83,8 @@ pub struct Config {
     pub disks: Vec<Disk>,
     /// Network interfaces.
     pub nets: Vec<NetConfig>,
+    /// Physical devices, with different addresses.
+    pub devices: Vec<DeviceConfig>,
     /// There is an entropy device.
     pub rng: bool,
     /// The VT-d unit's register mode; `None` without an IOMMU.
@@ -129,7 +133,7 @@ impl Config {
     ) -> anyhow::Result<Self> {
         let kernel = kernel(&args.kernel)?;
         let initrd = args.initrd.as_deref().map(initrd).transpose()?;
-        let ram = RamConfig::check(&args.memory)?;
+        let mut ram = RamConfig::check(&args.memory)?;
         let memory = ram.bytes;
         if !(1..=MAX_CPUS).contains(&args.cpus) {
             bail!("--cpus is 1 to {MAX_CPUS}, not {}", args.cpus);
@@ -160,10 +164,14 @@ impl Config {
             .collect::<Result<Vec<_>, _>>()?;
         let balloon = BalloonSpec::check(args, memory, MIN_MEMORY)?;
         // The host bridge has slot 0; slot 31 stays free for the I/O APIC's source-id.
-        let others = usize::from(balloon.is_some()) + usize::from(args.rng);
-        let devices = disks.len() + nets.len() + others;
-        if devices > 30 {
-            bail!("{devices} devices, but the PCI bus has 30 free slots");
+        let others = usize::from(balloon.is_some()) + usize::from(args.rng) + args.device.len();
+        let functions = disks.len() + nets.len() + others;
+        if functions > 30 {
+            bail!("{functions} devices, but the PCI bus has 30 free slots");
+        }
+        let devices = device::check(args, ram, &LockedMemory::probe())?;
+        if !devices.is_empty() {
+            ram.forbid_huge_pages("--device")?;
         }
         if let Some(path) = &args.ledger {
             output::check("--ledger", path)?;
@@ -181,6 +189,7 @@ impl Config {
             has_pager: swap.is_some(),
             has_mapper: args.mapper == MapperArg::On,
             has_balloon: balloon.is_some(),
+            has_devices: !devices.is_empty(),
         })?;
         // What may have to wait comes last.
         let disks = disks::lock(disks)?;
@@ -197,6 +206,7 @@ impl Config {
             cpus: args.cpus as u8,
             disks,
             nets,
+            devices,
             rng: args.rng,
             iommu: match args.iommu {
                 IommuArg::Vtd => Some(args.iommu_mode),

@@ -1,14 +1,13 @@
 //! IOMMU, disks and network cards of a machine, put under their owner and its sidecore.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
-use guest_mem::{NoIommu, PhysMem, SourceId};
+use anyhow::{Context, Result};
+use assign::reach::Reach;
+use guest_mem::{PhysMem, SourceId};
 use kvm::doorbells::{KvmDoorbells, Places};
-use kvm::register_page;
 use machine::port::{OwnedFunction, UnitRegisters};
 use platform::interrupt::InterruptSink;
 use platform::layout;
@@ -19,21 +18,22 @@ use vio::net::{Net, NetIo, Responder, Tap};
 use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
-use vtd::{Unit, dmar};
-use vtd_port::VtdPort;
 
-use super::args::{DmaArg, IdleArg, IommuMode};
+use super::args::DmaArg;
+use super::assigned;
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
-use super::composed::{Functions, MAX_LEASES, Owner, Request, Units};
+use super::composed::{Functions, Owner, Request};
 use super::config::Config;
 use super::disk::DiskConfig;
 use super::disks::Disk;
+use super::ejection;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::memory::{Memory, Paging};
 use super::net::{NetBackend, NetConfig};
 use super::plugs::Plugs;
 use super::remote;
+use super::units::{self, UnitOptions};
 use crate::composition::Composition;
 use crate::ending::storage::{self, Dropping, Names};
 use crate::values::block::serial;
@@ -47,8 +47,6 @@ const DISK_DEPTH: u32 = 256;
 const NET_QUEUE: u16 = 256;
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
-/// Physical addresses the guest's IO page tables may hold, in bits.
-const HOST_ADDRESS_WIDTH: u8 = 48;
 
 /// Makes a function of the disk of this number.
 pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
@@ -67,7 +65,8 @@ pub fn attach<F: Functions, M: Memory<F>>(
 ) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
     let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
-    let unit = owner.add_unit(iommu(config, parts)?);
+    let options = UnitOptions::of(config);
+    let unit = owner.add_unit(units::iommu(&options, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
     let (names, forwarded) = add_disks(
         &mut plugs,
@@ -89,9 +88,12 @@ pub fn attach<F: Functions, M: Memory<F>>(
         let queues = function.queues();
         plugs.add(function, doorbells(parts, queues)?);
     }
+    let reach = Reach::default();
+    let given = std::mem::take(&mut config.devices);
+    let devices = assigned::add_all(&mut plugs, given, &options, parts, &reach, config.restarts)?;
     let balloon = match config.balloon.take() {
         Some(spec) => {
-            let device = spec.device(parts.ram, memory.balloon()?)?;
+            let device = spec.device(parts.ram, memory.balloon(&reach)?)?;
             let function = VirtioFunction::new(parts.bus.reserve()?, device);
             let doorbells = doorbells(parts, function.queues())?;
             let number = plugs.add_beside(function, doorbells);
@@ -99,9 +101,10 @@ pub fn attach<F: Functions, M: Memory<F>>(
         }
         None => None,
     };
-    let plugged = plugs.into_plugged();
+    let (plugged, second) = plugs.into_plugged();
     let core = start(config, owner, composition)?;
     let handle = core.handle(0);
+    assigned::follow_policies(&devices, &handle)?;
     let watched = balloon.as_ref().map(|(_, watched)| watched.clone());
     let paging = memory.start(handle.clone())?;
     let balloon = balloon.map(|(spec, watched)| {
@@ -112,25 +115,40 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let monitor = monitor(&core, parts.control, config.watchdog)?;
     let pager = paging.as_ref().and_then(|paging| paging.reporter());
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
-        .with_balloon(watched);
+        .with_balloon(watched)
+        .with_devices(devices.addresses())
+        .with_register_pages(units::register_pages(second.as_ref()));
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));
+    let ejectable = ejection::ejectable(&plugged, &handle, parts.bus);
     for plug in plugged {
-        let port = OwnedFunction::new(handle.clone(), plug.number, plug.shape)
-            .with_doorbells(plug.doorbells);
+        let mut port = OwnedFunction::new(handle.clone(), plug.number, plug.shape);
+        if let Some(doorbells) = plug.doorbells {
+            port = port.with_doorbells(doorbells);
+        }
+        if let Some(memory) = plug.memory {
+            port = port.with_memory(memory);
+        }
         parts.bus.plug(plug.source, Arc::new(port));
     }
     Ok(Attached {
-        iommu_page: config
-            .iommu
-            .map(|_| Arc::new(UnitRegisters::new(handle.clone(), unit)) as Arc<dyn BusDevice>),
-        dmar: config.iommu.map(|_| dmar_table()),
+        iommu_pages: options.mode.map_or_else(Vec::new, |_| {
+            let page = |(at, unit)| {
+                let registers = UnitRegisters::new(handle.clone(), unit);
+                (at, Arc::new(registers) as Arc<dyn BusDevice>)
+            };
+            let second = second.as_ref().map(|of| (layout::VTD_ASSIGNED, of.unit));
+            let all = std::iter::once((layout::VTD, unit)).chain(second);
+            all.map(page).collect()
+        }),
+        dmar: options.mode.map(|_| units::dmar_table(second.as_ref())),
         // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
         // wants its windows.
         marker: config
             .ledger
             .is_some()
             .then_some(ledger as Arc<dyn MarkerSink>),
+        ejectable,
         running: Some(Box::new(Devices {
             core,
             _monitor: monitor,
@@ -139,6 +157,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
             ended: None,
             paging,
             balloon,
+            _assigned: devices,
         })),
     })
 }
@@ -175,13 +194,6 @@ fn add_disks<F: Functions, M: Memory<F>>(
         }
     }
     Ok((names, forwarded))
-}
-
-fn dmar_table() -> Vec<u8> {
-    dmar::build(&dmar::DmarConfig::single_unit(
-        HOST_ADDRESS_WIDTH,
-        layout::VTD,
-    ))
 }
 
 fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
@@ -231,44 +243,6 @@ fn network(net: NetConfig) -> Result<Net> {
         }
     };
     Ok(Net::new(net.mac, NET_QUEUE, io)?)
-}
-
-/// The IOMMU in the mode asked for, its page in a memory slot where the mode has one.
-fn iommu(config: &Config, parts: &Parts<'_>) -> Result<Units> {
-    let Some(mode) = config.iommu else {
-        return Ok(Units::None(NoIommu::new(MAX_LEASES)));
-    };
-    let unit = Unit::new(vtd::Config {
-        max_leases: MAX_LEASES,
-        drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
-        ..vtd::Config::default()
-    });
-    Ok(Units::Vtd(match mode {
-        IommuMode::Trap => VtdPort::trap(unit),
-        IommuMode::Logged => {
-            let port = register_page::logged(unit, parts.vm, parts.vcpus[0].as_fd());
-            port.map_err(|error| {
-                let error = anyhow::Error::new(error);
-                anyhow!("{error:#} (--iommu-mode trap does without, at an exit for each access)")
-            })?
-        }
-        IommuMode::Shared => {
-            let port = register_page::shared(unit, parts.vm)?;
-            if let Some(line) = sleepless(config.idle, port.keeps_awake()) {
-                messages::say!("{line}");
-            }
-            port
-        }
-    }))
-}
-
-/// What is said of a sidecore that nothing could wake, unless it is meant to poll.
-fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
-    let why = why.filter(|_| idle != IdleArg::Poll)?;
-    Some(format!(
-        "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here could wake it ({why}); \
-         `exitless doctor` says what userfaultfd takes, and --iommu-mode logged needs none"
-    ))
 }
 
 fn start<F, M>(
@@ -323,6 +297,8 @@ struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     paging: Option<Box<dyn Paging>>,
     /// Asks the guest for its statistics.
     balloon: Option<Beside>,
+    /// What keeps assigned devices as the guest needs them.
+    _assigned: assigned::Devices,
 }
 
 impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {
@@ -368,23 +344,5 @@ impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {
         dropping.begin(names.join(", "), owners);
         dropping.wait();
         reported
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sidecore_that_never_sleeps_is_no_secret() {
-        for idle in [IdleArg::Adaptive, IdleArg::Sleep] {
-            let line = sleepless(idle, Some("not permitted")).unwrap();
-            for word in ["--iommu-mode shared", "never sleeps", "(not permitted)"] {
-                assert!(line.contains(word), "{line}");
-            }
-            assert_eq!(sleepless(idle, None), None);
-        }
-        // It was asked for.
-        assert_eq!(sleepless(IdleArg::Poll, Some("not permitted")), None);
     }
 }

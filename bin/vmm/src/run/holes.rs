@@ -3,33 +3,57 @@
 //! A page goes from every mapping of it at once: the guest's, ours, and those of processes that serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under way with such
 //! a page keeps the one that it had, and what it reads into that is nobody's: a guest that gives pages away while a disk reads
 //! into them has no claim to what was read.
+//!
+//! A page that an *assigned* device reaches stays: the host's IOMMU would go on leading to the old one, while the guest found another.
 
-use guest_mem::{GuestRam, Ticket};
+use assign::reach::Reach;
+use guest_mem::{GuestRam, PAGE_SIZE, Ticket};
 use vio::balloon::{BalloonIo, PageRange};
 
 /// Gives pages of this memory back.
 pub struct Holes {
     ram: GuestRam,
+    reach: Reach,
     has_failed: bool,
 }
 
 impl Holes {
-    /// Of this memory.
-    pub fn new(ram: GuestRam) -> Self {
+    /// Of this memory, of which assigned devices reach some.
+    pub fn new(ram: GuestRam, reach: Reach) -> Self {
         Self {
             ram,
+            reach,
             has_failed: false,
         }
     }
 
     fn discard(&mut self, pages: &[PageRange]) {
         for range in pages {
+            if self.reach.touches(range.gpa, range.bytes()) {
+                self.discard_some(range);
+                continue;
+            }
             // Pages that stay are memory that the host does not get, and nothing else.
             if let Err(error) = self.ram.discard(range.gpa, range.bytes())
                 && !self.has_failed
             {
                 self.has_failed = true;
                 tracing::warn!(%error, "pages of the balloon stay in memory");
+            }
+        }
+    }
+}
+
+impl Holes {
+    /// Pages of a range of which devices reach some, one by one.
+    #[cold]
+    fn discard_some(&mut self, range: &PageRange) {
+        for page in 0..range.pages {
+            let Some(gpa) = range.gpa.checked_add(page * PAGE_SIZE) else {
+                return;
+            };
+            if !self.reach.touches(gpa, PAGE_SIZE) {
+                self.discard(&[PageRange { gpa, pages: 1 }]);
             }
         }
     }
@@ -80,7 +104,7 @@ mod tests {
                 .expect("memory");
         }
         assert_eq!(bytes(&ram), 4 * PAGE_SIZE);
-        let mut holes = Holes::new(ram.clone());
+        let mut holes = Holes::new(ram.clone(), Reach::default());
         let range = |gpa, pages| PageRange {
             gpa: Gpa::new(gpa),
             pages,

@@ -18,13 +18,14 @@ use vtd_port::VtdPort;
 use super::args::{DmaArg, IdleArg, IommuMode};
 use super::attach::Parts;
 use super::balloon::{Said, Watched};
-use super::composed::{Functions, Owner, Units};
+use super::composed::{AssignedDevice, Functions, Owner, Units};
 use super::config::Config;
+use super::host_faults::HostFaults;
 use super::memory::{AskPager, OwnerHandle, Standing};
 use crate::messages;
 use exit_ledger::account::{
-    BalloonCounts, BalloonFigures, KVM_COUNTERS, OwnerCounts, SidecoreCounts, Snapshot, Swap,
-    SwapCounts, UserExits,
+    BalloonCounts, BalloonFigures, DeviceCounts, DeviceFigures, KVM_COUNTERS, OwnerCounts,
+    SidecoreCounts, Snapshot, Swap, SwapCounts, UserExits,
 };
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};
@@ -54,6 +55,11 @@ pub struct LedgerSource<F, M> {
     pager: Option<AskPager>,
     /// The balloon, where there is one.
     balloon: Option<Watched>,
+    /// Register pages of all remapping units.
+    register_pages: Range<u64>,
+    /// Assigned devices: numbers of their functions, and addresses on the host.
+    devices: Vec<(usize, String)>,
+    host_faults: HostFaults,
 }
 
 impl<F, M> LedgerSource<F, M> {
@@ -83,7 +89,22 @@ impl<F, M> LedgerSource<F, M> {
             ram: ram_of(parts),
             pager,
             balloon: None,
+            register_pages: layout::VTD..layout::VTD + layout::VTD_SIZE,
+            devices: Vec::new(),
+            host_faults: HostFaults::open(),
         })
+    }
+
+    /// The same, of a machine whose units' register pages are these.
+    pub fn with_register_pages(mut self, pages: Range<u64>) -> Self {
+        self.register_pages = pages;
+        self
+    }
+
+    /// The same, of a machine with these assigned devices: numbers of their functions, and addresses on the host.
+    pub fn with_devices(mut self, devices: Vec<(usize, String)>) -> Self {
+        self.devices = devices;
+        self
     }
 
     /// The same, of a machine with this balloon, if it has one.
@@ -134,8 +155,8 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
                     );
                 })
                 .ok()?;
-            let register_page = layout::VTD..layout::VTD + layout::VTD_SIZE;
-            if let Err(error) = histogram.locate_page_faults(register_page, &self.ram) {
+            let register_pages = self.register_pages.clone();
+            if let Err(error) = histogram.locate_page_faults(register_pages, &self.ram) {
                 tracing::warn!(%error, "page faults are not told apart by address: those in memory are unattributed");
             }
             if !self.forwarded.is_empty()
@@ -157,16 +178,27 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
         }
         let histogram = self.histogram.get().and_then(Option::as_ref);
         let watched = self.balloon.clone();
+        let devices = self.devices.clone();
         let figures = move |owner: &mut Owner<F, M>| {
             let watched = watched.as_ref();
             let balloon = watched.and_then(|watched| {
                 let balloon = watched.balloon(owner)?;
                 Some(balloon_figures(balloon, watched.said(balloon)))
             });
-            (balloon, owner_counts(owner))
+            let devices: Vec<_> = devices
+                .into_iter()
+                .filter_map(|(number, address)| {
+                    let device = owner.function(number)?.assigned()?;
+                    Some(device_figures(device, address))
+                })
+                .collect();
+            (balloon, owner_counts(owner), devices)
         };
         let figures = self.owner.call(|reply| Request::ask(reply, figures));
-        let (balloon, mut owner) = figures.unwrap_or_default();
+        let (balloon, mut owner, mut devices) = figures.unwrap_or_default();
+        for device in &mut devices {
+            device.counts.host_faults = self.host_faults.of(&device.address).unwrap_or(0);
+        }
         owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
         Snapshot {
             now_ns: Nanos::now().0,
@@ -178,6 +210,7 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
             sidecore: self.sidecore(),
             swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
             balloon,
+            devices,
         }
     }
 }
@@ -200,6 +233,61 @@ fn swap(standing: Standing) -> Swap {
         tracked: standing.report.tracked as u64,
         counts: swap_counts(standing.report),
         pause_reason: standing.pause_reason,
+    }
+}
+
+fn device_figures(device: &AssignedDevice, address: String) -> DeviceFigures {
+    let shadow = device.shadow();
+    let assign::shadow::Counts {
+        pages_told,
+        domains_told,
+        others_told,
+        maps,
+        mapped_pages,
+        unmaps,
+        unmapped,
+        hits,
+        misses,
+        cut,
+        not_ram,
+        not_allowed,
+        refused,
+        pass_through,
+        attached,
+        longest_call_ns,
+    } = shadow.counts();
+    let (pinned, pinned_peak) = shadow.book().pages();
+    let (guest_pages, guest_pages_peak) = shadow.book().live_pages();
+    let risk = shadow.risk();
+    DeviceFigures {
+        address,
+        policy: shadow.policy().name().into(),
+        pinned,
+        pinned_peak,
+        guest_pages,
+        guest_pages_peak,
+        stale: risk.stale_now,
+        stale_max: risk.stale_max,
+        stale_ns_max: risk.windows.max_ns,
+        stale_allowed: risk.contract.max_stale,
+        stale_ns_allowed: risk.contract.max_age_ns,
+        longest_call_ns,
+        counts: DeviceCounts {
+            pages_told,
+            domains_told,
+            others_told,
+            maps,
+            mapped_pages,
+            unmaps,
+            unmapped,
+            hits,
+            misses,
+            cut,
+            refused: not_ram + not_allowed + refused,
+            attached,
+            pass_through,
+            host_faults: 0,
+        },
     }
 }
 
@@ -296,13 +384,17 @@ fn major_faults_of(stat: &str) -> Option<u64> {
     if is_vcpu { None } else { field.parse().ok() }
 }
 
-/// What the owner, its unit and its functions have counted.
-fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
+/// What the owner, its units and its functions have counted.
+pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
     let totals = owner.totals();
-    let mut counts = match owner.unit(0) {
-        Some(Units::Vtd(port)) => vtd_counts(port),
-        Some(Units::None(_)) | None => OwnerCounts::default(),
-    };
+    let mut counts = OwnerCounts::default();
+    for at in 0.. {
+        match owner.unit(at) {
+            Some(Units::Vtd(port)) => counts = counts.plus(&vtd_counts(port)),
+            Some(Units::None(_)) => {}
+            None => break,
+        }
+    }
     counts.doorbells = totals.doorbells;
     counts.requests = totals.requests;
     counts.interrupts = totals.interrupts;

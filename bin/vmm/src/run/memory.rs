@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
+use assign::reach::Reach;
 use guest_mem::{GuestRam, PhysMem, SlotMapping};
 use vio::balloon::BalloonIo;
 use vio::blk::BlockIo;
@@ -31,8 +32,8 @@ pub trait Memory<F> {
         Ok(io)
     }
 
-    /// What becomes of pages that the guest does without.
-    fn balloon(&self) -> Result<Box<dyn BalloonIo>>;
+    /// What becomes of pages that the guest does without, but for those that assigned devices reach.
+    fn balloon(&self, reach: &Reach) -> Result<Box<dyn BalloonIo>>;
 
     /// The owner runs: who moves pages, if anybody does.
     fn start(self, owner: OwnerHandle<F, Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
@@ -76,8 +77,8 @@ impl<F> Memory<F> for Plain {
         self.0.clone()
     }
 
-    fn balloon(&self) -> Result<Box<dyn BalloonIo>> {
-        Ok(Box::new(Holes::new(self.0.clone())))
+    fn balloon(&self, reach: &Reach) -> Result<Box<dyn BalloonIo>> {
+        Ok(Box::new(Holes::new(self.0.clone(), reach.clone())))
     }
 
     fn start(self, _: OwnerHandle<F, GuestRam>) -> Result<Option<Box<dyn Paging>>> {

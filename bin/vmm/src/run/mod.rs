@@ -13,16 +13,21 @@
 
 mod args;
 mod assembly;
+mod assigned;
 mod attach;
 mod balloon;
+mod bars;
 mod check;
 mod composed;
 mod config;
+mod device;
 mod devices;
 mod disk;
 mod disks;
+mod ejection;
 mod followed;
 mod holes;
+mod host_faults;
 mod ledger;
 mod machine;
 mod memory;
@@ -34,11 +39,13 @@ mod remote_disk;
 mod restart;
 mod stopped;
 mod swapped;
+mod units;
 
 pub use args::RunArgs;
 pub use assembly::{Assembly, MachineComposition};
+pub use assign::reach::Reach;
 pub use attach::{Attached, Parts, Running};
-pub use composed::{Functions, Owner, Request, Units};
+pub use composed::{AssignedDevice, Functions, Owner, Request, Units};
 pub use devices::DiskFunction;
 pub use memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Plain, Standing};
 
@@ -92,8 +99,11 @@ pub fn misunderstood(args: &RunArgs) -> Vec<String> {
     let nets = args.net.iter().filter(|text| !text.starts_with("tap="));
     let nets = nets.map(|text| net::NetConfig::check(text, 0).map(drop));
     let memory = std::iter::once(ram::RamConfig::check(&args.memory).map(drop));
+    let devices = args.device.iter();
+    let devices = devices.map(|text| device::DeviceConfig::check(text, args.iommu).map(drop));
     disks
         .chain(nets)
+        .chain(devices)
         .chain(memory)
         .filter_map(Result::err)
         .map(|error| format!("{error:#}"))

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use anyhow::Result;
 use guest_mem::{NoIommu, PhysMem, SourceId};
 use kvm::doorbells::{IoEvents, KvmDoorbells};
 use machine::{FunctionShape, Wires};
+use platform::doorbell::Doorbells;
+use platform::memory::PlaceMemory;
 
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
 
@@ -13,7 +16,18 @@ pub struct Plug {
     pub source: SourceId,
     pub number: usize,
     pub shape: FunctionShape,
-    pub doorbells: Arc<IoEvents>,
+    pub doorbells: Option<Arc<IoEvents>>,
+    /// Memory of an assigned function's BARs.
+    pub memory: Option<Arc<dyn PlaceMemory>>,
+}
+
+/// The unit of assigned functions, and these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// Number of the unit, at the owner.
+    pub unit: usize,
+    /// Requesters of the functions.
+    pub functions: Vec<SourceId>,
 }
 
 /// Functions on their way to an owner that does not run yet, and what their doors need once it does.
@@ -21,6 +35,7 @@ pub struct Plugs<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,
     plugged: Vec<Plug>,
+    assigned: Option<Assigned>,
 }
 
 impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
@@ -30,6 +45,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
             owner,
             unit,
             plugged: Vec::new(),
+            assigned: None,
         }
     }
 
@@ -44,16 +60,54 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_under(unit, function.into(), doorbells)
     }
 
-    /// Returns what the ports of all added functions need.
-    pub fn into_plugged(self) -> Vec<Plug> {
-        self.plugged
+    /// Adds `function`, a device of the host whose BARs are shown by `memory`, under the unit of
+    /// such functions, which `make_unit` makes for the first of them; its number.
+    ///
+    /// # Errors
+    /// The unit's; nothing has been added.
+    pub fn add_assigned(
+        &mut self,
+        function: impl Into<F>,
+        memory: Arc<dyn PlaceMemory>,
+        make_unit: impl FnOnce() -> Result<Units>,
+    ) -> Result<usize> {
+        let function = function.into();
+        let source = function.get().source();
+        let unit = match &mut self.assigned {
+            Some(assigned) => {
+                assigned.functions.push(source);
+                assigned.unit
+            }
+            none => {
+                let unit = self.owner.add_unit(make_unit()?);
+                let functions = vec![source];
+                *none = Some(Assigned { unit, functions });
+                unit
+            }
+        };
+        Ok(self.add_to(unit, function, None, Some(memory)))
+    }
+
+    /// Returns what the ports of all added functions need, and which are assigned, if any.
+    pub fn into_plugged(self) -> (Vec<Plug>, Option<Assigned>) {
+        (self.plugged, self.assigned)
     }
 
     fn add_under(&mut self, unit: usize, function: F, doorbells: KvmDoorbells) -> usize {
+        self.add_to(unit, function, Some(doorbells), None)
+    }
+
+    fn add_to(
+        &mut self,
+        unit: usize,
+        function: F,
+        doorbells: Option<KvmDoorbells>,
+        memory: Option<Arc<dyn PlaceMemory>>,
+    ) -> usize {
         let (source, shape) = (function.get().source(), function.get().shape());
-        let events = doorbells.events();
+        let events = doorbells.as_ref().map(KvmDoorbells::events);
         let wires = Wires {
-            doorbells: Some(Box::new(doorbells)),
+            doorbells: doorbells.map(|doorbells| Box::new(doorbells) as Box<dyn Doorbells>),
             pin: None,
         };
         let number = self.owner.add(unit, function, wires);
@@ -62,6 +116,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
             number,
             shape,
             doorbells: events,
+            memory,
         });
         number
     }

@@ -21,8 +21,8 @@ pub struct RamConfig {
     /// In a memory file, which other processes can be given, and whose pages can be taken away one by one; if not, in anonymous
     /// memory, as any program's.
     pub is_shared: bool,
-    /// The host may back it with transparent huge pages.
-    pub thp: bool,
+    /// The host may back it with transparent huge pages; nothing: unless they are in the way.
+    pub thp: Option<bool>,
 }
 
 impl RamConfig {
@@ -38,12 +38,12 @@ impl RamConfig {
         let mut config = Self {
             bytes: bytes(size)?,
             is_shared: true,
-            thp: true,
+            thp: None,
         };
         if let Some(options) = options {
             let mut keys = Keys::parse("--memory", options)?;
             config.is_shared = keys.take_switch("shared", true)?;
-            config.thp = keys.take_switch("thp", true)?;
+            config.thp = keys.take_optional_switch("thp")?;
             keys.finish()?;
         }
         Ok(config)
@@ -60,12 +60,27 @@ impl RamConfig {
         Ok(())
     }
 
+    /// Has it in pages of 4 KiB for `option`, by which some of them are pinned.
+    ///
+    /// # Errors
+    /// Huge pages are asked for.
+    pub fn forbid_huge_pages(&mut self, option: &str) -> Result<()> {
+        if self.thp == Some(true) {
+            bail!(
+                "--memory …,thp=on does not go with {option}: a huge page of which a device has 4 KiB pinned stays in memory \
+                 whole (leave thp=on out)"
+            );
+        }
+        self.thp = Some(false);
+        Ok(())
+    }
+
     /// Makes it; `pages_move` if they come and go one by one.
     ///
     /// # Errors
     /// The host refuses.
     pub fn make(&self, pages_move: bool) -> Result<GuestRam> {
-        let pages = match self.thp && !pages_move {
+        let pages = match self.thp != Some(false) && !pages_move {
             true => HugePages::Advise,
             false => HugePages::Never,
         };
@@ -112,9 +127,9 @@ mod tests {
             let config = RamConfig::check(text).expect(text);
             (config.bytes >> 20, config.is_shared, config.thp)
         };
-        assert_eq!(of("128M"), (128, true, true));
-        assert_eq!(of("128M,shared=off"), (128, false, true));
-        assert_eq!(of("64M,thp=off,shared=on"), (64, true, false));
+        assert_eq!(of("128M"), (128, true, None));
+        assert_eq!(of("128M,shared=off"), (128, false, None));
+        assert_eq!(of("64M,thp=off,shared=on"), (64, true, Some(false)));
         for (text, words) in [
             ("128M,shared=maybe", "on or off"),
             ("128M,share=off", "share"),
@@ -124,6 +139,19 @@ mod tests {
         ] {
             let error = format!("{:#}", RamConfig::check(text).expect_err(text));
             assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_off_beside_pins_and_refused_if_they_are_asked_for() {
+        for (text, outcome) in [
+            ("64M", Ok(Some(false))),
+            ("64M,thp=off", Ok(Some(false))),
+            ("64M,thp=on", Err(())),
+        ] {
+            let mut config = RamConfig::check(text).expect(text);
+            let done = config.forbid_huge_pages("--device");
+            assert_eq!(done.map(|()| config.thp).map_err(drop), outcome, "{text}");
         }
     }
 

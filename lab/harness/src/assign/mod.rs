@@ -20,6 +20,7 @@
 
 mod echo_peer;
 mod locked;
+mod session;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub use crate::system::guest::{Guest, Mode, Outcome};
 pub use crate::system::host::Host;
 pub use echo_peer::EchoPeer;
 pub use locked::{LockedMemory, LockedWatch};
+pub use session::{SCRIPT, Session};
 
 /// Bytes of the NVMe controller's namespace.
 pub const NAMESPACE_BYTES: u64 = 64 << 20;
@@ -162,10 +164,7 @@ impl AssignLab {
     /// The run could not be made or watched. How it ended is in its outcome ([`Outcome::check`]).
     pub fn run(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<AssignedRun> {
         let guest = self.with_devices(guest.clone(), devices)?;
-        self.take_faults()?;
-        // A run that is refused writes none, and must not have that of another.
-        self.host.script("rm -f /root/ledger-*.json")?;
-        let locked = self.watch_locked(guest.program().name())?;
+        let locked = self.watch_run(&guest)?;
         let outcome = guest.try_run(&self.host)?;
         let locked = locked
             .finish()
@@ -178,6 +177,23 @@ impl AssignLab {
             locked,
             faults: self.take_faults()?,
         })
+    }
+
+    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is
+    /// [`SCRIPT`].
+    ///
+    /// # Errors
+    /// It does not come so far.
+    pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
+        Session::begin(self, &self.with_devices(guest.clone(), devices)?)
+    }
+
+    /// Begins to watch a guest that is started next.
+    fn watch_run(&self, guest: &Guest) -> Result<LockedWatch<'_>> {
+        self.take_faults()?;
+        // A run that is refused writes none, and must not have that of another.
+        self.host.script("rm -f /root/ledger-*.json")?;
+        self.watch_locked(guest.program().name())
     }
 
     /// The guest with flags for these devices.

@@ -1,81 +1,20 @@
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-
 use dma_map::iova::{Aperture, ChunkAllocator, CoreId};
 use dma_map::{
     DeviceLimits, Direction, DmaMapError, DmaMapper, Domain, ManualClock, MapperCore, Policy,
 };
 
 use super::*;
+use crate::error::Errno;
+use crate::testing::{FakeCall, FakeKernel};
 
-/// Type 1, version 2: what is mapped, by first page, and the next errors.
-#[derive(Default)]
-struct FakeKernel {
-    mapped: Mutex<BTreeMap<u64, (u64, u64, Access)>>,
-    unmapped: Mutex<Vec<IovaRange>>,
-    /// Every call fails with it, unless it is 0.
-    error: AtomicI32,
-    /// Most mappings, unless it is 0.
-    limit: AtomicUsize,
-}
-
-impl FakeKernel {
-    fn fails(&self) -> Result<(), Errno> {
-        match self.error.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            errno => Err(Errno(errno)),
-        }
-    }
-
-    /// Whether a device reaches the page.
-    fn reaches(&self, page: u64) -> bool {
-        let mapped = self.mapped.lock().unwrap();
-        let below = mapped.range(..=page).next_back();
-        below.is_some_and(|(first, (pages, ..))| page < first + pages)
-    }
-
-    fn mappings(&self) -> usize {
-        self.mapped.lock().unwrap().len()
-    }
-}
-
-// SAFETY: nobody reaches memory through it.
-unsafe impl Kernel for FakeKernel {
-    unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno> {
-        self.fails()?;
-        let mut mapped = self.mapped.lock().unwrap();
-        let limit = self.limit.load(Ordering::Relaxed);
-        if limit != 0 && mapped.len() >= limit {
-            return Err(Errno(libc::ENOSPC));
-        }
-        let (first, pages) = (range.first().raw(), range.pages());
-        let before = mapped.range(..=range.last().raw()).next_back();
-        if before.is_some_and(|(start, (pages, ..))| start + pages > first) {
-            return Err(Errno(libc::EEXIST));
-        }
-        mapped.insert(first, (pages, vaddr, access));
-        Ok(())
-    }
-
-    fn unmap_dma(&self, range: IovaRange) -> Result<u64, Errno> {
-        self.fails()?;
-        let mut mapped = self.mapped.lock().unwrap();
-        let (first, end) = (range.first().raw(), range.last().raw() + 1);
-        let is_cut = |at: u64| {
-            let before = mapped.range(..at).next_back();
-            before.is_some_and(|(start, (pages, ..))| start + pages > at)
-        };
-        if is_cut(first) || is_cut(end) {
-            return Err(Errno(libc::EINVAL));
-        }
-        let inside: Vec<u64> = mapped.range(first..end).map(|(start, _)| *start).collect();
-        let pages: u64 = inside
-            .iter()
-            .filter_map(|start| mapped.remove(start))
-            .map(|(pages, ..)| pages)
-            .sum();
-        self.unmapped.lock().unwrap().push(range);
-        Ok(pages << PAGE_SHIFT)
-    }
+/// Ranges of the calls to unmap so far, those that failed among them.
+fn unmapped(map: &Fake) -> Vec<IovaRange> {
+    let calls = map.kernel().calls().into_iter();
+    let unmaps = calls.filter_map(|record| match record.call {
+        FakeCall::Unmap { range } => Some(range),
+        _ => None,
+    });
+    unmaps.collect()
 }
 
 type Fake = VfioMap<FakeKernel>;
@@ -145,10 +84,7 @@ fn neighbours_go_in_one_call_and_what_is_in_use_between_them_stays() {
         }
     }
     map.flush(&[Command::Domain]).unwrap();
-    assert_eq!(
-        *map.kernel().unmapped.lock().unwrap(),
-        [range(1, 11), range(13, 15)]
-    );
+    assert_eq!(unmapped(&map), [range(1, 11), range(13, 15)]);
     assert_eq!(map.mappings(), mappings(1, 0));
     assert!(map.kernel().reaches(12));
     map.flush(&[Command::Global]).unwrap();
@@ -162,7 +98,7 @@ fn a_command_for_a_part_covers_the_mapping_it_lies_in() {
     map_each(&map, &buffer, &[(8, 4), (12, 4), (16, 4)]);
     map.unmap(range(8, 12)).unwrap();
     map.flush(&[Command::Pages(range(10, 3))]).unwrap();
-    assert_eq!(*map.kernel().unmapped.lock().unwrap(), [range(8, 8)]);
+    assert_eq!(unmapped(&map), [range(8, 8)]);
     assert!(map.kernel().reaches(16));
 }
 
@@ -231,26 +167,26 @@ fn memory_outlives_its_buffer_for_as_long_as_the_device_reaches_it() {
     drop(buffer);
     map.unmap(range(16, 1)).unwrap();
     assert!(memory.upgrade().is_some(), "closed, but within reach");
-    map.kernel().error.store(libc::EIO, Ordering::Relaxed);
+    map.kernel().fail_all(Some(Errno(libc::EIO)));
     let failed = map.flush(&[Command::Domain]);
     let status = libc::EIO.unsigned_abs().into();
     assert_eq!(failed, Err(InvalidateError::Stopped { status }));
     assert!(memory.upgrade().is_some(), "the kernel still has it");
-    map.kernel().error.store(0, Ordering::Relaxed);
+    map.kernel().fail_all(None);
     map.flush(&[Command::Domain]).unwrap();
     assert!(memory.upgrade().is_none());
 }
 
 #[test]
 fn the_last_clone_unmaps_what_is_left_and_loses_what_it_cannot() {
-    for (errno, is_lost) in [(0, false), (libc::EIO, true)] {
+    for (errno, is_lost) in [(None, false), (Some(libc::EIO), true)] {
         let map = fake();
         let buffer = map.allocate(1 << 16).unwrap();
         let memory = Arc::downgrade(&buffer.0);
         map_each(&map, &buffer, &[(16, 1), (18, 2)]);
         map.unmap(range(16, 1)).unwrap();
         drop(buffer);
-        map.kernel().error.store(errno, Ordering::Relaxed);
+        map.kernel().fail_all(errno.map(Errno)); // taking the groups off as well
         drop(map);
         assert_eq!(memory.upgrade().is_some(), is_lost);
     }
@@ -352,7 +288,7 @@ fn what_is_out_of_use_makes_room_where_there_are_too_many_mappings() {
     const LIMIT: usize = 8;
     for policy in [Policy::STRICT, Policy::DEFERRED, Policy::optimistic(64)] {
         let (map, _mapper, mut core) = mapper(policy);
-        map.kernel().limit.store(LIMIT, Ordering::Relaxed);
+        map.kernel().limit_entries(LIMIT);
         let buffer = map.allocate(64 << 12).unwrap();
         let page = |at: usize| [buffer.segment(at << 12, 4096)];
         for at in 0..64 {
@@ -381,10 +317,10 @@ fn an_unmap_that_the_kernel_refuses_is_tried_again() {
         .map(&[buffer.segment(0, 4096)], Direction::FromDevice)
         .unwrap();
     let page = mapping.range().first().raw();
-    map.kernel().error.store(libc::EINTR, Ordering::Relaxed);
+    map.kernel().fail_all(Some(Errno(libc::EINTR)));
     assert!(core.unmap(mapping).is_err());
     assert_eq!(mapper.risk().stale_now, 1);
-    map.kernel().error.store(0, Ordering::Relaxed);
+    map.kernel().fail_all(None);
     let other = core
         .map(&[buffer.segment(0, 4096)], Direction::FromDevice)
         .unwrap();
@@ -393,6 +329,32 @@ fn an_unmap_that_the_kernel_refuses_is_tried_again() {
     assert_eq!(mapper.risk().stale_now, 0);
     assert!(!map.kernel().reaches(page));
     core.unmap(other).unwrap();
+}
+
+/// An unmap that did nothing is a success to the kernel, with 0 bytes.
+#[test]
+fn unmap_that_did_nothing_keeps_the_memory() {
+    for is_detachable in [true, false] {
+        let map = fake();
+        let kernel = map.kernel().clone();
+        let buffer = map.allocate(8192).unwrap();
+        let memory = Arc::downgrade(&buffer.0);
+        map_each(&map, &buffer, &[(16, 2)]);
+        drop(buffer);
+        map.unmap(range(16, 2)).unwrap();
+        kernel.ignore_unmap_nth(0, 0);
+        kernel.ignore_unmap_nth(1, 4096);
+        for _ in 0..2 {
+            assert!(map.flush(&[Command::Domain]).is_err());
+            assert_eq!(map.mappings(), mappings(0, 1), "it may be reached");
+            assert!(kernel.reaches(17) && memory.upgrade().is_some());
+        }
+        kernel.ignore_unmap_nth(0, 0);
+        kernel.set_detachable(is_detachable);
+        drop(map);
+        assert_eq!(memory.upgrade().is_none(), is_detachable);
+        assert_eq!(kernel.reaches(17), !is_detachable);
+    }
 }
 
 /// Any sequence: what the kernel has is what the book has, open and closed, and no call is refused.

@@ -124,8 +124,10 @@ impl RemoteDevice for Played {
 }
 
 impl InterruptLines for Shared {
-    fn connect(&mut self, queue: u16, message: Option<Message>) {
-        assert_eq!(queue, 0);
+    fn connect(&mut self, lines: &[(u16, Option<Message>)]) {
+        let [(0, message)] = *lines else {
+            panic!("it has one line: {lines:?}");
+        };
         let mut side = self.side();
         side.message = message;
         side.connects += 1;

@@ -78,8 +78,10 @@ macro_rules! plain {
                 $crate::Plain::answer(self, id, result);
             }
 
-            fn connect(&mut self, line: u16, message: Option<platform::interrupt::Message>) {
-                assert_eq!(line, 0);
+            fn connect(&mut self, lines: &[(u16, Option<platform::interrupt::Message>)]) {
+                let [(0, message)] = *lines else {
+                    panic!("it has one line: {lines:?}");
+                };
                 $crate::Plain::connected(self, message);
             }
         }

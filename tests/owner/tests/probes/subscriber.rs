@@ -1,10 +1,13 @@
 //! Somebody who follows a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it hears what each
 //! invalidation covers, and holds the guest's WAIT until it has forgotten the same.
 
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use guest_mem::{Iommu, Iova, KeepAlive, PhysMem, SourceId};
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionShape, Hold, Invalidation, Op, Progress, Scope,
-    Target, Wires, functions, units,
+    Cx, DataPath, Effects, Function, FunctionShape, Hold, HoldId, Invalidation, Op, Progress,
+    Scope, Target, Wires, functions, units,
 };
 use vtd::spec::registers as reg;
 use vtd_port::VtdPort;
@@ -14,8 +17,8 @@ use crate::ByHand;
 /// The invalidation queue, and the status word of its waits.
 const QUEUE: u64 = 0x3000;
 const STATUS: u64 = 0x4000;
-/// How long an invalidation may be held.
-const LIMIT: u64 = 1_000_000;
+/// How long an invalidation may be held, ns: longer than any of these tests takes.
+const LIMIT: u64 = 100_000_000_000;
 
 units! {
     enum Units: () {
@@ -29,16 +32,21 @@ functions! {
     }
 }
 
-/// Holds invalidations of pages, no others; lets go of what is released by a write to its BAR.
+/// Holds invalidations of pages, no others; lets go of as many as a write to its BAR says, oldest first.
 #[derive(Default)]
 struct Follower {
+    slot: u8,
     heard: Vec<Scope>,
-    released: u64,
+    held: Vec<HoldId>,
+    to_release: Vec<HoldId>,
+    /// It must not be left behind: what is overdue it keeps.
+    insists: bool,
+    overdue: Vec<HoldId>,
 }
 
 impl Function<()> for Follower {
     fn source(&self) -> SourceId {
-        SourceId::new(0, 1, 0)
+        SourceId::new(0, 1 + self.slot, 0)
     }
 
     fn shape(&self) -> FunctionShape {
@@ -57,26 +65,38 @@ impl Function<()> for Follower {
     fn bar_read(&mut self, _: u8, _: u64, _: &mut [u8]) {}
 
     fn bar_write(&mut self, _: u8, _: u64, data: &[u8], _: &KeepAlive, _: &mut Effects<()>) {
-        self.released += u64::from(data[0]);
+        let released = self.held.drain(..usize::from(data[0]));
+        self.to_release.extend(released);
     }
 
-    fn invalidated(&mut self, what: &Invalidation) -> Hold {
+    fn invalidated(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
         self.heard.push(what.scope);
         match what.scope {
-            Scope::Range { .. } => Hold::Yes,
+            Scope::Range { .. } => {
+                self.held.push(hold);
+                Hold::Yes
+            }
             _ => Hold::No,
+        }
+    }
+
+    fn hold_overdue(&mut self, hold: HoldId, out: &mut Effects<()>) {
+        self.overdue.push(hold);
+        if !self.insists {
+            out.release(hold);
         }
     }
 }
 
 impl DataPath<()> for Follower {
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, ()>) -> Progress {
-        (0..std::mem::take(&mut self.released)).for_each(|_| cx.effects.release());
+        let released = self.to_release.drain(..);
+        released.for_each(|hold| cx.effects.release(hold));
         Progress::Idle
     }
 
     fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, ()>) -> bool {
-        self.released > 0
+        !self.to_release.is_empty()
     }
 }
 
@@ -87,16 +107,20 @@ struct Guest {
 }
 
 impl Guest {
-    fn new() -> Self {
+    /// With so many followers, which insist on being waited for or not.
+    fn new(followers: u8, insists: bool) -> Self {
         let mut machine = ByHand::new();
-        let unit = machine
-            .owner
-            .add_unit(Units::Vtd(VtdPort::trap(vtd::Unit::new(vtd::Config {
-                hold_limit_ns: LIMIT,
-                ..vtd::Config::default()
-            }))));
-        let follower = Functions::Follower(Follower::default());
-        machine.owner.add(unit, follower, Wires::default());
+        machine.owner = machine.owner.with_hold_limit(Duration::from_nanos(LIMIT));
+        let unit = vtd::Unit::new(vtd::Config::default());
+        let unit = machine.owner.add_unit(Units::Vtd(VtdPort::trap(unit)));
+        for slot in 0..followers {
+            let follower = Functions::Follower(Follower {
+                slot,
+                insists,
+                ..Follower::default()
+            });
+            machine.owner.add(unit, follower, Wires::default());
+        }
         let mut guest = Self {
             machine,
             tail: 0,
@@ -136,17 +160,36 @@ impl Guest {
         self.machine.get(STATUS) & 0xffff_ffff
     }
 
-    fn heard(&mut self) -> Vec<Scope> {
-        let Some(Functions::Follower(follower)) = self.machine.owner.function(0) else {
+    fn follower(&mut self, number: usize) -> &mut Follower {
+        let Some(Functions::Follower(follower)) = self.machine.owner.function(number) else {
             unreachable!("it was not removed")
         };
-        std::mem::take(&mut follower.heard)
+        follower
+    }
+
+    /// Pages of a domain are invalidated, and the guest waits: the wait's number.
+    fn unmap(&mut self) -> u64 {
+        self.submit(0x32 | 5 << 16, 0x7_0000);
+        self.wait()
+    }
+
+    /// The follower lets go of so many, oldest first.
+    fn release(&mut self, number: usize, count: u64) {
+        self.machine.write(Target::Function(number), 0, 0, count);
+        self.machine.poll();
+    }
+
+    /// The limit of what is held now has passed.
+    fn wait_for_limit(&mut self) {
+        let now = std::mem::replace(&mut self.machine.now, sidecore::Nanos::now().0 + 2 * LIMIT);
+        self.machine.poll();
+        self.machine.now = now;
     }
 }
 
 #[test]
 fn a_subscriber_hears_what_is_covered_and_holds_the_wait_behind_it() {
-    let mut guest = Guest::new();
+    let mut guest = Guest::new(1, false);
     // A domain, then two pages of it.
     guest.submit(0x22 | 5 << 16, 0);
     let wait = guest.wait();
@@ -155,27 +198,70 @@ fn a_subscriber_hears_what_is_covered_and_holds_the_wait_behind_it() {
     let wait = guest.wait();
     let (domain, iova, len) = (5, Iova::new(0x7_0000), 0x2000);
     let pages = Scope::Range { domain, iova, len };
-    assert_eq!(guest.heard(), [Scope::Domain(5), pages]);
+    assert_eq!(guest.follower(0).heard, [Scope::Domain(5), pages]);
     (0..10).for_each(|_| assert_eq!(guest.done(), wait - 1));
-    guest.machine.write(Target::Function(0), 0, 0, 1);
-    guest.machine.poll();
+    guest.release(0, 1);
     assert_eq!(guest.done(), wait);
 }
 
 #[test]
-fn a_hold_that_is_not_released_ends_at_the_limit_and_is_told() {
-    let mut guest = Guest::new();
-    guest.submit(0x32 | 5 << 16, 0x7_0000);
-    let wait = guest.wait();
+fn a_hold_that_is_not_released_is_told_once_and_let_go_by_a_follower_that_does_not_insist() {
+    let mut guest = Guest::new(1, false);
+    let wait = guest.unmap();
     guest.done();
-    guest.machine.now = sidecore::Nanos::now().0 + 2 * LIMIT;
-    guest.machine.poll();
+    guest.wait_for_limit();
     assert_eq!(guest.done(), wait);
     assert_eq!(guest.machine.owner.totals().hold_limits, 1);
     // A release that comes too late lets nothing else go.
-    guest.machine.write(Target::Function(0), 0, 0, 1);
-    guest.machine.poll();
-    guest.submit(0x32 | 5 << 16, 0x7_0000);
-    let wait = guest.wait();
+    let wait = guest.unmap();
+    guest.release(0, 1);
     assert_eq!(guest.done(), wait - 1);
+    guest.release(0, 1);
+    assert_eq!(guest.done(), wait);
+}
+
+#[test]
+fn a_wait_never_completes_without_a_follower_that_insists() {
+    let mut guest = Guest::new(1, true);
+    let wait = guest.unmap();
+    guest.done();
+    for _ in 0..3 {
+        guest.wait_for_limit();
+        assert_eq!(guest.done(), wait - 1);
+    }
+    assert_eq!(guest.machine.owner.totals().hold_limits, 1);
+    assert_eq!(guest.follower(0).overdue.len(), 1);
+    guest.release(0, 1);
+    assert_eq!(guest.done(), wait);
+}
+
+#[test]
+fn a_release_too_many_does_not_let_the_hold_of_another_function_go() {
+    let mut guest = Guest::new(2, true);
+    let wait = guest.unmap();
+    guest.done();
+    let hold = guest.follower(0).held[0];
+    let others = guest.follower(1).held[0];
+    assert_ne!(hold, others);
+    // Its own twice, and the other's name.
+    let follower = guest.follower(0);
+    follower.to_release = vec![hold, hold, others, HoldId(99)];
+    guest.machine.poll();
+    assert_eq!(guest.done(), wait - 1);
+    guest.release(1, 1);
+    assert_eq!(guest.done(), wait);
+}
+
+#[test]
+fn a_follower_that_is_removed_holds_nothing_any_more() {
+    let mut guest = Guest::new(2, true);
+    let wait = guest.unmap();
+    guest.done();
+    guest.release(1, 1);
+    assert_eq!(guest.done(), wait - 1);
+    let (told, removed) = channel();
+    guest.machine.owner.remove(0, told);
+    guest.machine.poll();
+    assert_eq!(removed.try_recv(), Ok(SourceId::new(0, 1, 0)));
+    assert_eq!(guest.done(), wait);
 }

@@ -3,8 +3,9 @@
 
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};
+use vtd::saved_state::RestoreError;
 use vtd::spec::registers as reg;
-use vtd::{AccessLen, AddressWidth, Config, Event, Parked, Progress, Unit};
+use vtd::{AccessLen, AddressWidth, Config, Event, LargePages, Parked, Progress, Unit};
 use vtd_guest::*;
 
 fn blocked(answer: Result<guest_mem::Run, Stop>) -> bool {
@@ -497,6 +498,26 @@ fn capabilities_promise_only_what_is_done() {
     };
     let unit = Unit::new(config);
     assert_eq!(unit.read(reg::CAP, AccessLen::B8), 0x00d2_078c_2266_0286);
+    // A unit for assigned devices: 39 bits, CM, SLLPS 1; no SC.
+    let config = Config {
+        width: AddressWidth::Bits39,
+        caching_mode: true,
+        fault_records: 8,
+        large_pages: LargePages::TwoM,
+        snoop_control: false,
+        ..Config::default()
+    };
+    let unit = Unit::new(config.clone());
+    assert_eq!(unit.read(reg::CAP, AccessLen::B8), 0x00d2_0784_2266_0286);
+    assert_eq!(unit.read(reg::ECAP, AccessLen::B8), 0x00f0_0f43);
+    let config = Config {
+        large_pages: LargePages::None,
+        snoop_control: true,
+        ..config
+    };
+    let unit = Unit::new(config);
+    assert_eq!(unit.read(reg::CAP, AccessLen::B8), 0x00d2_0780_2266_0286);
+    assert_eq!(unit.read(reg::ECAP, AccessLen::B8), 0x00f0_0fc3);
 }
 
 #[test]
@@ -775,12 +796,33 @@ fn saved_state_keeps_pending_bits_latches_and_what_no_register_shows() {
     wrong.iqh = 0x1000;
     assert!(Unit::restore(Config::default(), &wrong).is_err());
     wrong = saved.clone();
-    wrong.version = 2;
+    wrong.version += 1;
     assert!(Unit::restore(Config::default(), &wrong).is_err());
     wrong = saved;
     wrong.next_record = 16;
     assert!(Unit::restore(Config::default(), &wrong).is_err());
     drop(guest);
+}
+
+#[test]
+fn saved_state_of_a_unit_with_other_capabilities_is_refused() {
+    let saved = Unit::new(Config::default()).save();
+    let others: [fn(&mut Config); 6] = [
+        |config| config.width = AddressWidth::Bits39,
+        |config| config.caching_mode = true,
+        |config| config.fault_records = 8,
+        |config| config.large_pages = LargePages::TwoM,
+        |config| config.large_pages = LargePages::None,
+        |config| config.snoop_control = false,
+    ];
+    for other in others {
+        let mut config = Config::default();
+        other(&mut config);
+        let refused = Unit::restore(config.clone(), &saved).err();
+        assert_eq!(refused, Some(RestoreError::Capabilities), "{config:?}");
+        let own = Unit::new(config.clone()).save();
+        assert!(Unit::restore(config, &own).is_ok());
+    }
 }
 
 #[test]

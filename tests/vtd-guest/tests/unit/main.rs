@@ -3,6 +3,8 @@
 mod absent;
 mod caches;
 mod defects;
+mod follow;
+mod follow_model;
 mod hostile_leases;
 mod model;
 mod races;

@@ -59,14 +59,6 @@ where
                     }
                 }
             }
-            UnitEvent::HoldLimit { holds } => {
-                self.totals.hold_limits += u64::from(holds);
-                tracing::warn!(
-                    vm = %self.name,
-                    holds,
-                    "an invalidation was held for too long, and completes without whoever held it"
-                );
-            }
         }
     }
 
@@ -85,9 +77,17 @@ where
             return;
         };
         let (at, source) = (slot.unit, slot.effects.source());
-        let released = std::mem::take(&mut slot.effects.released);
-        if released > 0 {
-            self.units[at].control_mut().release(released);
+        if !slot.effects.released.is_empty() {
+            let held = slot.holds.len();
+            let mut released = std::mem::take(&mut slot.effects.released);
+            // A guest decides how many there are.
+            released.sort_unstable();
+            slot.holds
+                .retain(|held| released.binary_search(&held.id).is_err());
+            let gone = held - slot.holds.len();
+            if gone > 0 {
+                self.units[at].control_mut().release(gone as u32);
+            }
         }
         if let Some(level) = slot.effects.pin.take()
             && let Some(pin) = &mut slot.wires.pin
@@ -118,20 +118,17 @@ where
         let Some(Some(slot)) = self.slots.get_mut(number) else {
             return;
         };
-        for (line, message) in std::mem::take(&mut slot.effects.routes) {
-            let at = usize::from(line);
+        let changed = std::mem::take(&mut slot.effects.routes);
+        for (line, message) in &changed {
+            let at = usize::from(*line);
             if slot.routes.len() <= at {
                 slot.routes.resize(at + 1, None);
             }
-            slot.routes[at] = message;
-            self.interrupts.connect(
-                &mut self.units[slot.unit],
-                &self.mem,
-                &mut slot.function,
-                (number, line),
-                message,
-            );
+            slot.routes[at] = *message;
         }
+        let unit = &mut self.units[slot.unit];
+        self.interrupts
+            .connect(unit, &self.mem, &mut slot.function, number, &changed);
     }
 
     /// Resolves the messages of a function's interrupt lines again.
@@ -139,14 +136,33 @@ where
         let Some(Some(slot)) = self.slots.get_mut(number) else {
             return;
         };
-        for (line, message) in (0..).zip(&slot.routes) {
-            self.interrupts.connect(
-                &mut self.units[slot.unit],
-                &self.mem,
-                &mut slot.function,
-                (number, line),
-                *message,
-            );
+        let lines: Vec<_> = (0..).zip(slot.routes.iter().copied()).collect();
+        if !lines.is_empty() {
+            let unit = &mut self.units[slot.unit];
+            self.interrupts
+                .connect(unit, &self.mem, &mut slot.function, number, &lines);
         }
+    }
+
+    /// Tells function number `number` of what it has held for too long.
+    #[cold]
+    pub(super) fn watch_holds(&mut self, number: usize, now: Nanos) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else {
+            return;
+        };
+        for held in &mut slot.holds {
+            if held.limit.is_some_and(|limit| now >= limit) {
+                held.limit = None;
+                self.totals.hold_limits += 1;
+                let function = slot.function.get_mut();
+                tracing::warn!(
+                    vm = %self.name,
+                    device = %function.source(),
+                    "an invalidation has waited for this device's mappings for long"
+                );
+                function.hold_overdue(held.id, &mut slot.effects);
+            }
+        }
+        self.apply(number, now);
     }
 }

@@ -4,7 +4,7 @@ use guest_mem::PhysMem;
 use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
 
 use super::resolve::{Call, CallFunction, PollUnit};
-use super::{Owner, Slot};
+use super::{Held, Owner, Slot};
 use crate::function::{Progress, ResolveFunction};
 use crate::request::Request;
 use crate::unit::{ResolveUnit, UnitPoll};
@@ -55,6 +55,13 @@ where
             if progress != Progress::Idle {
                 activity = Activity::Busy;
             }
+            let is_overdue = |held: &Held| held.limit.is_some_and(|limit| now >= limit);
+            if slot.holds.iter().any(is_overdue) {
+                self.watch_holds(number, now);
+            }
+            let Some(Some(slot)) = self.slots.get_mut(number) else {
+                continue;
+            };
             if progress == Progress::Stopping || slot.is_watched() || self.end.is_some() {
                 self.watch(number, now);
             }
@@ -88,6 +95,11 @@ where
             && let Some(told) = slot.removal
         {
             let source = slot.effects.source();
+            if !slot.holds.is_empty() {
+                // It has ended, so nothing is in its reach.
+                let holds = slot.holds.len() as u32;
+                self.units[slot.unit].control_mut().release(holds);
+            }
             self.interrupts.forget(number, source);
             let _ = told.send(source);
         }
@@ -217,7 +229,9 @@ where
             .filter_map(|unit| unit.control().deadline());
         let functions = self.slots.iter().flatten();
         let functions = functions.filter_map(|slot| slot.function.get().deadline());
-        units.chain(functions).min().map(Nanos)
+        let slots = self.slots.iter().flatten();
+        let holds = slots.flat_map(|slot| slot.holds.iter().filter_map(|held| held.limit));
+        units.chain(functions).map(Nanos).chain(holds).min()
     }
 
     fn arm_cost(&self) -> u64 {

@@ -2,12 +2,13 @@
 
 use guest_mem::{Iommu, Leases, NoIommu, Pages, PhysMem};
 use platform::interrupt::{InterruptSink, Message};
+use sidecore::Nanos;
 
-use super::{Slot, UNIT_SOURCE};
+use super::{Held, Slot, UNIT_SOURCE};
 use crate::function::{Cx, Progress, ResolveFunction};
 use crate::request::Op;
 use crate::unit::{
-    Command, CommandId, CommandResult, Hold, Invalidation, RemappingUnit, Scope, UnitEvent,
+    Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RemappingUnit, Scope, UnitEvent,
     UnitPoll, UnitSink, UnitVisitor,
 };
 
@@ -31,6 +32,9 @@ impl News {
 pub(super) struct Listener<'a, F, C> {
     pub(super) unit: usize,
     pub(super) has_subscribers: bool,
+    /// When what is held from now on is overdue.
+    pub(super) hold_limit: Nanos,
+    pub(super) next_hold: &'a mut HoldId,
     pub(super) slots: &'a mut [Option<Slot<F, C>>],
     pub(super) sink: &'a dyn InterruptSink,
     pub(super) news: &'a mut News,
@@ -51,12 +55,21 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
         if !self.has_subscribers {
             return 0;
         }
-        let unit = self.unit;
-        let subscribers = self.slots.iter_mut().flatten();
-        subscribers
-            .filter(|slot| slot.hears_invalidations && slot.unit == unit)
-            .map(|slot| u32::from(slot.function.get_mut().invalidated(what) == Hold::Yes))
-            .sum()
+        let mut holds = 0;
+        for slot in self.slots.iter_mut().flatten() {
+            if !slot.hears_invalidations || slot.unit != self.unit {
+                continue;
+            }
+            let id = *self.next_hold;
+            if slot.function.get_mut().invalidated(what, id) == Hold::Yes {
+                // 2^64 names outlast any machine.
+                self.next_hold.0 += 1;
+                let limit = Some(self.hold_limit);
+                slot.holds.push(Held { id, limit });
+                holds += 1;
+            }
+        }
+        holds
     }
 
     fn command_done(&mut self, id: CommandId, result: CommandResult) {

@@ -113,3 +113,92 @@ fn a_pending_interrupt_drives_the_pin_unless_it_is_off_or_msix_is_on() {
     assert!(!config.set_interrupt(false));
     assert_eq!(config.read(0x06, 1) & 8, 0);
 }
+
+#[test]
+fn placed_capability_keeps_its_offset_and_the_list_its_order() {
+    let mut config = space();
+    assert_eq!(config.place_capability(0x98, 0x09, &[3, 0, 0]), Ok(()));
+    assert_eq!(config.place_capability(0x40, 0x01, &[0; 6]), Ok(()));
+    assert_eq!(config.read(0x34, 1), 0x98);
+    assert_eq!(config.read(0x98, 2), 0x4009);
+    assert_eq!(config.read(0x40, 2), 0x0001);
+    let behind = config.add_capability(0x09, &[0; 2]);
+    assert_eq!(behind, 0xa0, "behind the one with the highest offset");
+    assert_eq!(config.read(0x40, 2), 0xa001);
+}
+
+#[test]
+fn capability_over_another_or_outside_the_space_is_refused() {
+    let mut config = space();
+    assert_eq!(config.place_capability(0x50, 0x09, &[0; 14]), Ok(()));
+    for (at, len) in [
+        (0x44, 13),
+        (0x50, 2),
+        (0x5c, 2),
+        (0x3c, 2),
+        (0xfc, 5),
+        (0x62, 2),
+        (0x100, 2),
+        (0xfffc, 2),
+    ] {
+        let refused = config.place_capability(at, 0x09, &vec![0; len - 2]);
+        assert_eq!(refused, Err(NoRoom { id: 0x09, at, len }));
+    }
+    assert_eq!(config.read(0x50, 2), 0x0009, "no link to what was refused");
+    assert_eq!(config.place_capability(0x44, 0x09, &[0; 10]), Ok(()));
+    assert_eq!(config.place_capability(0xfc, 0x09, &[0; 2]), Ok(()));
+}
+
+#[test]
+fn msi_registers_are_what_the_guest_writes_within_the_layout() {
+    for (is_wide, has_masks, data, len) in [
+        (false, false, 0x8, 10),
+        (true, false, 0xc, 14),
+        (false, true, 0x8, 20),
+        (true, true, 0xc, 24),
+    ] {
+        let mut config = space();
+        let layout = MsiLayout::new(2, is_wide, has_masks);
+        config.place_msi(0x40, layout).expect("free");
+        let before: Vec<_> = (0..64).map(|i| config.read(0x40 + 4 * i, 4)).collect();
+        for reg in (0x40..0x100).step_by(4) {
+            config.write(reg, 4, u32::MAX);
+        }
+        let mut expected = before;
+        expected[0] |= 0x0071_0000;
+        expected[1] = 0xffff_fffc;
+        if is_wide {
+            expected[2] = u32::MAX;
+        }
+        expected[data / 4] = 0xffff;
+        if has_masks {
+            expected[data / 4 + 1] = 0xf;
+        }
+        let after: Vec<_> = (0..64).map(|i| config.read(0x40 + 4 * i, 4)).collect();
+        assert_eq!(after[..48], expected[..48], "{len} bytes");
+        let high = if is_wide {
+            u64::from(u32::MAX) << 32
+        } else {
+            0
+        };
+        let registers = MsiRegisters {
+            is_enabled: true,
+            allocated_log2: 2,
+            address: high | 0xffff_fffc,
+            data: 0xffff,
+            mask: if has_masks { 0xf } else { 0 },
+        };
+        assert_eq!(config.msi_registers(), Some(registers));
+    }
+}
+
+#[test]
+fn pin_is_not_asserted_while_msi_is_on() {
+    let mut config = space();
+    config.set_pin(1);
+    let layout = MsiLayout::new(0, true, false);
+    config.place_msi(0x40, layout).expect("free");
+    assert!(config.set_interrupt(true));
+    config.write(0x42, 2, 1);
+    assert!(!config.pin_level());
+}

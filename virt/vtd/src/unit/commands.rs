@@ -195,9 +195,6 @@ impl Unit {
     }
 
     pub(super) fn watch_drain(&mut self, is_draining: bool, now_ns: u64, sink: &mut impl Sink) {
-        if self.holds == 0 {
-            self.hold = DrainTimer::default();
-        }
         if !is_draining {
             self.drain = DrainTimer::default();
             return;
@@ -206,10 +203,6 @@ impl Unit {
             self.stats.drain_limits += 1;
             let sources = self.leases.stale_sources();
             sink.event(Event::DrainLimit { sources });
-        }
-        if self.holds > 0 && self.hold.is_due(now_ns, self.config.hold_limit_ns) {
-            let holds = std::mem::take(&mut self.holds);
-            sink.event(Event::HoldLimit { holds });
         }
     }
 }

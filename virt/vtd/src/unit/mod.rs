@@ -24,6 +24,7 @@
 mod commands;
 mod context;
 pub(crate) mod faults;
+mod follow;
 mod iotlb;
 mod leases;
 mod queue;
@@ -33,8 +34,8 @@ mod stats;
 pub(crate) mod walk;
 
 use guest_mem::{
-    Access, Budget, DmaFault, Gpa, Iommu, Iova, LeaseTable, PAGE_SIZE, Perm, PhysMem, Run,
-    SourceId, Stop, Ticket, left_in_span,
+    Access, Attachment, Budget, DmaFault, Gpa, Iommu, Iova, LeaseTable, Next, PAGE_SIZE, Perm,
+    PhysMem, Run, SourceId, Stop, Ticket, left_in_span,
 };
 
 use crate::config::Config;
@@ -87,9 +88,9 @@ pub trait Sink {
     fn msi(&mut self, address: u64, data: u32);
     /// Something the VMM should act on.
     fn event(&mut self, event: Event);
-    /// The caches have forgotten this. Answers how many of whoever follows the mappings hold the invalidation's completion
-    /// (the WAIT, CCMD.ICC, IVT, GSTS.TES) until each has released it by [`Unit::release`], or `hold_limit_ns` has passed.
-    /// May be told twice of one invalidation.
+    /// The caches have forgotten this. Answers how many followers of the mappings hold the invalidation's completion (the WAIT,
+    /// CCMD.ICC, IVT, GSTS.TES) until each has released it by [`Unit::release`]. The unit has no limit for that: a completion
+    /// that came without the follower would be an unmap that has not happened. May be told twice of one invalidation.
     fn invalidated(&mut self, what: &Invalidation) -> u32 {
         let _ = what;
         0
@@ -124,11 +125,6 @@ pub enum Event {
     DrainLimit {
         /// Devices that hold stale leases, each once.
         sources: Vec<SourceId>,
-    },
-    /// An invalidation was held for `hold_limit_ns`, and goes on without whoever held it.
-    HoldLimit {
-        /// Holds that were not released.
-        holds: u32,
     },
 }
 
@@ -190,9 +186,8 @@ pub struct Unit {
     /// What the work since the last [`Unit::take_cost`] has cost, in estimated ns.
     cost: u64,
     drain: DrainTimer,
-    /// Holds of invalidations that have not been released, and since when there are any.
+    /// Holds of invalidations that have not been released.
     holds: u32,
-    hold: DrainTimer,
     contexts: ContextCache,
     iotlb: Iotlb,
     leases: LeaseTable,
@@ -226,7 +221,6 @@ impl Unit {
             cost: 0,
             drain: DrainTimer::default(),
             holds: 0,
-            hold: DrainTimer::default(),
             contexts: ContextCache::new(),
             iotlb: Iotlb::new(),
             leases: LeaseTable::new(config.max_leases),
@@ -237,7 +231,7 @@ impl Unit {
         }
     }
 
-    /// Back to power-on, caches included. Leases in flight stay and count as what they are: the VMM
+    /// Back to power-on, caches included. Leases in flight and holds stay and count as what they are: the VMM
     /// resets devices first. A ticket still awaited is forgotten.
     pub fn reset(&mut self) {
         let Self {
@@ -253,8 +247,7 @@ impl Unit {
             checking,
             cost: _,
             drain,
-            holds,
-            hold,
+            holds: _,
             contexts,
             iotlb,
             leases: _,
@@ -272,8 +265,6 @@ impl Unit {
         *awaited = None;
         *checking = None;
         *drain = DrainTimer::default();
-        *holds = 0;
-        *hold = DrainTimer::default();
         contexts.flush_all();
         iotlb.clear();
         *generation += 1;
@@ -363,16 +354,15 @@ impl Unit {
         }
     }
 
-    /// When [`Event::DrainLimit`] or [`Event::HoldLimit`] is due, if something is draining: step again by then. In ns.
+    /// When [`Event::DrainLimit`] is due, if something is draining: step again by then. In ns.
     pub fn deadline(&self) -> Option<u64> {
-        let drain = self.drain.deadline(self.config.drain_limit_ns);
-        let hold = self.hold.deadline(self.config.hold_limit_ns);
-        drain.into_iter().chain(hold).min()
+        self.drain.deadline(self.config.drain_limit_ns)
     }
 
-    /// Whoever held invalidations ([`Sink::invalidated`]) has released `holds`. Call [`step`](Unit::step) next.
+    /// Releases `holds` of those that [`Sink::invalidated`] has answered. Whose they are, the caller keeps account of. Call
+    /// [`step`](Unit::step) next.
     pub fn release(&mut self, holds: u32) {
-        // A release that comes after the limit finds none.
+        debug_assert!(holds <= self.holds, "more is released than is held");
         self.holds = self.holds.saturating_sub(holds);
     }
 
@@ -407,6 +397,8 @@ impl Unit {
         Walker {
             root: self.root,
             width: self.config.width,
+            large_pages: self.config.large_pages,
+            snoop_control: self.config.snoop_control,
         }
     }
 
@@ -635,6 +627,28 @@ impl Iommu for Unit {
     #[inline]
     fn generation(&self, _source: SourceId) -> u64 {
         self.generation
+    }
+
+    fn attachment<M: PhysMem>(&self, mem: &M, source: SourceId) -> Access<Attachment> {
+        if !self.te {
+            return Ok(Attachment::Off);
+        }
+        self.walker().attachment(mem, source)
+    }
+
+    fn next_mapping<M: PhysMem>(
+        &self,
+        mem: &M,
+        source: SourceId,
+        from: Iova,
+        last: Iova,
+        budget: &mut Budget,
+    ) -> Access<Next> {
+        if !self.te {
+            return Ok(Next::None);
+        }
+        self.walker()
+            .next_mapping(mem, source, (from, last), budget)
     }
 
     type Leases = LeaseTable;

@@ -31,15 +31,13 @@ pub const MAX_ADDRESS_MASK: u8 = 18;
 /// Version 1.0. Major version 6 and up would imply ESRTPS, which polled registers cannot offer.
 const VERSION: Version = Version::new().with_max(1).with_min(0);
 
-/// Extended capabilities.
-pub(super) const EXTENDED: ExtendedCapability = ExtendedCapability::new()
+/// Extended capabilities of every unit.
+const EXTENDED: ExtendedCapability = ExtendedCapability::new()
     // Our walks are plain loads of guest memory; without C Linux flushes a cache line per entry.
     .with_c(true)
     .with_qi(true)
     // Pass-through contexts, for `iommu=pt`.
     .with_pt(true)
-    // SNP is accepted, and meaningless: everything is coherent.
-    .with_sc(true)
     .with_iro(IVA / 16)
     .with_mhmv(15)
     // Interrupt remapping comes later: module `remap` has its place.
@@ -51,8 +49,14 @@ pub(super) const EXTENDED: ExtendedCapability = ExtendedCapability::new()
     // Stock kernels use scalable mode wherever they see it.
     .with_smts(false);
 
+/// Extended capabilities of a unit with this configuration.
+fn extended_capability(config: &Config) -> ExtendedCapability {
+    // Emulated devices need not look at SNP: everything they do is coherent.
+    EXTENDED.with_sc(config.snoop_control)
+}
+
 /// Capabilities of a unit with this configuration.
-pub(super) fn capability(config: &Config) -> Capability {
+fn capability(config: &Config) -> Capability {
     Capability::new()
         // 64 Ki domains: DID has 16 bits and costs nothing here.
         .with_nd(6)
@@ -62,7 +66,7 @@ pub(super) fn capability(config: &Config) -> Capability {
         // Else Linux maps write-only buffers readable.
         .with_zlr(true)
         .with_fro(FRCD / 16)
-        .with_sllps(0b11)
+        .with_sllps(config.large_pages.sllps())
         .with_psi(true)
         // `Unit::new` has checked the count.
         .with_nfr((config.fault_records - 1) as u8)
@@ -170,7 +174,7 @@ impl Unit {
             }
             _ if offset >= FRCD => return self.read_record(offset - FRCD),
             CAP => capability(&self.config).into_bits(),
-            ECAP => EXTENDED.into_bits(),
+            ECAP => extended_capability(&self.config).into_bits(),
             RTADDR => self.registers.rtaddr,
             CCMD => self.registers.ccmd.into_bits(),
             IQH => u64::from(self.registers.iqh),

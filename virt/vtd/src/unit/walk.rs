@@ -4,14 +4,15 @@
 //! its callers. Each entry is read once into a local, checked, then used. A walk that meets `Pending`
 //! is begun again from the root entry by its caller, so no part of it outlives an invalidation.
 //!
-//! Bound: one root entry, one context entry, at most four second-level entries.
+//! Bound: one root entry, one context entry, at most four second-level entries. The search of a
+//! range for mappings is module `follow`.
 //!
 //! Leaves out: zero-length reads, which never reach an IOMMU here (`CAP.ZLR` promises that one of a
 //! write-only page does not fault); translation requests of device TLBs (`ECAP.DT` is 0).
 
 use guest_mem::{Access, Gpa, Iova, PAGE_SIZE, Perm, PhysMem, SourceId, Stop, Ticket};
 
-use crate::config::AddressWidth;
+use crate::config::{AddressWidth, LargePages};
 use crate::spec::fault::FaultReason;
 use crate::spec::tables::{ContextEntry, ENTRY_LEN, PTE_LEN, RootEntry, SlPte, TranslationType};
 
@@ -126,10 +127,14 @@ const fn bits_above(width: u8) -> u64 {
     !0 << width
 }
 
-/// Whether `[start, start + len)` touches the interrupt range 0xfee0_0000 to 0xfeef_ffff.
+/// First and last address of the interrupt range. Neither an IOVA nor what it maps to may lie
+/// there.
+pub(super) const INTERRUPT_RANGE: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
+
+/// Whether `[start, start + len)` touches the interrupt range.
 /// `len` is a power of two and `start` aligned to it, so the comparison cannot wrap.
 pub(crate) const fn touches_interrupt_range(start: u64, len: u64) -> bool {
-    start <= 0xfeef_ffff && start + (len - 1) >= 0xfee0_0000
+    start <= INTERRUPT_RANGE.1 && start + (len - 1) >= INTERRUPT_RANGE.0
 }
 
 /// What a walk starts from.
@@ -138,6 +143,21 @@ pub(crate) struct Walker {
     /// The latched root table.
     pub(crate) root: Gpa,
     pub(crate) width: AddressWidth,
+    pub(crate) large_pages: LargePages,
+    pub(crate) snoop_control: bool,
+}
+
+/// A checked second-level entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// Neither R nor W is set.
+    NotPresent,
+    /// A reserved bit is set.
+    Reserved,
+    /// The next table.
+    Table(Gpa),
+    /// First byte of a page.
+    Leaf(Gpa, PageSize),
 }
 
 impl Walker {
@@ -244,36 +264,59 @@ impl Walker {
         let mut table = root;
         let mut permissions = 3;
         for level in (1..=levels).rev() {
-            let shift = 12 + 9 * (level - 1);
-            let index = iova.raw() >> shift & 0x1ff;
-            // A table's address has its low 12 bits clear and at most 48 bits.
-            let at = Gpa::new(table.raw() + index * PTE_LEN);
+            let at = pte_address(table, iova.raw(), level);
             let pte = entry(mem.read_u64(at), FaultReason::PTE_ACCESS, context.fpd)?;
             permissions &= pte & 3;
-            if pte & 3 == 0 {
-                return Err(context.fault(permission_fault(perm)));
+            match self.check(pte, level) {
+                Entry::NotPresent => return Err(context.fault(permission_fault(perm))),
+                Entry::Reserved => return Err(context.fault(FaultReason::PTE_RESERVED)),
+                Entry::Table(next) => table = next,
+                Entry::Leaf(page, size) => {
+                    return Ok(Mapping {
+                        page,
+                        size,
+                        permissions,
+                    });
+                }
             }
-            let pte = SlPte::from_bits(pte);
-            let size = match level {
-                1 => Some(PageSize::FourK),
-                2 if pte.ps() => Some(PageSize::TwoM),
-                3 if pte.ps() => Some(PageSize::OneG),
-                _ => None,
-            };
-            let address = pte.addr() * PAGE_SIZE;
-            if has_reserved_bits(pte, address, size, level) {
-                return Err(context.fault(FaultReason::PTE_RESERVED));
-            }
-            if let Some(size) = size {
-                return Ok(Mapping {
-                    page: Gpa::new(address),
-                    size,
-                    permissions,
-                });
-            }
-            table = Gpa::new(address);
         }
         unreachable!("level 1 is a leaf")
+    }
+
+    /// Checks an entry of a table of `level`.
+    #[inline]
+    pub(super) fn check(&self, pte: u64, level: u32) -> Entry {
+        if pte & 3 == 0 {
+            return Entry::NotPresent;
+        }
+        let pte = SlPte::from_bits(pte);
+        let size = match (level, pte.ps()) {
+            (1, _) => Some(PageSize::FourK),
+            (2, true) => Some(PageSize::TwoM),
+            (3, true) => Some(PageSize::OneG),
+            _ => None,
+        };
+        let is_ps_reserved = match level {
+            1 => false,
+            2 => self.large_pages < LargePages::TwoM,
+            3 => self.large_pages < LargePages::OneG,
+            _ => true,
+        };
+        // SNP is legal in a leaf, where the unit offers it; TM nowhere (`ECAP.DT` is 0).
+        let is_snp_reserved = size.is_none() || !self.snoop_control;
+        let address = pte.addr() * PAGE_SIZE;
+        if address & bits_above(HOST_ADDRESS_WIDTH) != 0
+            || size.is_some_and(|size| address & (size.bytes() - 1) != 0)
+            || pte.tm()
+            || (pte.snp() && is_snp_reserved)
+            || (pte.ps() && is_ps_reserved)
+        {
+            return Entry::Reserved;
+        }
+        match size {
+            Some(size) => Entry::Leaf(Gpa::new(address), size),
+            None => Entry::Table(Gpa::new(address)),
+        }
     }
 
     /// Whether a part of a lease still goes where it went: the question that an invalidation asks. `part` is moved on
@@ -314,14 +357,16 @@ impl Walker {
     }
 }
 
-/// SNP is legal in a leaf (`ECAP.SC`), TM nowhere (`ECAP.DT` is 0), PS not at level 4.
-fn has_reserved_bits(pte: SlPte, address: u64, size: Option<PageSize>, level: u32) -> bool {
-    let misaligned = size.is_some_and(|size| address & (size.bytes() - 1) != 0);
-    address & bits_above(HOST_ADDRESS_WIDTH) != 0
-        || misaligned
-        || pte.tm()
-        || (pte.snp() && size.is_none())
-        || (pte.ps() && level == 4)
+/// Bits of an IOVA below the index into a table of `level`: an entry covers 2^this bytes.
+pub(super) const fn level_shift(level: u32) -> u32 {
+    12 + 9 * (level - 1)
+}
+
+/// Address of the entry for `iova`. A table's address has its low 12 bits clear and at most 48
+/// bits, so this cannot wrap.
+pub(super) const fn pte_address(table: Gpa, iova: u64, level: u32) -> Gpa {
+    let index = iova >> level_shift(level) & 0x1ff;
+    Gpa::new(table.raw() + index * PTE_LEN)
 }
 
 /// `table` has its low 12 bits clear and at most 48 significant ones (it was checked, or masked when

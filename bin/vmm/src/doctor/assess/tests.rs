@@ -1,3 +1,4 @@
+use super::super::assignment::Assignment;
 use super::super::facts::{Memory, Userfaultfd};
 use super::*;
 use crate::resident::testing;
@@ -15,8 +16,7 @@ fn complete() -> Facts {
         kvm: Kvm::Usable { lacks: vec![] },
         nested_paging: Some(true),
         posted_interrupts: Some(true),
-        iommu_groups: 12,
-        vfio: true,
+        assignment: Assignment::complete(),
         userfaultfd: Userfaultfd {
             present: true,
             device: true,

@@ -4,6 +4,7 @@ mod changes;
 mod config;
 mod status;
 
+use assign::reach::Reach;
 use std::io;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -100,7 +101,8 @@ impl<F: Functions> Memory<F> for Swapped {
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
 
-    fn balloon(&self) -> Result<Box<dyn BalloonIo>> {
+    /// The pager asks the owner before it takes a page away.
+    fn balloon(&self, _: &Reach) -> Result<Box<dyn BalloonIo>> {
         Ok(Box::new(SwappedBalloon::new(self.ram.clone())))
     }
 

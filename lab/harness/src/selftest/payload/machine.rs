@@ -16,6 +16,7 @@ use kvm::msi::KvmMsi;
 use kvm::routes::KvmRoutes;
 use kvm::vcpu::{self, Machine};
 use kvm::vm::refused;
+use kvm::zones::ZonedRing;
 use kvm::{Kvm, KvmError, Vcpu, Vm, cpuid, kick, register_page};
 use kvm_ioctls::Cap;
 use machine::port::UnitRegisters;
@@ -166,8 +167,11 @@ where
     let unit = unit(&ram)?;
     let port = match mode {
         RegisterMode::Trap => VtdPort::trap(unit),
-        RegisterMode::Logged => register_page::logged(unit, &vm, vcpu.as_fd())?,
-        RegisterMode::Shared => register_page::shared(unit, &vm)?,
+        RegisterMode::Logged => {
+            let ring = ZonedRing::map(vcpu.as_fd()).context("KVM's coalesced MMIO ring")?;
+            register_page::logged(unit, layout::VTD, &vm, &ring)?
+        }
+        RegisterMode::Shared => register_page::shared(unit, layout::VTD, &vm)?,
     };
     // The unit's interrupts are masked and stay so; the I/O APIC has no pin.
     let sink = Arc::new(KvmMsi::new(vm.clone()));

@@ -1,0 +1,144 @@
+//! Remapping units of a machine: one that covers all functions, and a second one that assigned
+//! functions are under.
+//!
+//! Both are polled by one owner and have register pages of the same mode. The second exists only in
+//! a machine with assigned functions ([`assigned`](super::assigned)), and the DMAR table names
+//! these before the unit of all others.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, anyhow};
+use guest_mem::NoIommu;
+use kvm::register_page;
+use platform::layout;
+use vtd::{Unit, dmar};
+use vtd_port::VtdPort;
+
+use super::args::{IdleArg, IommuMode};
+use super::attach::Parts;
+use super::composed::{MAX_LEASES, Units};
+use super::config::Config;
+use super::plugs::Assigned;
+use crate::messages;
+
+/// Physical addresses the guest's IO page tables may hold, in bits.
+const HOST_ADDRESS_WIDTH: u8 = 48;
+
+/// What the units of a machine depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct UnitOptions {
+    /// How the guest reaches the registers; `None`: there is no IOMMU.
+    pub mode: Option<IommuMode>,
+    /// How long an invalidation may wait for stale leases, in ns.
+    pub drain_limit_ns: u64,
+    pub idle: IdleArg,
+}
+
+impl UnitOptions {
+    /// Of a machine's configuration.
+    pub fn of(config: &Config) -> Self {
+        Self {
+            mode: config.iommu,
+            drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
+            idle: config.idle,
+        }
+    }
+
+    /// What every unit is made with.
+    pub fn unit(&self) -> vtd::Config {
+        vtd::Config {
+            max_leases: MAX_LEASES,
+            drain_limit_ns: self.drain_limit_ns,
+            ..vtd::Config::default()
+        }
+    }
+}
+
+/// The unit of all functions, in the mode asked for.
+///
+/// # Errors
+/// Names what the host lacks or refuses.
+pub fn iommu(options: &UnitOptions, parts: &Parts<'_>) -> Result<Units> {
+    let units = unit(options.mode, options.unit(), layout::VTD, parts)?;
+    // Another unit in the same mode would say the same.
+    if let Units::Vtd(port) = &units
+        && let Some(line) = sleepless(options.idle, port.keeps_awake())
+    {
+        messages::say!("{line}");
+    }
+    Ok(units)
+}
+
+/// A unit made with `config`, its registers at `at`, in a memory slot where the mode has one.
+///
+/// # Errors
+/// Names what the host lacks or refuses.
+pub fn unit(
+    mode: Option<IommuMode>,
+    config: vtd::Config,
+    at: u64,
+    parts: &Parts<'_>,
+) -> Result<Units> {
+    let Some(mode) = mode else {
+        return Ok(Units::None(NoIommu::new(MAX_LEASES)));
+    };
+    let unit = Unit::new(config);
+    let port = match mode {
+        IommuMode::Trap => VtdPort::trap(unit),
+        IommuMode::Logged => logged(unit, at, parts).map_err(|error| {
+            anyhow!("{error:#} (--iommu-mode trap does without, at an exit for each access)")
+        })?,
+        IommuMode::Shared => register_page::shared(unit, at, parts.vm)?,
+    };
+    Ok(Units::Vtd(port))
+}
+
+fn logged(unit: Unit, at: u64, parts: &Parts<'_>) -> Result<VtdPort> {
+    let ring = parts.ring().context("KVM's coalesced MMIO ring")?;
+    Ok(register_page::logged(unit, at, parts.vm, &ring)?)
+}
+
+/// What is said of a sidecore that nothing could wake, unless it is meant to poll.
+fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
+    let why = why.filter(|_| idle != IdleArg::Poll)?;
+    Some(format!(
+        "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here could wake it ({why}); \
+         `exitless doctor` says what userfaultfd takes, and --iommu-mode logged needs none"
+    ))
+}
+
+/// Where the register pages of all units are.
+pub fn register_pages(assigned: Option<&Assigned>) -> Range<u64> {
+    let last = match assigned {
+        None => layout::VTD,
+        Some(_) => layout::VTD_ASSIGNED,
+    };
+    layout::VTD..last + layout::VTD_SIZE
+}
+
+/// The table that tells the guest of the units.
+pub fn dmar_table(assigned: Option<&Assigned>) -> Vec<u8> {
+    let mut config = dmar::DmarConfig::single_unit(HOST_ADDRESS_WIDTH, layout::VTD);
+    if let Some(Assigned { functions, .. }) = assigned {
+        config = config.with_unit_for(layout::VTD_ASSIGNED, functions);
+    }
+    dmar::build(&config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sidecore_that_never_sleeps_is_no_secret() {
+        for idle in [IdleArg::Adaptive, IdleArg::Sleep] {
+            let line = sleepless(idle, Some("not permitted")).unwrap();
+            for word in ["--iommu-mode shared", "never sleeps", "(not permitted)"] {
+                assert!(line.contains(word), "{line}");
+            }
+            assert_eq!(sleepless(idle, None), None);
+        }
+        // It was asked for.
+        assert_eq!(sleepless(IdleArg::Poll, Some("not permitted")), None);
+    }
+}

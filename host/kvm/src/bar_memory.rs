@@ -1,0 +1,237 @@
+//! Memory of a device's BARs as memory slots that follow the BARs: what the guest reads and writes
+//! there are no exits.
+//!
+//! A BAR consists of pieces (page-aligned mappings of the device's file) and of what is in none:
+//! pages that must be exits, such as those of the MSI-X table. Each piece is shown where its BAR is
+//! decoded, if that is inside a PCI window of the machine, and if KVM takes it: not where RAM or
+//! another slot is, nor beyond the addresses it has. A piece that is not shown works as exits, and
+//! is tried again when a BAR of the same function changes: two BARs may pass through each other's
+//! places.
+//!
+//! Called on vCPU threads, one call at a time for a function ([`PlaceMemory`]). Cost: two grace
+//! periods of KVM's for each piece that moves.
+
+use std::fmt::{self, Display};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use guest_mem::{Gpa, SlotMapping};
+use platform::layout;
+use platform::memory::PlaceMemory;
+
+use crate::vm::{KvmError, SlotId, StillMapped, Vm};
+
+/// A part of a BAR that the guest may reach without an exit.
+pub struct BarPiece {
+    /// Number of the BAR.
+    pub bar: u8,
+    /// Bytes from its start, a multiple of 4 KiB.
+    pub offset: u64,
+    /// The device's memory.
+    pub mapping: Arc<SlotMapping>,
+}
+
+/// The pieces of one function's BARs, shown where they are decoded.
+pub struct BarMemory {
+    slots: Arc<dyn Slots>,
+    /// Held during a change, so that each begins where the one before it has ended.
+    pieces: Mutex<Vec<Piece>>,
+}
+
+/// What of the machine is needed.
+trait Slots: Send + Sync {
+    fn show(&self, at: Gpa, mapping: &Arc<SlotMapping>) -> Result<SlotId, KvmError>;
+
+    fn hide(&self, slot: SlotId) -> Result<(), StillMapped>;
+}
+
+impl Slots for Vm {
+    fn show(&self, at: Gpa, mapping: &Arc<SlotMapping>) -> Result<SlotId, KvmError> {
+        self.map(at, mapping, 0)
+    }
+
+    fn hide(&self, slot: SlotId) -> Result<(), StillMapped> {
+        self.unmap(slot)
+    }
+}
+
+/// A piece, and how far it has followed its BAR.
+struct Piece {
+    what: BarPiece,
+    /// Where its BAR is decoded.
+    wanted: Option<Place>,
+    shown: Option<(Gpa, SlotId)>,
+    /// A guest may move a BAR as often as it likes: each kind of refusal is logged once for a
+    /// piece.
+    has_logged: Logged,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Logged {
+    refusal: bool,
+    stuck: bool,
+}
+
+/// A place of a piece: an address, or one that no slot of a BAR may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Inside(Gpa),
+    Outside(u64),
+}
+
+/// Where BARs may be shown: only there does the machine decode them.
+const WINDOWS: [Range<u64>; 2] = [
+    layout::PCI_WINDOW..layout::PCI_WINDOW_END,
+    layout::PCI_WINDOW_HIGH,
+];
+
+impl Place {
+    /// Of `len` bytes at `offset` of a BAR at `base`.
+    fn new(base: u64, offset: u64, len: u64) -> Self {
+        let first = base.checked_add(offset);
+        let end = first.and_then(|first| first.checked_add(len));
+        match (first, end) {
+            (Some(first), Some(end))
+                if WINDOWS
+                    .iter()
+                    .any(|window| window.start <= first && end <= window.end) =>
+            {
+                Self::Inside(Gpa::new(first))
+            }
+            _ => Self::Outside(base),
+        }
+    }
+}
+
+impl Piece {
+    fn new(what: BarPiece) -> Self {
+        Self {
+            what,
+            wanted: None,
+            shown: None,
+            has_logged: Logged::default(),
+        }
+    }
+
+    fn want(&mut self, base: Option<u64>) {
+        let place = |base| Place::new(base, self.what.offset, self.what.mapping.len());
+        self.wanted = base.map(place);
+    }
+
+    /// Removes it from where it should not be.
+    fn leave(&mut self, slots: &dyn Slots) {
+        let Some((at, slot)) = self.shown.take() else {
+            return;
+        };
+        if self.wanted == Some(Place::Inside(at)) {
+            self.shown = Some((at, slot));
+        } else if let Err(StillMapped { slot, source }) = slots.hide(slot) {
+            // The mapping keeps the device open, so the guest reaches no other guest's device
+            // there.
+            self.shown = Some((at, slot));
+            if !std::mem::replace(&mut self.has_logged.stuck, true) {
+                let at = at.raw();
+                tracing::error!(%source, "memory of {self} stays at {at:#x}, where its BAR no longer is");
+            }
+        }
+    }
+
+    /// Shows it where it should be.
+    fn enter(&mut self, slots: &dyn Slots) {
+        let (None, Some(wanted)) = (&self.shown, self.wanted) else {
+            return;
+        };
+        let refusal: Box<dyn Display> = match wanted {
+            Place::Inside(at) => match slots.show(at, &self.what.mapping) {
+                Ok(slot) => {
+                    self.shown = Some((at, slot));
+                    return;
+                }
+                Err(error) => Box::new(format!("at {:#x}: {}", at.raw(), chain(&error))),
+            },
+            Place::Outside(base) => {
+                Box::new(format!("at {base:#x}: it leaves the machine's PCI windows"))
+            }
+        };
+        if !std::mem::replace(&mut self.has_logged.refusal, true) {
+            tracing::warn!("{self} is not shown as memory, each access is an exit: {refusal}");
+        }
+    }
+}
+
+impl Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BarPiece {
+            bar,
+            offset,
+            mapping,
+        } = &self.what;
+        write!(f, "BAR {bar}+{offset:#x}, {:#x} bytes,", mapping.len())
+    }
+}
+
+/// An error with its sources.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+impl BarMemory {
+    /// The pieces of one function, shown nowhere yet.
+    pub fn new(vm: Arc<Vm>, pieces: Vec<BarPiece>) -> Self {
+        Self::over(vm, pieces)
+    }
+
+    fn over(slots: Arc<dyn Slots>, pieces: Vec<BarPiece>) -> Self {
+        let pieces = pieces.into_iter().map(Piece::new).collect();
+        Self {
+            slots,
+            pieces: Mutex::new(pieces),
+        }
+    }
+
+    fn pieces(&self) -> MutexGuard<'_, Vec<Piece>> {
+        // Each piece's slot is noted as soon as KVM has it or has let it go: a panic in between
+        // leaves a slot that stays.
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings all pieces where they are wanted: first out of what is to be left, which another
+    /// piece may want.
+    fn follow(&self, pieces: &mut [Piece]) {
+        for piece in &mut *pieces {
+            piece.leave(&*self.slots);
+        }
+        for piece in pieces {
+            piece.enter(&*self.slots);
+        }
+    }
+}
+
+impl PlaceMemory for BarMemory {
+    fn place(&self, bar: u8, at: Option<u64>) {
+        let mut pieces = self.pieces();
+        for piece in pieces.iter_mut().filter(|piece| piece.what.bar == bar) {
+            piece.want(at);
+        }
+        self.follow(&mut pieces);
+    }
+}
+
+impl Drop for BarMemory {
+    fn drop(&mut self) {
+        let mut pieces = self.pieces();
+        for piece in pieces.iter_mut() {
+            piece.wanted = None;
+        }
+        self.follow(&mut pieces);
+    }
+}
+
+#[cfg(test)]
+mod tests;

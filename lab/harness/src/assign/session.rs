@@ -1,0 +1,162 @@
+//! A guest that is told on its console what to do next, so that what is seen of it from outside lies
+//! between two of its steps.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{AssignLab, AssignedRun, LockedWatch};
+use crate::system::guest::{Guest, RunningGuest};
+
+/// The guest's script: each line that it reads is a script of a shell of its own, until the last.
+/// Kernel messages stay in the kernel's log.
+pub const SCRIPT: &str = "stty -echo; dmesg -n 1; n=0; echo step $n ended with 0; \
+     while read -r line && [ \"$line\" != end ]; do sh -c \"$line\" </dev/null; \
+     s=$?; n=$((n + 1)); echo step $n ended with $s; done";
+
+/// Longest line of a terminal, less its end.
+const LINE_MAX: usize = 4000;
+
+/// A running guest with assigned devices that takes one step after the other.
+pub struct Session<'a> {
+    lab: &'a AssignLab,
+    guest: RunningGuest<'a>,
+    watch: LockedWatch<'a>,
+    /// Steps begun.
+    steps: u32,
+    /// Bytes of the console that were there when the last step had ended.
+    seen: usize,
+}
+
+impl<'a> Session<'a> {
+    /// Starts a guest, whose script is [`SCRIPT`], and waits until it takes steps.
+    pub(super) fn begin(lab: &'a AssignLab, guest: &Guest) -> Result<Self> {
+        let watch = lab.watch_run(guest)?;
+        let guest = guest.spawn(lab.host())?;
+        let mut session = Self {
+            lab,
+            guest,
+            watch,
+            steps: 0,
+            seen: 0,
+        };
+        session.ended()?;
+        Ok(session)
+    }
+
+    /// Takes a step, which has to succeed; its output.
+    ///
+    /// # Errors
+    /// It ended with another status than 0; the guest ended, or ran out of time.
+    pub fn run(&mut self, script: &str) -> Result<String> {
+        self.start(script)?;
+        self.finish()
+    }
+
+    /// Begins a step, which goes on while this returns.
+    ///
+    /// # Errors
+    /// The script is no line; the guest has ended.
+    pub fn start(&mut self, script: &str) -> Result<()> {
+        ensure!(
+            script.len() <= LINE_MAX && !script.contains('\n'),
+            "a step of {} bytes is no line of a terminal",
+            script.len()
+        );
+        self.steps += 1;
+        self.guest.type_in(&format!("{script}\n"))
+    }
+
+    /// Waits for the end of the step begun last.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn finish(&mut self) -> Result<String> {
+        let (output, status) = self.ended()?;
+        ensure!(
+            status == "0",
+            "step {} ended with {status}:\n{output}",
+            self.steps
+        );
+        Ok(output)
+    }
+
+    fn ended(&mut self) -> Result<(String, String)> {
+        let key = format!("step {} ended with ", self.steps);
+        let line = self.guest.wait_for_line(&key)?;
+        let console = self.guest.so_far();
+        let (output, _) = console[self.seen..]
+            .split_once(&key)
+            .context("what a console has shown stays")?;
+        let output = output.replace('\r', "");
+        self.seen = console.len();
+        Ok((output, line[key.len()..].trim().to_owned()))
+    }
+
+    /// A machine that was started again: its guest is waited for, and steps begin anew.
+    ///
+    /// # Errors
+    /// It does not come.
+    pub fn begin_again(&mut self) -> Result<()> {
+        self.steps = 0;
+        let seen = self.seen;
+        let key = "step 0 ended with 0";
+        // The first guest's is behind us.
+        let deadline = std::time::Instant::now() + Duration::from_secs(240);
+        while !self.guest.so_far()[seen..].contains(key) {
+            ensure!(
+                std::time::Instant::now() < deadline,
+                "no second guest:\n{}",
+                &self.guest.so_far()[seen..]
+            );
+            self.guest.writes_within(Duration::from_millis(200), "\0")?;
+        }
+        self.seen = self.guest.so_far().len();
+        Ok(())
+    }
+
+    /// The running guest.
+    pub fn guest(&mut self) -> &mut RunningGuest<'a> {
+        &mut self.guest
+    }
+
+    /// Memory that its program has locked now, KiB.
+    ///
+    /// # Errors
+    /// The program has ended.
+    pub fn locked(&self) -> Result<u64> {
+        let script =
+            "sed -n 's/^VmLck:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$(pidof exitless)/status";
+        let text = self.lab.host().script(script)?;
+        text.trim()
+            .parse()
+            .with_context(|| format!("{text:?} is no number of KiB"))
+    }
+
+    /// Has the guest power off, and waits for that.
+    ///
+    /// # Errors
+    /// The run could not be watched. How it ended is in its outcome.
+    pub fn end(mut self) -> Result<AssignedRun> {
+        // One that has ended already says why.
+        let _ = self.guest.type_in("end\n");
+        self.wait()
+    }
+
+    /// Waits for the end of a guest that ends by itself, or was ended.
+    ///
+    /// # Errors
+    /// As [`end`](Self::end).
+    pub fn wait(self) -> Result<AssignedRun> {
+        let outcome = self.guest.wait()?;
+        let locked = self
+            .watch
+            .finish()
+            .with_context(|| format!("sampling VmLck of a run: {}", outcome.tail()))?;
+        Ok(AssignedRun {
+            outcome,
+            locked,
+            faults: self.lab.take_faults()?,
+        })
+    }
+}

@@ -1,0 +1,60 @@
+//! A device of the host, as far as a guest's accesses and interrupts reach it.
+//!
+//! Behind a trait, so that all above it is tested without an IOMMU; [`VfioHardware`](crate::vfio_hardware) is the real one.
+
+use std::io;
+use std::os::fd::RawFd;
+
+/// Interrupts that a device signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vectors {
+    /// None.
+    Off,
+    /// So many by MSI.
+    Msi(u16),
+    /// So many by MSI-X.
+    Msix(u16),
+}
+
+/// A word of the host about a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// It has reported an error that was not corrected.
+    Error,
+    /// The host wants it back.
+    Request,
+}
+
+/// A device. Called by the owner's thread; none of the calls waits for the device longer than an access to its registers takes.
+pub trait Hardware: Send {
+    /// Reads two bytes of its configuration space; ones where it does not answer.
+    fn read_config(&self, at: u16) -> u16;
+
+    /// Reads 1 to 8 bytes of a BAR; ones where it does not answer.
+    fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes 1 to 8 bytes of a BAR.
+    fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]);
+
+    /// Sets Memory Space and Bus Master.
+    fn set_command(&mut self, memory: bool, bus_master: bool);
+
+    /// Has it signal the eventfds of its lines, all of these at once.
+    ///
+    /// # Errors
+    /// The host refuses: none is on.
+    fn set_vectors(&mut self, vectors: Vectors) -> io::Result<()>;
+
+    /// No DMA and no interrupts from its return on, for good.
+    fn stop(&mut self);
+
+    /// Gives `add` the descriptors that are readable when the host has a word about it.
+    fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
+        let _ = add;
+    }
+
+    /// What the host has said since.
+    fn notice(&mut self) -> Option<Notice> {
+        None
+    }
+}

@@ -1,0 +1,207 @@
+//! Whether the mappings of the book still stand in the tables.
+
+use guest_mem::{Budget, Found, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
+
+use super::{Pause, Phase, Shadow, TOGETHER, Task, iova};
+use crate::book::Mapping;
+use crate::calls::{Caller, MOST};
+
+/// How far a check is.
+#[derive(Debug)]
+pub(super) struct Check {
+    /// Pages told, first and last.
+    told: (u64, u64),
+    /// The next page of the book to look at.
+    next: u64,
+    /// What is gone is unmapped before the invalidation completes, under every policy.
+    at_once: bool,
+    looking: Option<Looking>,
+    /// Gone, and not yet dealt with.
+    gone: Vec<Mapping>,
+    /// Mappings that were cut, which are to be filled anew.
+    cut: Vec<(u64, u64)>,
+}
+
+/// A mapping that is being looked at.
+#[derive(Clone, Copy, Debug)]
+struct Looking {
+    mapping: Mapping,
+    /// The next page.
+    at: u64,
+    /// Some page of it stands as it was.
+    stands: bool,
+    /// Some page does not.
+    is_gone: bool,
+}
+
+impl Check {
+    /// Of these pages, first and last.
+    pub(super) fn of(first: u64, last: u64, at_once: bool) -> Self {
+        Self {
+            told: (first, last),
+            next: first,
+            at_once,
+            looking: None,
+            gone: Vec::new(),
+            cut: Vec::new(),
+        }
+    }
+}
+
+impl<C: Caller> Shadow<C> {
+    /// Checks the mappings of `task`, and deals with those that are gone. The pages that are to be filled then, first and last.
+    pub(super) fn check<I: Iommu, M: PhysMem>(
+        &mut self,
+        task: &mut Task,
+        unit: &I,
+        mem: &M,
+        budget: &mut Budget,
+    ) -> Result<Vec<(u64, u64)>, Pause> {
+        let Phase::Check(mut check) = std::mem::replace(&mut task.phase, Phase::Settle) else {
+            unreachable!("the caller has seen a check");
+        };
+        match self.check_some(&mut check, task, unit, mem, budget) {
+            Ok(()) => {
+                let mut ranges = check.cut;
+                ranges.push(check.told);
+                Ok(ranges)
+            }
+            Err(pause) => {
+                task.phase = Phase::Check(check);
+                Err(pause)
+            }
+        }
+    }
+
+    fn check_some<I: Iommu, M: PhysMem>(
+        &mut self,
+        check: &mut Check,
+        task: &mut Task,
+        unit: &I,
+        mem: &M,
+        budget: &mut Budget,
+    ) -> Result<(), Pause> {
+        loop {
+            if check.gone.len() >= TOGETHER {
+                self.deal_with(check, task)?;
+            }
+            let mut looking = match check.looking.take() {
+                Some(looking) => looking,
+                None => match self.book.live_from(check.next, check.told.1) {
+                    Some(mapping) => Looking {
+                        mapping,
+                        at: mapping.first,
+                        stands: false,
+                        is_gone: false,
+                    },
+                    None => return self.deal_with(check, task),
+                },
+            };
+            let looked = self.look_at(&mut looking, unit, mem, budget);
+            if looked.is_err() {
+                check.looking = Some(looking);
+                // What is gone already need not wait for the rest.
+                self.deal_with(check, task)?;
+                return looked;
+            }
+            let mapping = looking.mapping;
+            if looking.is_gone && looking.stands {
+                self.counts.cut += 1;
+                // Not twice what was told.
+                check.cut.push((mapping.first, mapping.last()));
+                self.is_granular = true;
+            }
+            if looking.is_gone {
+                check.gone.push(mapping);
+            }
+            match mapping.last().checked_add(1) {
+                Some(next) => check.next = next,
+                None => return self.deal_with(check, task),
+            }
+        }
+    }
+
+    /// Compares a mapping with the tables.
+    fn look_at<I: Iommu, M: PhysMem>(
+        &mut self,
+        looking: &mut Looking,
+        unit: &I,
+        mem: &M,
+        budget: &mut Budget,
+    ) -> Result<(), Pause> {
+        let mapping = looking.mapping;
+        let last = iova(mapping.last()).raw() | (PAGE_SIZE - 1);
+        // Each turn moves on by a page at least, or ends.
+        while looking.at <= mapping.last() {
+            if budget.is_spent() {
+                return Err(Pause::Budget);
+            }
+            let next = unit.next_mapping(
+                mem,
+                self.source,
+                iova(looking.at),
+                guest_mem::Iova::new(last),
+                budget,
+            );
+            match next {
+                Ok(Next::Found(found)) => {
+                    let first = found.iova.raw() / PAGE_SIZE;
+                    looking.is_gone |= first > looking.at || !is_part(&mapping, &found);
+                    looking.stands |= is_part(&mapping, &found);
+                    looking.at = first + (found.len / PAGE_SIZE).max(1);
+                }
+                Ok(Next::None) => {
+                    looking.is_gone = true;
+                    looking.at = mapping.last() + 1;
+                }
+                Ok(Next::Budget(from)) => {
+                    let from = from.raw() / PAGE_SIZE;
+                    looking.is_gone |= from > looking.at;
+                    looking.at = from;
+                }
+                Err(Stop::Pending(ticket)) => return Err(self.wait_for(ticket)),
+                Err(Stop::Fault(_)) => {
+                    looking.is_gone = true;
+                    looking.at = mapping.last() + 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps what is gone, or keeps it as the policy has it.
+    fn deal_with(&mut self, check: &mut Check, task: &mut Task) -> Result<(), Pause> {
+        if check.gone.is_empty() {
+            return Ok(());
+        }
+        // In the worst case each is a call.
+        if self.calls.len() >= MOST {
+            return Err(Pause::Wait);
+        }
+        let is_cut = |mapping: &Mapping| check.cut.contains(&(mapping.first, mapping.last()));
+        let gone = std::mem::take(&mut check.gone);
+        let (at_once, by_policy): (Vec<_>, Vec<_>) = gone
+            .into_iter()
+            .partition(|mapping| check.at_once || is_cut(mapping));
+        self.unmap(at_once, by_policy, task);
+        Ok(())
+    }
+}
+
+/// Whether what was found is as the mapping has it.
+fn is_part(mapping: &Mapping, found: &Found) -> bool {
+    let at = found.iova.raw() / PAGE_SIZE;
+    let gpa = mapping.gpa.wrapping_add(at.wrapping_sub(mapping.first));
+    found.gpa.raw() == gpa.wrapping_mul(PAGE_SIZE) && access_of(found) == Some(mapping.access)
+}
+
+/// What the device may do there; `None`: nothing.
+pub(super) fn access_of(found: &Found) -> Option<dma_map::iova::Access> {
+    use dma_map::iova::Access;
+    match (found.can_read, found.can_write) {
+        (true, true) => Some(Access::ReadWrite),
+        (true, false) => Some(Access::Read),
+        (false, true) => Some(Access::Write),
+        (false, false) => None,
+    }
+}

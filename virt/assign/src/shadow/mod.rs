@@ -1,0 +1,720 @@
+//! The shadow of one device's mappings: what its guest maps, its container maps, and nothing else.
+//!
+//! ```text
+//! Function::invalidated ─ task, hold ─▶ look: what is the device attached to? (context entries)
+//!                                        │ a domain               │ nothing              │ pass-through
+//!                                        ▼                        ▼                      ▼
+//!                     check: each mapping of the book    tear all down            tear down, map all of RAM
+//!                     against the tables ─▶ gone: stale, or unmapped
+//!                                        ▼
+//!                     fill: each mapping of the tables that the book lacks ─▶ host memory ─▶ *into the book* ─▶ map
+//!                                        ▼
+//!                     settle: the calls are over ─▶ Effects::release(hold)
+//! ```
+//!
+//! **Order.** Map: walk, host memory until it is there, *book* (from here a page is in use), call, release. Unmap: call returned and
+//! complete, *only then* out of the book, release. Otherwise a page would be evicted under a device. Checks come before fills, so
+//! that an IOVA which the guest maps to something else has gone by then; calls are made in the order in which they were asked for
+//! ([`calls`](crate::calls)).
+//!
+//! **The exact difference.** Linux tells a map and an unmap alike, in aligned powers of two, of a whole domain, or of everything; so
+//! what is told is where to look, and the tables say what is there. A mapping of type 1 goes as a whole: where a guest unmaps a part of
+//! one (halves of a large page), it is unmapped, the rest is mapped again, and that domain goes on in pages of 4 KiB. Mappings are one
+//! for each run that one invalidation made, never merged across them. What leaves together shares one call.
+//!
+//! **Slices.** Each poll has a budget; a table walk, the check of a large mapping and a replay of all of a guest's tables go on where
+//! they were. A table that changes under a walk is the guest's affair: each entry is read once, and the guest has to invalidate again.
+//!
+//! **Failure.** A map that is refused has its WAIT, out of the device's reach, counted, with one line for the user. An unmap that failed, or
+//! did less than the book says, or takes longer than a hold may: the device must not reach memory any more, so its bus mastering goes
+//! off (the function does that: [`Shadow::take_failure`]), the container is closed, which ends its mappings, and only then WAITs
+//! complete.
+//!
+//! Bounds: [`TASKS`] tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
+//! [`TOGETHER`] mappings in a call, as many mappings as the container has (65,535).
+
+mod check;
+mod fill;
+mod teardown;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use dma_map::risk::Risk;
+use guest_mem::{Attachment, Budget, Iommu, Iova, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket};
+use machine::{Effects, Hold, HoldId, Invalidation, Scope};
+
+use crate::book::{Book, Mapping};
+use crate::calls::{Call, CallId, Caller, Done, MOST};
+use crate::policy::{Account, HostPolicy};
+use crate::reach::Reach;
+use check::Check;
+use fill::Fill;
+
+/// Invalidations that are looked at one by one.
+const TASKS: usize = 64;
+/// Mappings that one call ends.
+const TOGETHER: usize = 1024;
+/// Work of one poll, in estimated ns.
+const SLICE: u64 = 20_000;
+/// Last page of any IOVA.
+const LAST_PAGE: u64 = u64::MAX / PAGE_SIZE;
+
+/// What a shadow is made with.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// RAM of the guest: first page and pages, sorted.
+    pub ram: Vec<(u64, u64)>,
+    /// IOVAs that the host's IOMMU allows: likewise.
+    pub allowed: Vec<(u64, u64)>,
+    /// A pass-through context maps all of RAM; if not, the device reaches nothing.
+    pub allows_pass_through: bool,
+    /// All of RAM is mapped while translation is off.
+    pub maps_while_off: bool,
+}
+
+/// What the device reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    Nothing,
+    /// All of RAM.
+    All,
+    /// What the tables of this domain map.
+    Domain(u32),
+}
+
+/// What a shadow has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Invalidations of pages of its domain.
+    pub pages_told: u64,
+    /// Of the domain.
+    pub domains_told: u64,
+    /// Of what requesters are attached to, and of everything.
+    pub others_told: u64,
+    /// Calls that map, refused ones included.
+    pub maps: u64,
+    /// Pages mapped by them.
+    pub mapped_pages: u64,
+    /// Calls that unmap.
+    pub unmaps: u64,
+    /// Mappings ended by them.
+    pub unmapped: u64,
+    /// Stale mappings that the guest mapped again.
+    pub hits: u64,
+    /// Mappings that had to be made.
+    pub misses: u64,
+    /// Mappings of which a guest unmapped a part.
+    pub cut: u64,
+    /// Runs refused since they lie outside RAM.
+    pub not_ram: u64,
+    /// Runs refused since the host's IOMMU does not allow their IOVAs.
+    pub not_allowed: u64,
+    /// Runs that the host refused.
+    pub refused: u64,
+    /// Pass-through contexts.
+    pub pass_through: u64,
+    /// Times that the device was attached to something else.
+    pub attached: u64,
+    /// Longest call, ns.
+    pub longest_call_ns: u64,
+}
+
+/// What an invalidation asks to be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// Pages of the domain, first and last.
+    Pages(u64, u64),
+    /// Whether the device is attached to something else.
+    Attachment,
+    /// The same, and all that it is attached to.
+    Everything,
+}
+
+/// How far a task is.
+#[derive(Debug)]
+enum Phase {
+    Begin,
+    /// Everything goes, for this.
+    TearDown(Mode),
+    Check(Check),
+    Fill(Fill),
+    /// Done but for calls.
+    Settle,
+}
+
+/// What follows from an invalidation, or several.
+#[derive(Debug)]
+struct Task {
+    what: What,
+    holds: Vec<HoldId>,
+    phase: Phase,
+    /// The last call that has to be over.
+    until: Option<CallId>,
+    /// First pages of mappings that are stale once the holds are released.
+    kept: Vec<u64>,
+}
+
+/// A call under way.
+#[derive(Debug)]
+struct UnderWay {
+    id: CallId,
+    what: Asked,
+    /// When it was asked for, ns.
+    since: u64,
+}
+
+#[derive(Debug)]
+enum Asked {
+    /// The mapping; whether it was refused before.
+    Map(Mapping, bool),
+    /// Mappings, and since when each is stale in the guest's belief.
+    Unmap(Vec<(Mapping, Option<u64>)>),
+    Reset,
+    Close,
+}
+
+/// Whether the container is there.
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Closing,
+    Closed,
+}
+
+/// Why a task does not go on.
+enum Pause {
+    /// The budget is spent.
+    Budget,
+    /// A call, or memory.
+    Wait,
+}
+
+/// What a poll has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polled {
+    /// Nothing was to do.
+    Idle,
+    /// Something was done, or can be done at once.
+    Busy,
+}
+
+/// See the module's head. All calls come from the owner's thread.
+pub struct Shadow<C> {
+    source: SourceId,
+    limits: Limits,
+    policy: HostPolicy,
+    caller: C,
+    book: Book,
+    mode: Mode,
+    /// Translation is off, and the device reaches nothing therefore.
+    is_off: bool,
+    /// A guest has cut a mapping of this domain: each page is one of its own.
+    is_granular: bool,
+    tasks: VecDeque<Task>,
+    calls: VecDeque<UnderWay>,
+    next_call: u64,
+    /// Memory that the task in front waits for.
+    awaited: Option<Ticket>,
+    account: Account,
+    counts: Counts,
+    state: State,
+    is_resetting: bool,
+    failure: Option<String>,
+    /// Kinds of refusals that the log has had.
+    said: Said,
+    /// A hold has lasted for too long: calls that unmap are watched.
+    overdue: bool,
+    /// Mappings whose call failed: in reach until the container is closed.
+    unended: Vec<(Mapping, Option<u64>)>,
+    /// The time of the poll under way, ns.
+    now: u64,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    not_ram: bool,
+    not_allowed: bool,
+    refused: bool,
+    pass_through: bool,
+}
+
+impl<C: Caller> Shadow<C> {
+    /// The shadow of what `source` is attached to, empty, with calls made by `caller`. Its pages are in use in `reach`.
+    pub fn new(
+        source: SourceId,
+        limits: Limits,
+        policy: HostPolicy,
+        reach: Reach,
+        caller: C,
+    ) -> Self {
+        Self {
+            source,
+            limits,
+            policy,
+            caller,
+            book: Book::new(reach),
+            mode: Mode::Nothing,
+            is_off: false,
+            is_granular: false,
+            tasks: VecDeque::new(),
+            calls: VecDeque::new(),
+            next_call: 0,
+            awaited: None,
+            account: Account::default(),
+            counts: Counts::default(),
+            state: State::Open,
+            is_resetting: false,
+            failure: None,
+            said: Said::default(),
+            overdue: false,
+            unended: Vec::new(),
+            now: 0,
+        }
+    }
+
+    /// The unit invalidates. It is looked at by the polls that follow, and held until they are done.
+    pub fn told(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
+        let what = match what.scope {
+            Scope::Interrupts => return Hold::No,
+            Scope::Range { domain, iova, len } => {
+                if self.mode != Mode::Domain(domain) && self.tasks.is_empty() {
+                    return Hold::No;
+                }
+                self.counts.pages_told += 1;
+                let first = iova.raw() / PAGE_SIZE;
+                let last = iova.raw().saturating_add(len.saturating_sub(1)) / PAGE_SIZE;
+                What::Pages(first, last)
+            }
+            Scope::Domain(domain) => {
+                if self.mode != Mode::Domain(domain) && self.tasks.is_empty() {
+                    // A context may have come to name it.
+                    self.counts.others_told += 1;
+                    What::Attachment
+                } else {
+                    self.counts.domains_told += 1;
+                    What::Everything
+                }
+            }
+            Scope::Source(source, ignored) => {
+                if (source.0 ^ self.source.0) & !ignored != 0 {
+                    return Hold::No;
+                }
+                self.counts.others_told += 1;
+                What::Everything
+            }
+            Scope::All => {
+                self.counts.others_told += 1;
+                What::Everything
+            }
+        };
+        if self.state == State::Closed {
+            return Hold::No;
+        }
+        self.add_task(what, hold)
+    }
+
+    fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
+        // One that has not begun and looks at the same, or at more. What it holds already holds this invalidation's WAIT, too; a
+        // guest that waits for nothing would have it hold ever more.
+        if let Some(last) = self.tasks.back_mut()
+            && matches!(last.phase, Phase::Begin)
+            && (last.what == what || last.what == What::Everything)
+        {
+            if !last.holds.is_empty() {
+                return Hold::No;
+            }
+            last.holds.push(hold);
+            return Hold::Yes;
+        }
+        let mut new = Task {
+            what,
+            holds: vec![hold],
+            phase: Phase::Begin,
+            until: None,
+            kept: Vec::new(),
+        };
+        if self.tasks.len() >= TASKS {
+            // All that have not begun are one, that looks at everything.
+            new.what = What::Everything;
+            let mut holds = Vec::new();
+            self.tasks.retain_mut(|task| {
+                let stays = !matches!(task.phase, Phase::Begin);
+                if !stays {
+                    holds.append(&mut task.holds);
+                }
+                stays
+            });
+            new.holds.splice(0..0, holds);
+        }
+        self.tasks.push_back(new);
+        Hold::Yes
+    }
+
+    /// A hold of this shadow has lasted for too long. A call that has been under way since then is not waited for any longer.
+    pub fn hold_overdue(&mut self) {
+        self.overdue = true;
+    }
+
+    /// Looks at the device's attachment without having been told: at its start, and after a reset of its function.
+    pub fn look(&mut self) {
+        if self.state == State::Open {
+            let what = What::Everything;
+            self.tasks.push_back(Task {
+                what,
+                holds: Vec::new(),
+                phase: Phase::Begin,
+                until: None,
+                kept: Vec::new(),
+            });
+        }
+    }
+
+    /// Another policy from now on. What is stale under the last one is torn down.
+    pub fn set_policy(&mut self, policy: HostPolicy) {
+        let stale = self.book.some_stale(usize::MAX);
+        self.tear_down_stale(stale);
+        // They were the last policy's.
+        for call in &mut self.calls {
+            if let Asked::Unmap(mappings) = &mut call.what {
+                for since in mappings.iter_mut().filter_map(|(_, since)| since.take()) {
+                    self.account.end(self.now.saturating_sub(since));
+                }
+            }
+        }
+        self.policy = policy;
+        self.account = Account::default();
+    }
+
+    /// Has the device reset, behind the calls under way. Its mappings stay.
+    pub fn reset_device(&mut self) {
+        if self.state == State::Open && !self.is_resetting {
+            self.is_resetting = true;
+            self.submit(Call::Reset, Asked::Reset);
+        }
+    }
+
+    /// Whether a reset is under way.
+    pub fn is_resetting(&self) -> bool {
+        self.is_resetting
+    }
+
+    /// It ends: everything is torn down, by closing the container.
+    pub fn end(&mut self) {
+        self.close();
+    }
+
+    /// Whether nothing is in the device's reach any more, for good.
+    pub fn has_ended(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// What `ticket` stood for has happened.
+    pub fn ticket_done(&mut self, ticket: Ticket) {
+        if self.awaited == Some(ticket) {
+            self.awaited = None;
+        }
+    }
+
+    /// Why the device has to be cut off, once: whoever takes this turns its bus mastering off at once. The container is being
+    /// closed.
+    pub fn take_failure(&mut self) -> Option<String> {
+        self.failure.take()
+    }
+
+    /// A bounded batch of work.
+    pub fn poll<I: Iommu, M: PhysMem, E>(
+        &mut self,
+        unit: &I,
+        mem: &M,
+        now: u64,
+        out: &mut Effects<E>,
+    ) -> Polled {
+        self.now = now;
+        let mut polled = self.take_done(mem, out);
+        self.expire();
+        let mut budget = Budget::new(SLICE);
+        while self.state == State::Open && self.awaited.is_none() {
+            let Some(mut task) = self.tasks.pop_front() else {
+                break;
+            };
+            let step = self.go_on(&mut task, unit, mem, &mut budget);
+            match step {
+                Ok(()) => {
+                    polled = Polled::Busy;
+                    self.finish(task, out);
+                }
+                Err(pause) => {
+                    self.tasks.push_front(task);
+                    if matches!(pause, Pause::Budget) {
+                        polled = Polled::Busy;
+                    }
+                    break;
+                }
+            }
+            if budget.is_spent() {
+                polled = Polled::Busy;
+                break;
+            }
+        }
+        self.watch_calls();
+        if self.state == State::Closed {
+            self.release_all(out);
+        }
+        polled
+    }
+
+    /// Whether a poll would find anything.
+    pub fn has_work(&mut self) -> bool {
+        self.caller.quiet();
+        self.caller.has_done()
+            || self.state == State::Open
+                && self.awaited.is_none()
+                && self.tasks.front().is_some_and(|task| self.can_go_on(task))
+            || self.state == State::Closed && !self.tasks.is_empty()
+            || self.failure.is_some()
+    }
+
+    /// Whether a task would do anything now.
+    fn can_go_on(&self, task: &Task) -> bool {
+        match task.phase {
+            Phase::Settle => self.is_over(task.until),
+            Phase::Begin | Phase::Check(_) | Phase::TearDown(_) | Phase::Fill(_) => {
+                self.calls.len() < MOST
+            }
+        }
+    }
+
+    /// When it must be polled again although nothing has come, ns.
+    pub fn deadline(&self) -> Option<u64> {
+        let oldest = self.book.oldest_since();
+        let expiry = oldest.map(|since| since.saturating_add(self.policy.age_ns()));
+        expiry.into_iter().chain(self.call_limit()).min()
+    }
+
+    /// Readable when a call is over.
+    pub fn wake_fd(&self) -> Option<RawFd> {
+        self.caller.wake_fd()
+    }
+
+    /// Figures so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The book.
+    pub fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// What the device reaches.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether translation is off, and the device reaches nothing therefore.
+    pub fn is_off(&self) -> bool {
+        self.is_off
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> HostPolicy {
+        self.policy
+    }
+
+    /// What was stale, beside what the policy promises.
+    pub fn risk(&self) -> Risk {
+        self.account.risk(&self.policy)
+    }
+
+    fn go_on<I: Iommu, M: PhysMem>(
+        &mut self,
+        task: &mut Task,
+        unit: &I,
+        mem: &M,
+        budget: &mut Budget,
+    ) -> Result<(), Pause> {
+        // Each turn is a phase, of which there are five in a row.
+        loop {
+            match &mut task.phase {
+                Phase::Begin => task.phase = self.begin(task.what, unit, mem)?,
+                Phase::TearDown(mode) => {
+                    let mode = *mode;
+                    self.tear_down_all(task)?;
+                    task.phase = match mode {
+                        Mode::All => Phase::Fill(Fill::all_of_ram()),
+                        Mode::Domain(_) => Phase::Fill(Fill::of_tables(vec![(0, LAST_PAGE)])),
+                        Mode::Nothing => Phase::Settle,
+                    };
+                }
+                Phase::Check(_) => {
+                    let ranges = self.check(task, unit, mem, budget)?;
+                    task.phase = Phase::Fill(Fill::of_tables(ranges));
+                }
+                Phase::Fill(_) => {
+                    self.fill(task, unit, mem, budget)?;
+                    task.phase = Phase::Settle;
+                }
+                Phase::Settle if self.is_over(task.until) => return Ok(()),
+                Phase::Settle => return Err(Pause::Wait),
+            }
+        }
+    }
+
+    /// What a task begins with.
+    fn begin<I: Iommu, M: PhysMem>(
+        &mut self,
+        what: What,
+        unit: &I,
+        mem: &M,
+    ) -> Result<Phase, Pause> {
+        if let What::Pages(first, last) = what {
+            return Ok(match self.mode {
+                Mode::Domain(_) => Phase::Check(Check::of(first, last, false)),
+                Mode::Nothing | Mode::All => Phase::Settle,
+            });
+        }
+        let attachment = match unit.attachment(mem, self.source) {
+            Ok(attachment) => attachment,
+            Err(Stop::Pending(ticket)) => return Err(self.wait_for(ticket)),
+            // A table outside memory is no table.
+            Err(Stop::Fault(_)) => Attachment::Absent,
+        };
+        let mode = match attachment {
+            Attachment::Off if self.limits.maps_while_off => Mode::All,
+            Attachment::Off | Attachment::Absent => Mode::Nothing,
+            Attachment::PassThrough => self.pass_through(),
+            Attachment::Domain(domain) => Mode::Domain(domain),
+        };
+        self.is_off = attachment == Attachment::Off && mode == Mode::Nothing;
+        let old = std::mem::replace(&mut self.mode, mode);
+        if old != mode {
+            self.counts.attached += 1;
+            self.is_granular = false;
+        }
+        Ok(match mode {
+            _ if old == mode && what == What::Attachment => Phase::Settle,
+            // Between two domains what both map stays, and what the new one lacks goes at once.
+            Mode::Domain(_) if old != Mode::All => {
+                Phase::Check(Check::of(0, LAST_PAGE, old != mode))
+            }
+            Mode::Domain(_) => Phase::TearDown(mode),
+            _ if old == mode => Phase::Settle,
+            Mode::Nothing | Mode::All => Phase::TearDown(mode),
+        })
+    }
+
+    #[cold]
+    fn pass_through(&mut self) -> Mode {
+        self.counts.pass_through += 1;
+        let said = std::mem::replace(&mut self.said.pass_through, true);
+        if !self.limits.allows_pass_through {
+            if !said {
+                tracing::warn!(device = %self.source, "the guest asks for a pass-through context, which is refused: the device reaches nothing");
+            }
+            return Mode::Nothing;
+        }
+        if !said {
+            tracing::warn!(device = %self.source, "a pass-through context: all of the guest's memory is pinned, and reached by the device");
+        }
+        Mode::All
+    }
+
+    /// A task is over: its invalidations complete.
+    fn finish<E>(&mut self, task: Task, out: &mut Effects<E>) {
+        for first in task.kept {
+            if self.book.count_stale(first) {
+                self.account.begin();
+            }
+        }
+        task.holds.into_iter().for_each(|hold| out.release(hold));
+        if self.tasks.is_empty() {
+            self.overdue = false;
+        }
+    }
+
+    fn release_all<E>(&mut self, out: &mut Effects<E>) {
+        for task in self.tasks.drain(..) {
+            task.holds.into_iter().for_each(|hold| out.release(hold));
+        }
+    }
+
+    /// Whether a call is over.
+    fn is_over(&self, until: Option<CallId>) -> bool {
+        match (until, self.calls.front()) {
+            (Some(until), Some(front)) => front.id > until,
+            _ => true,
+        }
+    }
+
+    fn wait_for(&mut self, ticket: Ticket) -> Pause {
+        self.awaited = Some(ticket);
+        Pause::Wait
+    }
+
+    fn submit(&mut self, call: Call, what: Asked) -> CallId {
+        let id = CallId(self.next_call);
+        self.next_call += 1;
+        let since = self.now;
+        self.calls.push_back(UnderWay { id, what, since });
+        self.caller.submit(id, call);
+        id
+    }
+
+    /// Takes calls that are over.
+    fn take_done<M: PhysMem, E>(&mut self, mem: &M, out: &mut Effects<E>) -> Polled {
+        let mut polled = Polled::Idle;
+        // As many as were asked for.
+        while !self.calls.is_empty()
+            && let Some(done) = self.caller.take()
+        {
+            polled = Polled::Busy;
+            self.settle(done, mem);
+        }
+        if self.state == State::Closed {
+            self.release_all(out);
+        }
+        polled
+    }
+
+    fn settle<M: PhysMem>(&mut self, done: Done, mem: &M) {
+        let Some(under_way) = self.calls.pop_front() else {
+            return;
+        };
+        debug_assert_eq!(under_way.id, done.id, "calls are over in their order");
+        self.counts.longest_call_ns = self.counts.longest_call_ns.max(done.ns);
+        match (under_way.what, done.result) {
+            (Asked::Map(..), Ok(())) => {}
+            (Asked::Map(mapping, was_refused), Err(refusal)) => {
+                self.map_refused(mapping, was_refused, refusal, mem);
+            }
+            (Asked::Unmap(mappings), Ok(())) => self.unmapped(mappings),
+            // It was asked for while the container was being closed, which has ended these, too.
+            (Asked::Unmap(mappings), Err(_)) if self.state == State::Closed => {
+                self.unmapped(mappings);
+            }
+            (Asked::Unmap(mappings), Err(refusal)) => {
+                self.unended.extend(mappings);
+                self.fail(&refusal.text);
+            }
+            (Asked::Reset, result) => {
+                self.is_resetting = false;
+                if let Err(refusal) = result {
+                    tracing::warn!(device = %self.source, "the device could not be reset: {}", refusal.text);
+                }
+            }
+            (Asked::Close, Ok(())) => self.closed(),
+            (Asked::Close, Err(refusal)) => {
+                // Its pages stay in use, and what waits for them waits.
+                tracing::error!(device = %self.source, "what was mapped for the device stays in its reach: {}", refusal.text);
+            }
+        }
+    }
+}
+
+fn iova(page: u64) -> Iova {
+    Iova::new(page * PAGE_SIZE)
+}

@@ -1,0 +1,224 @@
+//! Ends of mappings: by policy, all of a domain's, and by closing the container.
+
+use dma_map::iova::{IovaPfn, IovaRange};
+
+use super::{Asked, Pause, Shadow, State, TOGETHER, Task};
+use crate::book::Mapping;
+use crate::calls::{Call, CallId, Caller, MOST};
+use crate::policy::HostPolicy;
+
+/// How long a call that unmaps may take once a hold is overdue, ns.
+const CALL_LIMIT: u64 = 1_000_000_000;
+
+impl<C: Caller> Shadow<C> {
+    /// Ends mappings that the guest has unmapped: the first list before the task is over, the second as the policy has it.
+    pub(super) fn unmap(
+        &mut self,
+        at_once: Vec<Mapping>,
+        by_policy: Vec<Mapping>,
+        task: &mut Task,
+    ) {
+        let now = self.now;
+        let mut waited: Vec<(Mapping, Option<u64>)> = Vec::new();
+        let mut unwaited = Vec::new();
+        for mapping in at_once {
+            waited.extend(self.book.take_live(mapping.first).map(|gone| (gone, None)));
+        }
+        for mapping in by_policy {
+            let Some(gone) = self.book.take_live(mapping.first) else {
+                continue;
+            };
+            match self.policy {
+                HostPolicy::Strict => waited.push((gone, None)),
+                HostPolicy::Async(window) => {
+                    if self.account.now() < window.entries as u64 {
+                        self.account.begin();
+                        unwaited.push((gone, Some(now)));
+                    } else {
+                        waited.push((gone, None));
+                    }
+                }
+                HostPolicy::Deferred(window) => {
+                    if self.book.stale() < window.entries {
+                        self.keep(gone, task);
+                    } else {
+                        // The window closes, and this one is the last in it.
+                        waited.push((gone, None));
+                        let stale = self.book.some_stale(usize::MAX);
+                        waited.extend(self.take_stale(stale));
+                    }
+                }
+                HostPolicy::Optimistic(bound) => {
+                    self.keep(gone, task);
+                    while self.book.stale() > bound.quota
+                        && let Some((_, oldest)) = self.book.oldest()
+                    {
+                        waited.extend(self.take_stale(vec![oldest]));
+                    }
+                }
+            }
+        }
+        let waits = !waited.is_empty();
+        // One list: what is in no call yet and in no book any more must not lie between two of a call.
+        waited.append(&mut unwaited);
+        let last = self.ask_to_unmap(waited);
+        if waits {
+            task.until = task.until.max(last);
+        }
+        // Those that are on their way out count as well.
+        let stale = self.account.now() + task.kept.len() as u64;
+        if stale > self.policy.quota() as u64 && !self.calls.is_empty() {
+            task.until = task.until.max(self.calls.back().map(|call| call.id));
+        }
+    }
+
+    fn keep(&mut self, mapping: Mapping, task: &mut Task) {
+        self.book.keep_stale(mapping, self.now);
+        task.kept.push(mapping.first);
+    }
+
+    /// Takes stale mappings out of the book, with the time since when a guest believes them gone.
+    fn take_stale(&mut self, firsts: Vec<u64>) -> Vec<(Mapping, Option<u64>)> {
+        let taken = firsts
+            .into_iter()
+            .filter_map(|first| self.book.take_stale(first));
+        taken
+            .map(|stale| (stale.mapping, stale.is_counted.then_some(stale.since)))
+            .collect()
+    }
+
+    /// Tears these stale mappings down; the last call.
+    pub(super) fn tear_down_stale(&mut self, firsts: Vec<u64>) -> Option<CallId> {
+        let gone = self.take_stale(firsts);
+        self.ask_to_unmap(gone)
+    }
+
+    /// Tears down what has been stale for long enough.
+    pub(super) fn expire(&mut self) {
+        let age = self.policy.age_ns();
+        let is_due = |since: u64, now: u64| since.saturating_add(age) <= now;
+        let Some((since, _)) = self.book.oldest() else {
+            return;
+        };
+        if !is_due(since, self.now) || self.calls.len() >= MOST {
+            return;
+        }
+        if let HostPolicy::Deferred(_) = self.policy {
+            // One for all.
+            let all = self.book.some_stale(usize::MAX);
+            self.tear_down_stale(all);
+            return;
+        }
+        let mut due = Vec::new();
+        while let Some((since, first)) = self.book.oldest()
+            && is_due(since, self.now)
+        {
+            due.extend(self.take_stale(vec![first]));
+        }
+        self.ask_to_unmap(due);
+    }
+
+    /// Tears down everything, for a task; a bounded number of mappings in each call.
+    pub(super) fn tear_down_all(&mut self, task: &mut Task) -> Result<(), Pause> {
+        loop {
+            if self.calls.len() >= MOST {
+                return Err(Pause::Wait);
+            }
+            let stale = self.book.some_stale(TOGETHER);
+            let live = self.book.some_live(TOGETHER - stale.len().min(TOGETHER));
+            if stale.is_empty() && live.is_empty() {
+                return Ok(());
+            }
+            let mut gone = self.take_stale(stale);
+            let live = live
+                .into_iter()
+                .filter_map(|first| self.book.take_live(first));
+            gone.extend(live.map(|mapping| (mapping, None)));
+            let last = self.ask_to_unmap(gone);
+            task.until = task.until.max(last);
+        }
+    }
+
+    /// Asks for the ends of mappings that were taken out of the book. Neighbours between which nothing else is mapped share a call.
+    pub(super) fn ask_to_unmap(&mut self, mut gone: Vec<(Mapping, Option<u64>)>) -> Option<CallId> {
+        gone.sort_unstable_by_key(|(mapping, _)| mapping.first);
+        let mut last = None;
+        let mut rest = gone.as_slice();
+        while let Some((head, _)) = rest.first() {
+            let mut count = 1;
+            while count < rest.len().min(TOGETHER) {
+                let (end, next) = (rest[count - 1].0.last() + 1, rest[count].0.first);
+                if !self.book.is_empty_between(end, next) {
+                    break;
+                }
+                count += 1;
+            }
+            let (together, others) = rest.split_at(count);
+            let end = together[count - 1].0.last();
+            let pages = together.iter().map(|(mapping, _)| mapping.pages).sum();
+            if let Some(range) = IovaRange::new(IovaPfn::new(head.first), end - head.first + 1) {
+                self.counts.unmaps += 1;
+                self.counts.unmapped += count as u64;
+                let call = Call::Unmap { range, pages };
+                last = Some(self.submit(call, Asked::Unmap(together.to_vec())));
+            }
+            rest = others;
+        }
+        last
+    }
+
+    /// When a call that unmaps will have taken too long, if a hold is overdue, ns.
+    pub(super) fn call_limit(&self) -> Option<u64> {
+        let mut calls = self.calls.iter();
+        let unmap = calls.find(|call| matches!(call.what, Asked::Unmap(_)));
+        let unmap = unmap.filter(|_| self.overdue && self.state == State::Open)?;
+        Some(unmap.since.saturating_add(CALL_LIMIT))
+    }
+
+    /// Gives up a call that takes too long.
+    pub(super) fn watch_calls(&mut self) {
+        if self.call_limit().is_some_and(|limit| limit <= self.now) {
+            self.fail("the host has not unmapped within a second what the guest has unmapped");
+        }
+    }
+
+    /// The device must not reach memory any more: it is to be cut off, and the container closed.
+    #[cold]
+    pub(super) fn fail(&mut self, why: &str) {
+        if self.state == State::Open {
+            self.failure = Some(why.to_owned());
+            self.close();
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        if self.state == State::Open {
+            self.state = State::Closing;
+            self.mode = super::Mode::Nothing;
+            self.submit(Call::Close, Asked::Close);
+        }
+    }
+
+    /// The container is closed: nothing is in reach.
+    pub(super) fn closed(&mut self) {
+        self.state = State::Closed;
+        self.awaited = None;
+        let mut gone = std::mem::take(&mut self.unended);
+        let stale = self.book.some_stale(usize::MAX);
+        gone.extend(self.take_stale(stale));
+        for first in self.book.some_live(usize::MAX) {
+            gone.extend(self.book.take_live(first).map(|mapping| (mapping, None)));
+        }
+        self.unmapped(gone);
+    }
+
+    /// Mappings are out of the device's reach.
+    pub(super) fn unmapped(&mut self, mappings: Vec<(Mapping, Option<u64>)>) {
+        for (mapping, since) in mappings {
+            self.book.leave(&mapping);
+            if let Some(since) = since {
+                self.account.end(self.now.saturating_sub(since));
+            }
+        }
+    }
+}
