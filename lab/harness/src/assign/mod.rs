@@ -164,10 +164,7 @@ impl AssignLab {
     /// The run could not be made or watched. How it ended is in its outcome ([`Outcome::check`]).
     pub fn run(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<AssignedRun> {
         let guest = self.with_devices(guest.clone(), devices)?;
-        self.take_faults()?;
-        // A run that is refused writes none, and must not have that of another.
-        self.host.script("rm -f /root/ledger-*.json")?;
-        let locked = self.watch_locked(guest.program().name())?;
+        let locked = self.watch_run(&guest)?;
         let outcome = guest.try_run(&self.host)?;
         let locked = locked
             .finish()
@@ -189,6 +186,14 @@ impl AssignLab {
     /// It does not come so far.
     pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
         Session::begin(self, &self.with_devices(guest.clone(), devices)?)
+    }
+
+    /// Begins to watch a guest that is started next.
+    fn watch_run(&self, guest: &Guest) -> Result<LockedWatch<'_>> {
+        self.take_faults()?;
+        // A run that is refused writes none, and must not have that of another.
+        self.host.script("rm -f /root/ledger-*.json")?;
+        self.watch_locked(guest.program().name())
     }
 
     /// The guest with flags for these devices.
