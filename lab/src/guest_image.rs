@@ -36,7 +36,8 @@ const MODULES: &[&str] = &[
     "pvpanic_mmio",
 ];
 
-/// Modules that are loaded on request, by `lab-load NAME`: guests that do not ask start without them.
+/// Modules that are loaded on request, by `lab-load NAME`: guests that do not ask start without
+/// them.
 const ON_DEMAND: &[ModuleList] = &[VFIO];
 
 /// List of the modules that give a device to a program.

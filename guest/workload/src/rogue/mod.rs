@@ -222,8 +222,8 @@ struct Target {
     mapped: Option<u64>,
 }
 
-/// Prepares one access, ends the mapping that it would need, if there was one, and has the device make
-/// it.
+/// Prepares one access, ends the mapping that it would need, if there was one, and has the device
+/// make it.
 fn attempt(
     device: &mut impl CopyDevice,
     config: &AttemptConfig,

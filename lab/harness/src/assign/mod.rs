@@ -165,11 +165,16 @@ impl AssignLab {
     pub fn run(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<AssignedRun> {
         let guest = self.with_devices(guest.clone(), devices)?;
         self.take_faults()?;
-        let locked = self.watch_locked("exitless")?;
+        // A run that is refused writes none, and must not have that of another.
+        self.host.script("rm -f /root/ledger-*.json")?;
+        let locked = self.watch_locked(guest.program().name())?;
         let outcome = guest.try_run(&self.host)?;
         let locked = locked
             .finish()
             .with_context(|| format!("sampling VmLck of a run: {}", outcome.tail()))?;
+        // One that is refused may have ended before.
+        let is_seen = outcome.exit != 0 || !locked.samples().is_empty();
+        ensure!(is_seen, "no sample of a run: {}", outcome.tail());
         Ok(AssignedRun {
             outcome,
             locked,
