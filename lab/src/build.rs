@@ -108,8 +108,8 @@ pub fn programs_dir() -> PathBuf {
     cache_dir().join(format!("programs-{:016x}", hash.finish()))
 }
 
-/// Builds a program if it is older than the sources in `dirs`. `kind` is cargo's option for it: `--bin`, or `--example`, which cargo
-/// puts into a folder of their own.
+/// Builds a program if it is older than the sources in `dirs`. `kind` is cargo's option for it:
+/// `--bin`, or `--example`, which cargo puts into a folder of their own.
 fn static_program(
     package: &'static str,
     kind: &str,

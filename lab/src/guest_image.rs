@@ -9,7 +9,8 @@
 //! | `exitless.end=poweroff\|reboot\|halt` | what to do afterwards; power off if absent |
 //!
 //! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`] finds
-//! it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to a program of its own. Modules are loaded in the order of their dependencies: on 6.1.192
+//! it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to a
+//! program of its own. Modules are loaded in the order of their dependencies: on 6.1.192
 //! `virtio` needs `virtio_ring` first.
 
 use std::fs;
@@ -20,8 +21,9 @@ use crate::kernel::{Module, Modules};
 use crate::packages::Packages;
 use crate::{LabError, build};
 
-/// Drivers for the devices a guest may be given, assigned ones among them, for its power button (with what shows it to programs),
-/// and for telling of a panic; those the kernel has built in are skipped.
+/// Drivers for the devices a guest may be given, assigned ones among them, for its power button
+/// (with what shows it to programs), and for telling of a panic; those the kernel has built in are
+/// skipped.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -34,7 +36,7 @@ const MODULES: &[&str] = &[
     "pvpanic_mmio",
 ];
 
-/// Modules by which a guest gives a device to a program of its own; `lab-load vfio` loads them. Guests that do not ask start without
+/// Modules that are loaded on request, by `lab-load NAME`: guests that do not ask start without
 /// them.
 const ON_DEMAND: &[ModuleList] = &[VFIO];
 
@@ -44,7 +46,7 @@ pub(crate) const VFIO: ModuleList = ("vfio", &["vfio", "vfio_iommu_type1", "vfio
 /// Modules that are loaded together on request, and the name to ask by.
 pub(crate) type ModuleList = (&'static str, &'static [&'static str]);
 
-/// Program that loads a list of modules: those that are loaded already, by another list, are left as they are.
+/// Program that loads a list of modules, but for those that are loaded already.
 const LOAD: &str = "#!/bin/sh
 [ -f \"/modules/$1\" ] || { echo \"lab-load: no list $1\" >&2; exit 2; }
 while read -r module; do
@@ -83,8 +85,8 @@ pub(crate) fn build_with(packages: &Packages, modules: &Path) -> Result<Archive,
     Ok(archive)
 }
 
-/// Adds what both images share: directories, console, busybox with its applets, modules in load order, and those that
-/// `lab-load` loads.
+/// Adds what both images share: directories, console, busybox with its applets, modules in load
+/// order, and those that `lab-load` loads.
 pub(crate) fn base(
     archive: &mut Archive,
     packages: &Packages,

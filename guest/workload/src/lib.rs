@@ -2,7 +2,8 @@
 //!
 //! The program `workload` (this crate's binary) runs inside guests; the host's side of a demo or test
 //! links this library, so both sides compute the same data with the same code. No dependency
-//! beyond `libc` and, for [`rogue`], the workspace's own `vfio`; the binary is linked statically, so it runs in any initramfs.
+//! beyond `libc` and, for [`rogue`], the workspace's own `vfio` and `dma-map`; the binary is linked
+//! statically, so it runs in any initramfs.
 //!
 //! Left out: anything that draws conclusions from time.
 #![deny(unsafe_code)]

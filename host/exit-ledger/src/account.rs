@@ -269,6 +269,8 @@ pub struct DeviceFigures {
     pub pinned_peak: u64,
     /// Pages that the guest maps, each mapping counted.
     pub guest_pages: u64,
+    /// Most since the machine started.
+    pub guest_pages_peak: u64,
     /// Mappings that the guest has unmapped and the device reaches: now, and most since the policy was set.
     pub stale: u64,
     /// See `stale`.

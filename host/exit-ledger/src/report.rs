@@ -147,10 +147,11 @@ const BALLOON_ROWS: [Row<BalloonFigures, Option<u64>>; 9] = [
 ];
 
 /// Assigned devices, all together; each by itself is in the JSON.
-const DEVICE_ROWS: [Row<DeviceFigures, u64>; 15] = [
+const DEVICE_ROWS: [Row<DeviceFigures, u64>; 16] = [
     ("pages pinned by devices", |d| d.pinned),
     ("  at most", |d| d.pinned_peak),
     ("  mapped by the guest", |d| d.guest_pages),
+    ("    at most", |d| d.guest_pages_peak),
     ("mappings made", |d| d.counts.maps),
     ("  pages", |d| d.counts.mapped_pages),
     ("  found again", |d| d.counts.hits),

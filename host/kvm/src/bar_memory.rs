@@ -1,12 +1,15 @@
-//! Memory of a device's BARs as memory slots that follow the BARs: what the guest reads and writes there are no exits.
+//! Memory of a device's BARs as memory slots that follow the BARs: what the guest reads and writes
+//! there are no exits.
 //!
-//! A BAR consists of pieces (page-aligned mappings of the device's file) and of what is in none: pages that must be exits, such as
-//! those of the MSI-X table. Each piece is shown where its BAR is decoded, if that is inside a PCI window of the machine, and
-//! if KVM takes it: not where RAM or another slot is, nor beyond the addresses it has. A piece that is not shown works as
-//! exits, and is tried again when a BAR of the same function changes: two BARs may pass through each other's places.
+//! A BAR consists of pieces (page-aligned mappings of the device's file) and of what is in none:
+//! pages that must be exits, such as those of the MSI-X table. Each piece is shown where its BAR is
+//! decoded, if that is inside a PCI window of the machine, and if KVM takes it: not where RAM or
+//! another slot is, nor beyond the addresses it has. A piece that is not shown works as exits, and
+//! is tried again when a BAR of the same function changes: two BARs may pass through each other's
+//! places.
 //!
-//! Called on vCPU threads, one call at a time for a function ([`PlaceMemory`]). Cost: two grace periods of KVM's for each
-//! piece that moves.
+//! Called on vCPU threads, one call at a time for a function ([`PlaceMemory`]). Cost: two grace
+//! periods of KVM's for each piece that moves.
 
 use std::fmt::{self, Display};
 use std::ops::Range;
@@ -58,7 +61,8 @@ struct Piece {
     /// Where its BAR is decoded.
     wanted: Option<Place>,
     shown: Option<(Gpa, SlotId)>,
-    /// A guest may move a BAR as often as it likes: each kind of refusal is logged once for a piece.
+    /// A guest may move a BAR as often as it likes: each kind of refusal is logged once for a
+    /// piece.
     has_logged: Logged,
 }
 
@@ -122,7 +126,8 @@ impl Piece {
         if self.wanted == Some(Place::Inside(at)) {
             self.shown = Some((at, slot));
         } else if let Err(StillMapped { slot, source }) = slots.hide(slot) {
-            // The mapping keeps the device open, so the guest reaches no other guest's device there.
+            // The mapping keeps the device open, so the guest reaches no other guest's device
+            // there.
             self.shown = Some((at, slot));
             if !std::mem::replace(&mut self.has_logged.stuck, true) {
                 let at = at.raw();
@@ -191,11 +196,13 @@ impl BarMemory {
     }
 
     fn pieces(&self) -> MutexGuard<'_, Vec<Piece>> {
-        // Each piece's slot is noted as soon as KVM has it or has let it go: a panic in between leaves a slot that stays.
+        // Each piece's slot is noted as soon as KVM has it or has let it go: a panic in between
+        // leaves a slot that stays.
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings all pieces where they are wanted: first out of what is to be left, which another piece may want.
+    /// Brings all pieces where they are wanted: first out of what is to be left, which another
+    /// piece may want.
     fn follow(&self, pieces: &mut [Piece]) {
         for piece in &mut *pieces {
             piece.leave(&*self.slots);

@@ -35,6 +35,18 @@ pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
         .map_err(refused("to list its CPUID"))
 }
 
+/// Bits of the guest-physical addresses that a guest of this CPUID can use (leaf 0x8000_0008): EAX 7:0, or 23:16 where the host
+/// translates fewer than its processor has.
+pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
+    /// Of a processor that does not tell (AMD APM volume 3, Intel SDM volume 2: 36 with PAE).
+    const UNTOLD: u8 = 36;
+    let leaf = cpuid.as_slice().iter().find(|e| e.function == 0x8000_0008);
+    leaf.map_or(UNTOLD, |entry| match entry.eax.to_le_bytes() {
+        [bits, _, 0, _] => bits,
+        [bits, _, guest, _] => bits.min(guest),
+    })
+}
+
 /// Bits of an APIC id below the package, for `cpus` vCPUs in one package.
 fn core_bits(cpus: u8) -> u32 {
     u32::from(cpus).next_power_of_two().trailing_zeros()

@@ -1,4 +1,5 @@
-//! A guest of a few instructions in 64-bit user mode, for this crate's tests: software KVM runs it too.
+//! A guest of a few instructions in 64-bit user mode, for this crate's tests: software KVM runs it
+//! too.
 
 use std::io;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ const CODE: u64 = 0x1_0000;
 const PAGE_TABLES: u64 = 0x1000;
 const TASK: u64 = 0x9000;
 
-/// Puts `code` and page tables into RAM. The large pages (2 MiB, below 512 GiB) at the addresses `devices` are mapped one to one and
-/// uncached, at most six GiB of them.
+/// Puts `code` and page tables into RAM. The large pages (2 MiB, below 512 GiB) at the addresses
+/// `devices` are mapped one to one and uncached, at most six GiB of them.
 fn load(ram: &impl PhysMem, code: &[u8], devices: &[u64]) {
     const LINK: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -100,7 +101,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// With these instructions, and large pages of devices as in [`load`]; `None`, with the reason printed, where there is no KVM.
+    /// With these instructions, and large pages of devices as in [`load`]; `None`, with the reason
+    /// printed, where there is no KVM.
     pub fn new(code: &[u8], devices: &[u64]) -> Option<Self> {
         let kvm = match crate::vm::open_any() {
             Ok(kvm) => kvm,

@@ -1,7 +1,8 @@
-//! KVM's notice of the VFIO groups whose devices a machine has (Documentation/virt/kvm/devices/vfio.rst).
+//! KVM's notice of the VFIO groups whose devices a machine has
+//! (Documentation/virt/kvm/devices/vfio.rst).
 //!
-//! Where a device's DMA is not coherent with the processors' caches, KVM lets the guest's choice of memory types and its
-//! `WBINVD` take effect only while such a group is known to it.
+//! Where a device's DMA is not coherent with the processors' caches, KVM lets the guest's choice of
+//! memory types and its `WBINVD` take effect only while such a group is known to it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -31,7 +32,8 @@ impl VfioDevice {
         fd.map(Self).map_err(refused("its VFIO device"))
     }
 
-    /// Makes a VFIO group known to KVM, which keeps it open until it is removed or the machine has ended.
+    /// Makes a VFIO group known to KVM, which keeps it open until it is removed or the machine has
+    /// ended.
     ///
     /// # Errors
     /// KVM refuses: it is no VFIO group, or known already.

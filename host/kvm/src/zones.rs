@@ -1,17 +1,21 @@
 //! One reader of KVM's coalesced-MMIO ring for all register pages of a machine.
 //!
-//! A machine has one ring, in which the writes of all logged pages (zones) stand in the order in which they were made. Each unit takes
-//! its own ([`ZoneLog`]); what a reader meets of another zone is kept for that one, behind what was kept before. So each
-//! unit sees its writes in their order, however the units take turns. Between two units there is no order to keep: a driver
-//! that depends on one waits until the first has answered.
+//! A machine has one ring, in which the writes of all logged pages (zones) stand in the order in
+//! which they were made. Each unit takes its own ([`ZoneLog`]); what a reader meets of another zone
+//! is kept for that one, behind what was kept before. So each unit sees its writes in their order,
+//! however the units take turns. Between two units there is no order to keep: a driver that depends
+//! on one waits until the first has answered.
 //!
-//! **When the ring is full** a write exits, and the unit that it is for reads the ring to its end first
-//! ([`WriteLog::drain`] of as many entries as a ring has): all that was logged before has been taken or kept by then.
+//! **When the ring is full** a write exits, and the unit that it is for reads the ring to its end
+//! first ([`WriteLog::drain`] of as many entries as a ring has): all that was logged before has
+//! been taken or kept by then.
 //!
-//! All units are polled by one thread, their owner's, so the lock here is never waited for. A look at an empty ring takes none.
+//! All units are polled by one thread, their owner's, so the lock here is never waited for. A look
+//! at an empty ring takes none.
 //!
-//! Bound: what is kept for a unit comes from one whole ring (169 writes) for each poll of, and each access to, another unit since
-//! its own last poll; an owner polls all of its units one after the other and accepts a bounded number of messages in between.
+//! Bound: what is kept for a unit comes from one whole ring (169 writes) for each poll of, and each
+//! access to, another unit since its own last poll; an owner polls all of its units one after the
+//! other and accepts a bounded number of messages in between.
 
 use std::collections::VecDeque;
 use std::io;
@@ -51,8 +55,8 @@ impl Zone {
 }
 
 impl ZonedRing {
-    /// Maps the ring of the machine that `vcpu` (any of its vCPUs' descriptors) belongs to, without zones. One for a machine: a
-    /// second would take entries from the first.
+    /// Maps the ring of the machine that `vcpu` (any of its vCPUs' descriptors) belongs to, without
+    /// zones. One for a machine: a second would take entries from the first.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
@@ -121,11 +125,13 @@ struct ZoneEntries {
 impl ZoneEntries {
     #[inline]
     fn is_empty(&self) -> bool {
-        // Relaxed: kept by this thread. Entries of another zone alone make this false, and that unit says the same.
+        // Relaxed: kept by this thread. Entries of another zone alone make this false, and that
+        // unit says the same.
         self.count.load(Ordering::Relaxed) == 0 && self.ring.probe.is_empty()
     }
 
-    /// Takes what was kept, then this zone's part of at most `max` entries of the ring. No lock is held in `take`.
+    /// Takes what was kept, then this zone's part of at most `max` entries of the ring. No lock is
+    /// held in `take`.
     fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize {
         if self.is_empty() {
             return 0;
@@ -155,7 +161,8 @@ impl ZoneEntries {
     }
 }
 
-/// Of up to eight bytes, little-endian, at this offset of a register page. A wrong entry is ignored by the unit.
+/// Of up to eight bytes, little-endian, at this offset of a register page. A wrong entry is ignored
+/// by the unit.
 fn entry(offset: u64, bytes: &[u8]) -> LogEntry {
     let mut data = [0; 8];
     data[..bytes.len()].copy_from_slice(bytes);

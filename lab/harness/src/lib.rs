@@ -10,7 +10,7 @@
 //! * [`swap_lab`]: what guests with too little memory move.
 //! * [`swap_figures`]: the same by memory allowed, by program, and of four at once.
 //! * [`eli`]: exits of a guest under `exitless-hv`, and attacks on that.
-//! * [`assign`]: guests with devices of the emulated host; memory pinned for them, and DMA that was refused.
+//! * [`assign`]: guests with devices of the emulated host; memory pinned for them, refused DMA.
 //! * [`assign_lab`]: what such guests cost, by the guest's policy, the host's and the register mode.
 //! * [`lab_cmd`]: a command of the user's in the lab.
 //!

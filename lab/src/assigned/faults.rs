@@ -7,9 +7,10 @@
 //! dmar_fault: 12 callbacks suppressed
 //! ```
 //!
-//! The kernel logs as much as ten lines in five seconds, and takes three of them for one fault: the line that says that there are
-//! some, one for the fault, and one for having looked for another. So of faults in quick succession some are missing
-//! ([`FaultLog::suppressed`]): what has to be in the log lies two seconds apart.
+//! The kernel logs as much as ten lines in five seconds, and takes three of them for one fault: the
+//! line that says that there are some, one for the fault, and one for having looked for another. So
+//! of faults in quick succession some are missing ([`FaultLog::suppressed`]): what has to be in the
+//! log lies two seconds apart.
 
 use std::fmt;
 
@@ -27,7 +28,7 @@ pub enum DmaAccess {
 pub struct DmaFault {
     /// Bus, device and function, for example `00:02.0`.
     pub device: String,
-    /// What it wanted.
+    /// Direction.
     pub access: DmaAccess,
     /// The IOVA; the kernel gives that of the page.
     pub address: u64,
@@ -35,14 +36,16 @@ pub struct DmaFault {
     pub reason: u8,
 }
 
-/// What a kernel's log says of faults.
+/// Faults in a kernel's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultLog {
     /// Those logged, in their order.
     pub faults: Vec<DmaFault>,
-    /// Lines that the kernel has left out. More of them may be missing whose number it says with a later fault only.
+    /// Lines that the kernel has left out. More of them may be missing whose number it says with a
+    /// later fault only.
     pub suppressed: u64,
-    /// Lines of the IOMMU's about faults that are of no kind known here, interrupts that were refused for instance.
+    /// Lines of the IOMMU's about faults that are of no kind known here, interrupts that were
+    /// refused for instance.
     pub others: Vec<String>,
 }
 
@@ -63,8 +66,8 @@ impl FaultLog {
         found
     }
 
-    /// Whether the device at `address` was refused this access to the page of `iova`. The address may have a domain
-    /// (`0000:00:02.0`), as everywhere but in this log.
+    /// Whether the device at `address` was refused this access to the page of `iova`. The address
+    /// may have a domain (`0000:00:02.0`), as everywhere but in this log.
     #[must_use]
     pub fn has(&self, address: &str, access: DmaAccess, iova: u64) -> bool {
         let page = |address: u64| address >> 12;

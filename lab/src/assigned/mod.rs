@@ -1,9 +1,10 @@
-//! Devices of the emulated host that are given to a program in it, or to a guest: put there, found, bound to VFIO; and what the host's
-//! IOMMU refused them ([`FaultLog`]).
+//! Devices of the emulated host that are given to a program in it, or to a guest: put there, found,
+//! bound to VFIO; and what the host's IOMMU refused them ([`FaultLog`]).
 //!
-//! The host has an Intel IOMMU then (`intel-iommu` of QEMU) with interrupt remapping, without which VFIO gives no device
-//! away. Its unmaps take effect at once (`iommu.strict=1`): under Debian's default, which is lazy, the log of faults says less
-//! than what was unmapped. Caching mode is off: the unit remembers what it has translated until an invalidation.
+//! The host has an Intel IOMMU then (`intel-iommu` of QEMU) with interrupt remapping, without which
+//! VFIO gives no device away. Its unmaps take effect at once (`iommu.strict=1`): under Debian's
+//! default, which is lazy, the log of faults says less than what was unmapped. Caching mode is off:
+//! the unit remembers what it has translated until an invalidation.
 //!
 //! ```no_run
 //! use lab::assigned::{self, Device};
@@ -34,8 +35,8 @@ pub fn with_unit(mut config: LabConfig) -> LabConfig {
     config
 }
 
-/// The configuration with an NVMe controller; its namespace is the file `namespace`, raw, which is not held to survive a crash of
-/// this machine.
+/// The configuration with an NVMe controller; its namespace is the file `namespace`, raw, which is
+/// not held to survive a crash of this machine.
 ///
 /// # Errors
 /// The file's name is no text.
@@ -53,8 +54,9 @@ pub fn with_nvme(mut config: LabConfig, namespace: &Path) -> Result<LabConfig, L
     Ok(config)
 }
 
-/// The configuration with a virtio network card that obeys the IOMMU. Behind it is QEMU's own network: its gateway, 10.0.2.2,
-/// answers ARP, and passes datagrams on to this machine's 127.0.0.1.
+/// The configuration with a virtio network card that obeys the IOMMU. Behind it is QEMU's own
+/// network: its gateway, 10.0.2.2, answers ARP, and passes datagrams on to this machine's
+/// 127.0.0.1.
 #[must_use]
 pub fn with_net(mut config: LabConfig) -> LabConfig {
     let device = "virtio-net-pci,netdev=assigned,iommu_platform=on,disable-legacy=on,romfile=";
@@ -63,7 +65,8 @@ pub fn with_net(mut config: LabConfig) -> LabConfig {
     config
 }
 
-/// The configuration with `edu`, whose DMA engine copies what it is asked to, from and to addresses of 32 bits.
+/// The configuration with `edu`, whose DMA engine copies what it is asked to, from and to addresses
+/// of 32 bits.
 #[must_use]
 pub fn with_edu(mut config: LabConfig) -> LabConfig {
     let args = ["-device", "edu,dma_mask=0xffffffff"].map(str::to_owned);
@@ -115,8 +118,8 @@ impl Device {
     }
 }
 
-/// Shell script that takes the device at `address` from its driver, if it has one, and gives it to VFIO: in the emulated host, or in a
-/// guest after `lab-load vfio`.
+/// Shell script that takes the device at `address` from its driver, if it has one, and gives it to
+/// VFIO: in the emulated host, or in a guest after `lab-load vfio`.
 #[must_use]
 pub fn bind_script(address: &str) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
@@ -136,8 +139,8 @@ pub fn bind_to_vfio(lab: &Lab, address: &str) -> Result<(), LabError> {
     shell(lab, &bind_script(address)).map(drop)
 }
 
-/// Reads what the host's kernel has logged of DMA that its IOMMU refused, and empties the kernel's log, so that the next call
-/// gives what came after this one.
+/// Reads what the host's kernel has logged of DMA that its IOMMU refused, and empties the kernel's
+/// log, so that the next call gives what came after this one.
 ///
 /// # Errors
 /// As [`Lab::exec`].

@@ -1,12 +1,12 @@
 //! Capabilities behind a structure that the kernel fills in.
 //!
-//! `struct vfio_iommu_type1_info` and `struct vfio_region_info` end with a chain of capabilities, each with a header: 16-bit id,
-//! 16-bit version, 32-bit offset of the next one from the start of the structure (0 in the last). The kernel writes it, and
-//! still no length or offset is believed: those that lead outside, back, or in circles are errors, and so is a list that is
-//! longer than what it lies in.
+//! `struct vfio_iommu_type1_info` and `struct vfio_region_info` end with a chain of capabilities,
+//! each with a header: 16-bit id, 16-bit version, 32-bit offset of the next one from the start of
+//! the structure (0 in the last). The kernel writes it, and still no length or offset is believed:
+//! those that lead outside, back, or in circles are errors, and so is a list that is longer than
+//! what it lies in.
 
-use crate::error::Errno;
-use crate::info::InfoError;
+use crate::error::{Errno, InfoError};
 
 /// Bytes of a capability's header.
 pub const HEADER: usize = 8;
@@ -14,7 +14,8 @@ pub const HEADER: usize = 8;
 /// Longest answer that is believed: more than any kernel gives.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// Asks with a buffer that begins with `head`, as long as the answer says in its first word that it wants one.
+/// Asks with a buffer that begins with `head`, as long as the answer says in its first word that it
+/// wants one.
 pub fn whole_answer(
     head: &[u8],
     mut ask: impl FnMut(&mut [u8]) -> Result<(), Errno>,
@@ -66,7 +67,8 @@ impl<'a> Reader<'a> {
         self.words(at, what).map(|[word]| u32::from_le_bytes(word))
     }
 
-    /// A list behind a capability's header: its number of entries, 4 bytes reserved, then two 64-bit words of each.
+    /// A list behind a capability's header: its number of entries, 4 bytes reserved, then two
+    /// 64-bit words of each.
     pub fn pairs(
         self,
         at: usize,
@@ -104,7 +106,8 @@ pub struct Capability {
     pub body: usize,
 }
 
-/// Iterator over a chain. Each capability lies behind the one before, so there is an end; the first error is the last item.
+/// Iterator over a chain. Each capability lies behind the one before, so there is an end; the first
+/// error is the last item.
 pub struct Capabilities<'a> {
     reader: Reader<'a>,
     /// Offset of the header whose link is followed; 0 for the structure.

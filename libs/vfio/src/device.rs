@@ -129,8 +129,8 @@ impl Device {
             })
     }
 
-    /// Region of this index, with a size of 0 where the function has none: BARs are 0 to 5, the ROM is 6, the configuration
-    /// space 7.
+    /// Region of this index, with a size of 0 where the function has none: BARs are 0 to 5, the ROM
+    /// is 6, the configuration space 7.
     ///
     /// # Errors
     /// [`VfioError`]: the index is none of the device's, or the kernel's answer cannot be used.
@@ -153,10 +153,12 @@ impl Device {
         }
     }
 
-    /// Reads bytes of a region from its byte `at` on, as the kernel does: for registers in accesses of 1, 2, 4 or 8 bytes.
+    /// Reads bytes of a region from its byte `at` on, as the kernel does: for registers in accesses
+    /// of 1, 2, 4 or 8 bytes.
     ///
     /// # Errors
-    /// [`VfioError`]: the bytes do not lie in the region, or the kernel refuses, as for a BAR while Memory Space is off.
+    /// [`VfioError`]: the bytes do not lie in the region, or the kernel refuses, as for a BAR while
+    /// Memory Space is off.
     pub fn read(&self, region: &Region, at: u64, data: &mut [u8]) -> Result<(), VfioError> {
         let offset = self.place(region, region.can_read, at, data.len())?;
         let read = self.file.read_exact_at(data, offset);
@@ -187,11 +189,11 @@ impl Device {
         Ok(info.into())
     }
 
-    /// Has vector *n* of the index signal the eventfd `fds[n]`, or nothing where that is `None`, all in one call. An empty
-    /// slice turns the index off.
+    /// Has vector *n* of the index signal the eventfd `fds[n]`, or nothing where that is `None`,
+    /// all in one call. An empty slice turns the index off.
     ///
-    /// A kernel that says [`no_resize`](Irq::no_resize) refuses more vectors than it was given first, until the index has
-    /// been turned off: hand over those of all vectors.
+    /// A kernel that says [`no_resize`](Irq::no_resize) refuses more vectors than it was given
+    /// first, until the index has been turned off: hand over those of all vectors.
     ///
     /// # Errors
     /// [`VfioError::Vectors`]: the host has fewer vectors left; or [`VfioError::Call`].
@@ -327,5 +329,113 @@ impl Bar {
     /// Sets the 64-bit register at this byte.
     pub fn write64(&self, offset: usize, value: u64) {
         self.0.write64(offset, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(info: DeviceInfo) -> Device {
+        Device {
+            file: tempfile::tempfile().expect("a file"),
+            address: "0000:01:00.0".into(),
+            info,
+        }
+    }
+
+    const INFO: DeviceInfo = DeviceInfo {
+        can_reset: false,
+        is_pci: true,
+        regions: 9,
+        irqs: 5,
+    };
+
+    fn region(offset: u64, size: u64) -> Region {
+        Region {
+            index: 2,
+            offset,
+            size,
+            can_read: true,
+            can_write: true,
+            can_mmap: false,
+            msix_mappable: false,
+            sparse: None,
+        }
+    }
+
+    #[test]
+    fn accesses_reach_their_region_and_nothing_beside_it() {
+        let device = device(INFO);
+        device.file.set_len(0x4000).expect("a length");
+        let (before, here) = (region(0x1000, 0x1000), region(0x2000, 0x1000));
+        device.write(&here, 0xffc, &[1, 2, 3, 4]).expect("the end");
+        let mut data = [0; 4];
+        device.read(&here, 0xffc, &mut data).expect("the end");
+        assert_eq!(data, [1, 2, 3, 4]);
+        device.read(&region(0, 0x4000), 0x2ffc, &mut data).unwrap();
+        assert_eq!(data, [1, 2, 3, 4], "its place in the file");
+        for (at, len) in [(0xffd, 4), (0x1000, 1), (u64::MAX, 4), (0, 0x1001)] {
+            let mut data = vec![0xaa; len];
+            let read = device.read(&before, at, &mut data);
+            let written = device.write(&before, at, &data);
+            for error in [read.unwrap_err(), written.unwrap_err()] {
+                assert!(matches!(error, VfioError::Outside { .. }), "{error}");
+                let text = error.to_string();
+                assert!(text.contains("region 2 of 0000:01:00.0"), "{text}");
+            }
+        }
+        let bytes = &mut [0; 0x1000];
+        device.read(&here, 0, &mut bytes[..0xffc]).unwrap();
+        assert_eq!(*bytes, [0; 0x1000], "the rest is as it was");
+    }
+
+    #[test]
+    fn region_that_is_read_only_or_made_up_is_refused() {
+        let device = device(INFO);
+        device.file.set_len(0x1000).expect("a length");
+        let config = Region {
+            can_write: false,
+            ..region(0, 0x100)
+        };
+        device.read(&config, 0, &mut [0]).expect("readable");
+        let refused = device.write(&config, 0, &[0]).unwrap_err();
+        assert!(matches!(refused, VfioError::Region { .. }), "{refused}");
+        let made_up = region(u64::MAX, 8);
+        assert!(device.read(&made_up, 4, &mut [0]).is_err());
+        // The file ends before the region does: an error, not zeroes.
+        let short = device.read(&region(0, 0x2000), 0x1000, &mut [0]);
+        assert!(matches!(short, Err(VfioError::Call { .. })));
+    }
+
+    /// A file that is no device answers each call with ENOTTY, which names the call and the device.
+    #[test]
+    fn calls_that_fail_name_the_device_and_what_was_asked() {
+        let resettable = device(DeviceInfo {
+            can_reset: true,
+            ..INFO
+        });
+        assert!(!device(INFO).reset().expect("nothing is asked"));
+        for (error, parts) in [
+            (resettable.reset().unwrap_err(), ["VFIO_DEVICE_RESET", ""]),
+            (
+                resettable.region(3).unwrap_err(),
+                ["VFIO_DEVICE_GET_REGION_INFO", ""],
+            ),
+            (
+                resettable.irq(IrqIndex::Msix).unwrap_err(),
+                ["VFIO_DEVICE_GET_IRQ_INFO", "MSI-X of"],
+            ),
+            (
+                resettable
+                    .set_irqs(IrqIndex::Msi, &[None, Some(resettable.as_fd())])
+                    .unwrap_err(),
+                ["VFIO_DEVICE_SET_IRQS", "MSI of"],
+            ),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains("0000:01:00.0"), "{text}");
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
     }
 }

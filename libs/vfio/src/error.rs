@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use dma_map::iova::ApertureError;
 use thiserror::Error;
 
-use crate::InfoError;
 use crate::irq::IrqIndex;
 use crate::uapi::Call;
 
@@ -102,7 +102,7 @@ pub enum VfioError {
     /// What the kernel says of the IOMMU cannot be used.
     #[error("VFIO_IOMMU_GET_INFO")]
     Info(#[from] InfoError),
-    /// What the kernel says of a region cannot be used.
+    /// The kernel's answer about a region cannot be used.
     #[error("VFIO_DEVICE_GET_REGION_INFO of region {index} of {address}")]
     RegionInfo {
         /// The device.
@@ -153,6 +153,69 @@ pub enum VfioError {
         /// What it lacks.
         problem: &'static str,
     },
+}
+
+/// Reason why what the kernel said of an IOMMU or a region cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InfoError {
+    /// It ends in the middle of something.
+    #[error("{len} bytes end before {what} at {at:#x}")]
+    Short {
+        /// Bytes there are.
+        len: usize,
+        /// What would be there.
+        what: &'static str,
+        /// Where.
+        at: usize,
+    },
+    /// A capability leads to one that is not behind it.
+    #[error("the capability at {from:#x} is followed by one at {to:#x}, which is not behind it")]
+    NotBehind {
+        /// Where the link stands; 0: in the structure itself.
+        from: usize,
+        /// Where it leads.
+        to: usize,
+    },
+    /// A range ends before it begins.
+    #[error("the allowed range {start:#x} to {last:#x} ends before it begins")]
+    Inverted {
+        /// First byte.
+        start: u64,
+        /// Last byte.
+        last: u64,
+    },
+    /// The kernel does not say which IOVAs it reserves, so that none is known to be free.
+    #[error("the kernel does not say which IOVAs are allowed: Linux 5.4 or newer does")]
+    NoRanges,
+    /// The IOMMU cannot map single pages of 4 KiB.
+    #[error("the IOMMU's page sizes, {page_sizes:#x}, do not have 4 KiB")]
+    PageSize {
+        /// A bit for each size.
+        page_sizes: u64,
+    },
+    /// A region ends past what a file may have.
+    #[error("the region's {size:#x} bytes at {offset:#x} end past the device's file")]
+    PastFile {
+        /// First byte in the file.
+        offset: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// An area that can be mapped lies past the end of its region.
+    #[error(
+        "the mappable area of {size:#x} bytes at {offset:#x} ends past the region's {region:#x} bytes"
+    )]
+    PastRegion {
+        /// First byte in the region.
+        offset: u64,
+        /// Bytes.
+        size: u64,
+        /// Bytes of the region.
+        region: u64,
+    },
+    /// Nothing is allowed.
+    #[error("no IOVA is allowed")]
+    Nothing(#[source] ApertureError),
 }
 
 /// The error of a call.
@@ -245,5 +308,67 @@ mod tests {
         };
         let text = refused.to_string();
         assert!(text.contains("allow_unsafe_interrupts"), "{text}");
+        let busy = VfioError::Open {
+            path: "/dev/vfio/7".into(),
+            errno: Errno(libc::EBUSY),
+        };
+        let text = busy.to_string();
+        assert!(text.contains("opening /dev/vfio/7"), "{text}");
+        assert!(text.contains("another process uses a device of this group"));
+    }
+
+    /// The call, what it concerned, and a part of the remedy.
+    #[test]
+    fn each_refused_call_has_its_remedy() {
+        for (call, errno, remedy) in [
+            (
+                "VFIO_SET_IOMMU",
+                libc::EPERM,
+                "/sys/module/vfio_iommu_type1/parameters",
+            ),
+            (
+                "VFIO_GROUP_SET_CONTAINER",
+                libc::EBUSY,
+                "a container already",
+            ),
+            ("VFIO_GROUP_UNSET_CONTAINER", libc::EBUSY, "close it first"),
+            (
+                "VFIO_GROUP_GET_DEVICE_FD",
+                libc::ENODEV,
+                "no device of the group",
+            ),
+            ("VFIO_GROUP_GET_DEVICE_FD", libc::EBUSY, "open already"),
+            (
+                "VFIO_DEVICE_SET_IRQS",
+                libc::EINVAL,
+                "turn the index off first",
+            ),
+            (
+                "VFIO_DEVICE_SET_IRQS",
+                libc::ENOSPC,
+                "no interrupt vector left",
+            ),
+            ("pread", libc::EIO, "Memory Space"),
+            ("mmap", libc::EINVAL, "Region::mappable"),
+        ] {
+            let subject = "group 7".to_owned();
+            let errno = Errno(errno);
+            let text = VfioError::Call {
+                call,
+                subject,
+                errno,
+            }
+            .to_string();
+            assert!(text.starts_with(&format!("{call} on group 7: ")), "{text}");
+            assert!(text.contains(remedy), "{text}");
+        }
+        let few = VfioError::Vectors {
+            address: "0000:01:00.0".into(),
+            index: IrqIndex::Msix,
+            wanted: 65,
+            available: 12,
+        };
+        let text = few.to_string();
+        assert!(text.contains("65 vectors for MSI-X of 0000:01:00.0: the host has 12"));
     }
 }

@@ -79,8 +79,8 @@ impl Group {
 
 /// An IO address space for the devices of one group or several.
 ///
-/// The groups that are attached stay open for as long as the container, since the address space lasts until the last of
-/// them is closed.
+/// The groups that are attached stay open for as long as the container, since the address space
+/// lasts until the last of them is closed.
 #[derive(Debug)]
 pub struct Container {
     pub(crate) file: File,
@@ -139,10 +139,12 @@ impl Container {
         Ok(())
     }
 
-    /// Takes all groups off the container, which unmaps everything that is mapped in it: no device reaches anything then.
+    /// Takes all groups off the container, which unmaps everything that is mapped in it: no device
+    /// reaches anything then.
     ///
     /// # Errors
-    /// [`VfioError::Call`]: a device of a group is still open (EBUSY). Groups before it have been taken off.
+    /// [`VfioError::Call`]: a device of a group is still open (EBUSY). Groups before it have been
+    /// taken off.
     pub fn detach_all(&self) -> Result<(), VfioError> {
         let call = &uapi::GROUP_UNSET_CONTAINER;
         self.take_groups_off()
@@ -162,9 +164,10 @@ impl Container {
         Ok(())
     }
 
-    /// Whether DMA of every attached device is coherent with the processors' caches (`VFIO_DMA_CC_IOMMU`): false before a
-    /// group is attached. Where it is false, a device may be made to bypass the caches, and a hypervisor has to honour the
-    /// guest's memory types (KVM's VFIO device).
+    /// Whether DMA of every attached device is coherent with the processors' caches
+    /// (`VFIO_DMA_CC_IOMMU`): false before a group is attached. Where it is false, a device may be
+    /// made to bypass the caches, and a hypervisor has to honour the guest's memory types (KVM's
+    /// VFIO device).
     pub fn is_coherent(&self) -> bool {
         let call = &uapi::CHECK_EXTENSION;
         sys::with_value(&self.file, call, uapi::DMA_CC_IOMMU) == Ok(1)

@@ -27,7 +27,8 @@ impl HostGroup {
         devices.filter(|device| device.binding() == Binding::Other)
     }
 
-    /// Whether the group can be opened: a device is bound to VFIO, and none to a driver of the host that uses DMA.
+    /// Whether the group can be opened: a device is bound to VFIO, and none to a driver of the host
+    /// that uses DMA.
     pub fn is_ready(&self) -> bool {
         let mut devices = self.devices.iter();
         devices.any(|device| device.binding() == Binding::Vfio) && self.blocking().next().is_none()

@@ -1,13 +1,14 @@
 //! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there may be.
 //!
-//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it (`chain`).
+//! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it
+//! (`chain`).
 
 use dma_map::address::PAGE_SHIFT;
 use dma_map::iova::{Aperture, ApertureError, IovaPfn, IovaRange};
-use thiserror::Error;
 use zerocopy::FromBytes;
 
 use crate::chain::{Capability, Reader};
+use crate::error::InfoError;
 use crate::uapi::{CAP_DMA_AVAIL, CAP_IOVA_RANGE, INFO_CAPS, INFO_PGSIZES, IommuType1Info};
 
 /// First and last byte that a device may be given, inclusive: `struct vfio_iova_range`, and iommufd's
@@ -29,69 +30,6 @@ pub struct IommuInfo {
     pub allowed: Option<Vec<AllowedRange>>,
     /// How many more mappings there may be (`dma_entry_limit` less those there are). None before Linux 5.10.
     pub mappings_left: Option<u32>,
-}
-
-/// Why what the kernel said cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum InfoError {
-    /// It ends in the middle of something.
-    #[error("{len} bytes end before {what} at {at:#x}")]
-    Short {
-        /// Bytes there are.
-        len: usize,
-        /// What would be there.
-        what: &'static str,
-        /// Where.
-        at: usize,
-    },
-    /// A capability leads to one that is not behind it.
-    #[error("the capability at {from:#x} is followed by one at {to:#x}, which is not behind it")]
-    NotBehind {
-        /// Where the link stands; 0: in the structure itself.
-        from: usize,
-        /// Where it leads.
-        to: usize,
-    },
-    /// A range ends before it begins.
-    #[error("the allowed range {start:#x} to {last:#x} ends before it begins")]
-    Inverted {
-        /// First byte.
-        start: u64,
-        /// Last byte.
-        last: u64,
-    },
-    /// The kernel does not say which IOVAs it reserves, so that none is known to be free.
-    #[error("the kernel does not say which IOVAs are allowed: Linux 5.4 or newer does")]
-    NoRanges,
-    /// The IOMMU cannot map single pages of 4 KiB.
-    #[error("the IOMMU's page sizes, {page_sizes:#x}, do not have 4 KiB")]
-    PageSize {
-        /// A bit for each size.
-        page_sizes: u64,
-    },
-    /// A region ends past what a file may have.
-    #[error("the region's {size:#x} bytes at {offset:#x} end past the device's file")]
-    PastFile {
-        /// First byte in the file.
-        offset: u64,
-        /// Bytes.
-        size: u64,
-    },
-    /// An area that can be mapped lies past the end of its region.
-    #[error(
-        "the mappable area of {size:#x} bytes at {offset:#x} ends past the region's {region:#x} bytes"
-    )]
-    PastRegion {
-        /// First byte in the region.
-        offset: u64,
-        /// Bytes.
-        size: u64,
-        /// Bytes of the region.
-        region: u64,
-    },
-    /// Nothing is allowed.
-    #[error("no IOVA is allowed")]
-    Nothing(#[source] ApertureError),
 }
 
 impl IommuInfo {
@@ -134,7 +72,8 @@ impl IommuInfo {
         bytes.is_power_of_two() && self.page_sizes & bytes != 0
     }
 
-    /// Whether the kernel allows every page of `range`: page 0 too, where it is not reserved. False where it does not say.
+    /// Whether the kernel allows every page of `range`: page 0 too, where it is not reserved. False
+    /// where it does not say.
     pub fn allows(&self, range: IovaRange) -> bool {
         let allowed = self.allowed.as_deref().unwrap_or_default();
         let last = range.last().start().raw() | ((1 << PAGE_SHIFT) - 1);
@@ -152,7 +91,8 @@ impl IommuInfo {
         false
     }
 
-    /// Bits of the highest allowed IOVA: the widest input address that all of the tables' mappings can have. 0 where none is known.
+    /// Bits of the highest allowed IOVA: the widest input address that all of the tables' mappings
+    /// can have. 0 where none is known.
     pub fn address_bits(&self) -> u32 {
         let allowed = self.allowed.as_deref().unwrap_or_default();
         let last = allowed.iter().map(|range| range.last).max();

@@ -47,10 +47,11 @@ pub struct Irq {
     pub can_eventfd: bool,
     /// They can be masked and unmasked.
     pub can_mask: bool,
-    /// Each is masked by the kernel when it has signalled, until [`Device::unmask`](crate::Device::unmask).
+    /// Each is masked by the kernel when it has signalled, until
+    /// [`Device::unmask`](crate::Device::unmask).
     pub auto_masked: bool,
-    /// Vectors cannot be added while some are on: all eventfds are handed over in one call, or all vectors are turned
-    /// off before.
+    /// Vectors cannot be added while some are on: all eventfds are handed over in one call, or all
+    /// vectors are turned off before.
     pub no_resize: bool,
 }
 
@@ -67,8 +68,8 @@ impl From<IrqInfo> for Irq {
     }
 }
 
-/// The argument that has vector *n* signal `fds[n]`, or turns the index off where there are none. Its first word, the length,
-/// is written with the call.
+/// The argument that has vector *n* signal `fds[n]`, or turns the index off where there are none.
+/// Its first word, the length, is written with the call.
 pub fn argument(index: IrqIndex, fds: &[Option<BorrowedFd<'_>>]) -> Vec<u8> {
     let data = if fds.is_empty() {
         SET_DATA_NONE
@@ -110,7 +111,8 @@ mod tests {
         words.iter().map(|word| u32::from_le_bytes(*word)).collect()
     }
 
-    /// `linux/vfio.h`: argsz, flags (EVENTFD is bit 2, TRIGGER bit 5), index, start, count, descriptors.
+    /// `linux/vfio.h`: argsz, flags (EVENTFD is bit 2, TRIGGER bit 5), index, start, count,
+    /// descriptors.
     #[test]
     fn all_eventfds_of_an_index_go_in_one_argument() {
         let file = tempfile::tempfile().expect("a file");
@@ -140,7 +142,7 @@ mod tests {
         assert_eq!(words(&unmask(IrqIndex::Intx)), [20, 0x11, 0, 0, 1]);
     }
 
-    /// What QEMU's NVMe drive answers for MSI-X (65 vectors, eventfds, NORESIZE) and INTx.
+    /// MSI-X of QEMU's NVMe drive (65 vectors, eventfds, NORESIZE), and an INTx.
     #[test]
     fn flags_of_an_index_are_read() {
         let of = |flags, count| {

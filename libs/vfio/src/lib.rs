@@ -1,4 +1,7 @@
-//! VFIO type 1: a device in user space whose DMA goes through a `dma_map::DmaMapper`.
+//! VFIO type 1: devices of drivers in user space, and of virtual machines.
+//!
+//! A driver's DMA goes through a `dma_map::DmaMapper`; a virtual machine's devices reach memory
+//! that others own.
 //!
 //! With VFIO the kernel keeps the IO page tables: each map and unmap is a system call. What a driver takes from `dma-map` is
 //! the rest: which IOVAs there are, who has which, what an unmap waits for, and a stated bound on what stays within the
@@ -9,6 +12,11 @@
 //!    page sizes, and how many mappings there may be.
 //! 3. [`VfioMap`]: the container as the table *and* the invalidator of a mapper. Memory is mapped by its address in this
 //!    process, and only memory that the map knows: [`DmaBuffer`]s, which it keeps alive for as long as the device may reach them.
+//! 4. [`LentMap`]: the container as a plain table of memory that others own ([`Lent`]), a virtual
+//!    machine's, without allocator and policy. It keeps that memory alive in the same way.
+//! 5. [`Region`], [`Irq`]: what of a device can be read, written and mapped, and the call that
+//!    hands all eventfds of an interrupt over. [`groups`]: the devices of the host, and what has
+//!    them.
 //!
 //! ```no_run
 //! use dma_map::iova::{ChunkAllocator, CoreId};
@@ -59,13 +67,16 @@
 //! 124 to map and 33 to unmap (`make vfio`).
 //!
 //! # Versions, and what is left out
-//! Layouts and numbers are of `include/uapi/linux/vfio.h`, the group interface (`/dev/vfio/N`), with the second version of type 1, whose
-//! mappings are unmapped whole; Linux 5.4 or newer, since older ones do not say which IOVAs they reserve. Of a processor's
-//! ordering towards a device only x86's is known ([`Bar`]). Left out: the device interface (`/dev/vfio/devices`) with iommufd, interrupts (a
-//! driver polls), hot reset, migration, dirty pages, and memory that others own (a virtual machine's).
+//! Layouts and numbers are of `include/uapi/linux/vfio.h`, the group interface (`/dev/vfio/N`),
+//! with the second version of type 1, whose mappings are unmapped whole; Linux 5.4 or newer, since
+//! older ones do not say which IOVAs they reserve. Of a processor's ordering towards a device only
+//! x86's is known ([`Bar`]). Left out: the device interface (`/dev/vfio/devices`) with iommufd, hot
+//! reset, migration, dirty pages, and what becomes of an interrupt behind its eventfd (KVM's irqfd
+//! is the hypervisor's).
 //!
-//! UNSAFETY: denied here and opted into by `sys`, which holds every system call and every access to memory that a
-//! device shares, and by `map`, which answers for the one call after which a device reaches memory.
+//! UNSAFETY: denied here and opted into by `sys`, which holds every system call and every access to
+//! memory that a device shares, and by `map`, which answers for the one call after which a device
+//! reaches memory (and by `testing`, whose kernel reaches none).
 #![deny(unsafe_code)]
 
 mod chain;
@@ -85,10 +96,10 @@ pub mod testing;
 mod uapi;
 
 pub use device::{Bar, Device, DeviceInfo};
-pub use error::{Errno, VfioError};
+pub use error::{Errno, InfoError, VfioError};
 pub use group::{Container, Group};
 pub use host::{Binding, HostDevice, HostGroup, groups};
-pub use info::{AllowedRange, InfoError, IommuInfo, aperture_of};
+pub use info::{AllowedRange, IommuInfo, aperture_of};
 pub use irq::{Irq, IrqIndex};
 pub use limits::HostLimits;
 pub use map::{

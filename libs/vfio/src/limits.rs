@@ -15,7 +15,8 @@ const CAP_IPC_LOCK: u32 = 14;
 pub struct HostLimits {
     /// `RLIMIT_MEMLOCK` in bytes; `None`: no limit, or not known.
     pub lockable: Option<u64>,
-    /// `VmLck` in bytes: locked memory, mappings of VFIO among it, each page as often as it is mapped.
+    /// `VmLck` in bytes: locked memory, mappings of VFIO among it, each page as often as it is
+    /// mapped.
     pub locked: u64,
     /// The process has CAP_IPC_LOCK, so that the kernel does not look at `lockable`.
     pub is_exempt: bool,
@@ -32,7 +33,8 @@ impl HostLimits {
         Self::parse(&of_process.0, &of_process.1, &entries)
     }
 
-    /// From `/proc/self/limits`, `/proc/self/status` and the module's parameter. Lines that are missing count as no limit.
+    /// From `/proc/self/limits`, `/proc/self/status` and the module's parameter. Lines that are
+    /// missing count as no limit.
     fn parse(limits: &str, status: &str, entries: &str) -> Self {
         let lockable = text_of(limits, "Max locked memory");
         let locked = text_of(status, "VmLck:");

@@ -24,7 +24,7 @@ mod index;
 mod kernel;
 mod lent;
 
-pub use kernel::{Kernel, UnmapFailed};
+pub use kernel::{Calls, Kernel, MapRefused, UnmapFailed};
 pub use lent::{CloseError, Lent, LentMap, LentMapError, LentUnmapError};
 
 use std::collections::BTreeMap;
@@ -39,13 +39,12 @@ use dma_map::iova::{Access, IovaPfn, IovaRange};
 use dma_map::table::{MapError, Translation, UnmapError};
 use thiserror::Error;
 
-use crate::error::{Errno, VfioError};
+use crate::error::VfioError;
 use crate::group::Container;
-use crate::limits::{Advice, HostLimits};
 use crate::memory::DmaBuffer;
 use crate::sys::Pages;
 use index::{MappingIndex, extent};
-use kernel::unmap_exactly;
+use kernel::{is_full, unmap_exactly};
 
 /// Why memory was not mapped: what a mapper's error has in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -61,58 +60,6 @@ pub enum Refused {
     /// The kernel refused.
     #[error(transparent)]
     Call(#[from] MapRefused),
-}
-
-/// Call to map that the kernel refused. Nothing is mapped by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("VFIO_IOMMU_MAP_DMA of {range} to {vaddr:#x}: {errno}{}", self.advice())]
-pub struct MapRefused {
-    /// Range to map.
-    pub range: IovaRange,
-    /// Address of the memory in this process.
-    pub vaddr: u64,
-    /// Reason.
-    pub errno: Errno,
-    /// Limits of the host, where one of them was hit.
-    pub limits: Option<HostLimits>,
-}
-
-impl MapRefused {
-    fn new(range: IovaRange, vaddr: u64, errno: Errno) -> Self {
-        let limits = is_full(errno).then(HostLimits::read);
-        Self {
-            range,
-            vaddr,
-            errno,
-            limits,
-        }
-    }
-
-    /// Whether a limit was hit, so that it may succeed after others are unmapped: of locked memory, or of mappings.
-    pub fn is_full(&self) -> bool {
-        is_full(self.errno)
-    }
-
-    fn advice(&self) -> Advice {
-        Advice {
-            errno: self.errno,
-            bytes: self.range.len().unwrap_or(u64::MAX),
-            limits: self.limits,
-        }
-    }
-}
-
-fn is_full(errno: Errno) -> bool {
-    [libc::ENOMEM, libc::ENOSPC].contains(&errno.0)
-}
-
-/// Calls made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
-    /// `VFIO_IOMMU_MAP_DMA`, those that were refused among them.
-    pub maps: u64,
-    /// `VFIO_IOMMU_UNMAP_DMA`, likewise.
-    pub unmaps: u64,
 }
 
 /// Mappings that the kernel has.
@@ -190,11 +137,7 @@ impl<K: Kernel> VfioMap<K> {
     /// # Errors
     /// [`VfioError::Call`] of `mmap`.
     pub fn allocate(&self, bytes: usize) -> Result<DmaBuffer, VfioError> {
-        let buffer = DmaBuffer::new(bytes).map_err(|errno| VfioError::Call {
-            call: "mmap",
-            subject: format!("{bytes} bytes of memory"),
-            errno,
-        })?;
+        let buffer = DmaBuffer::new(bytes)?;
         let mut book = self.0.book();
         book.memory.retain(|_, pages| pages.strong_count() > 0);
         let known = Arc::downgrade(&buffer.0);
@@ -216,7 +159,7 @@ impl<K: Kernel> VfioMap<K> {
         }
     }
 
-    /// What answers the calls.
+    /// The container, or its stand-in.
     pub fn kernel(&self) -> &K {
         &self.0.kernel
     }

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dma_map::Segment;
 use dma_map::address::{PAGE_SIZE, PhysAddr};
 
-use crate::error::Errno;
+use crate::error::{Errno, VfioError};
 use crate::sys::Pages;
 
-/// Whole pages that a device may be given: [`VfioMap::allocate`](crate::VfioMap::allocate) makes them.
+/// Whole pages that a device may be given: [`VfioMap::allocate`](crate::VfioMap::allocate) makes
+/// those that a mapper maps, and any are [`Lent`](crate::Lent).
 ///
 /// A device may change them at any moment while they are mapped, and after that for as long as the policy says. So they are
 /// seen as atomics, or copied; there is no slice of them. They are locked in memory by the kernel while they are mapped
@@ -20,12 +21,18 @@ pub struct DmaBuffer(pub(crate) Arc<Pages>);
 #[expect(clippy::len_without_is_empty, reason = "none is empty")]
 impl DmaBuffer {
     /// At least so many bytes of zeroes, rounded up to pages.
-    pub(crate) fn new(bytes: usize) -> Result<Self, Errno> {
-        let len = bytes
-            .max(1)
-            .checked_next_multiple_of(PAGE_SIZE as usize)
-            .ok_or(Errno(libc::ENOMEM))?;
-        Ok(Self(Arc::new(Pages::new(len)?)))
+    ///
+    /// # Errors
+    /// [`VfioError::Call`] of `mmap`.
+    pub fn new(bytes: usize) -> Result<Self, VfioError> {
+        let len = bytes.max(1).checked_next_multiple_of(PAGE_SIZE as usize);
+        let pages = len.ok_or(Errno(libc::ENOMEM)).and_then(Pages::new);
+        let pages = pages.map_err(|errno| VfioError::Call {
+            call: "mmap",
+            subject: format!("{bytes} bytes of memory"),
+            errno,
+        })?;
+        Ok(Self(Arc::new(pages)))
     }
 
     /// Bytes: a multiple of 4096.

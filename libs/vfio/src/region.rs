@@ -6,7 +6,7 @@ use dma_map::address::PAGE_SIZE;
 use zerocopy::FromBytes;
 
 use crate::chain::{Capability, Reader};
-use crate::info::InfoError;
+use crate::error::InfoError;
 use crate::uapi::{
     CAP_MSIX_MAPPABLE, CAP_SPARSE_MMAP, REGION_CAN_MMAP, REGION_CAN_READ, REGION_CAN_WRITE,
     REGION_CAPS, RegionInfo,
@@ -74,7 +74,8 @@ impl Region {
             match (id, version) {
                 (CAP_SPARSE_MMAP, 1) => region.sparse = Some(areas(reader, body, size)?),
                 (CAP_MSIX_MAPPABLE, 1) => region.msix_mappable = true,
-                // Another version of the list may allow less than is known here: nothing is mapped then.
+                // Another version of the list may allow less than is known here: nothing is mapped
+                // then.
                 (CAP_SPARSE_MMAP, _) => region.sparse = Some(Vec::new()),
                 _ => {}
             }
@@ -82,8 +83,9 @@ impl Region {
         Ok(region)
     }
 
-    /// The byte ranges that may be mapped, ascending, of whole pages and with no page that has a byte of `except`: the
-    /// MSI-X table and its pending bits, which a virtual machine must not reach.
+    /// The byte ranges that may be mapped, ascending, of whole pages and with no page that has a
+    /// byte of `except`: the MSI-X table and its pending bits, which a virtual machine must not
+    /// reach.
     ///
     /// ```
     /// # let region = vfio::Region { index: 0, offset: 0, size: 0x4000, can_read: true,

@@ -51,8 +51,9 @@ pub fn without_argument(file: &File, call: &Call<Nothing>) -> Result<i32, Errno>
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, 0) })
 }
 
-/// A call that is given `struct vfio_irq_set` with descriptors behind it, all of `argument`. Answers
-/// with a number above 0 where fewer vectors could be had than asked for, and none is set then.
+/// A call that is given `struct vfio_irq_set` with descriptors behind it, all of `argument`.
+/// Answers with a number above 0 where fewer vectors could be had than asked for, and none is set
+/// then.
 pub fn with_descriptors(
     file: &File,
     call: &Call<Descriptors>,

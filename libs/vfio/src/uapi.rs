@@ -29,7 +29,8 @@ pub enum Descriptor {}
 pub enum Name {}
 /// [`DmaMap`], after which a device reaches memory: a call that is not safe with any argument.
 pub enum Reach {}
-/// [`IommuType1Info`] or [`RegionInfo`] with capabilities behind it, as long as its first word says.
+/// [`IommuType1Info`] or [`RegionInfo`] with capabilities behind it, as long as its first word
+/// says.
 pub enum InfoBuffer {}
 /// [`IrqSet`] with file descriptors behind it.
 pub enum Descriptors {}

@@ -125,6 +125,12 @@ impl Denied {
         self.mounted("none", folder, c"tmpfs", 0)
     }
 
+    /// A folder shows what another one has.
+    #[must_use]
+    pub fn replaced(self, folder: &str, by: &str) -> Self {
+        self.mounted(by, folder, c"none", libc::MS_BIND)
+    }
+
     /// A device of this name is there and may not be opened: EACCES, as where a container is not
     /// given it.
     #[must_use]

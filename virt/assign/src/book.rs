@@ -60,8 +60,9 @@ pub struct Book {
     stale: BTreeMap<u64, Stale>,
     /// Stale ones in the order in which they became so; those that are it no more are skipped.
     order: VecDeque<(u64, u64)>,
-    /// Pages of live mappings.
+    /// Pages of live mappings, now and at most.
     live_pages: u64,
+    live_peak: u64,
     /// Pages of all that was entered and has not left, now and at most.
     pages: u64,
     peak: u64,
@@ -81,7 +82,7 @@ impl Book {
         self.reach.enter(mapping.gpa, mapping.pages);
         self.pages += mapping.pages;
         self.peak = self.peak.max(self.pages);
-        self.live_pages += mapping.pages;
+        self.add_live(mapping.pages);
         let old = self.live.insert(mapping.first, mapping);
         debug_assert!(old.is_none(), "{mapping:?} over {old:?}");
     }
@@ -117,8 +118,13 @@ impl Book {
 
     /// The guest maps again what was stale there.
     pub fn revive(&mut self, mapping: Mapping) {
-        self.live_pages += mapping.pages;
+        self.add_live(mapping.pages);
         self.live.insert(mapping.first, mapping);
+    }
+
+    fn add_live(&mut self, pages: u64) {
+        self.live_pages += pages;
+        self.live_peak = self.live_peak.max(self.live_pages);
     }
 
     /// The guest believes that this one is gone, if it is still stale; whether it is.
@@ -189,9 +195,9 @@ impl Book {
         self.stale.len()
     }
 
-    /// Pages of live mappings, each mapping counted.
-    pub fn live_pages(&self) -> u64 {
-        self.live_pages
+    /// Pages of live mappings, each mapping counted: now, and at most.
+    pub fn live_pages(&self) -> (u64, u64) {
+        (self.live_pages, self.live_peak)
     }
 
     /// Pages that are reached, each mapping counted: now, and at most.

@@ -7,8 +7,9 @@
 //! device's interrupt ─▶ eventfd ─▶ KVM ─▶ guest           lines: a message for each, or none: kept
 //! guest's IOMMU ─ invalidation ─▶ Shadow ─▶ container
 //! ```
-//! **Order of a command write.** Where memory decoding goes off, the slots are gone before this hears of it (`PlaceMemory`): a vCPU
-//! that reached one afterwards would end the machine. Bus mastering goes off in the device before the guest's write is answered.
+//! **Order of a command write.** Where memory decoding goes off, the slots are gone before this hears of it, and where it goes on, they
+//! come after this has turned it on in the device (`PlaceMemory`): a vCPU that reached one while it is off would end the machine. Bus
+//! mastering goes off in the device before the guest's write is answered.
 //!
 //! **What the guest hears of the host.** Nothing of DMA faults; of an error of the device, or when the host wants it back, that it
 //! is gone: all reads answer ones, as from an empty slot.
@@ -30,6 +31,7 @@ use crate::config::{self, Dynamic, GuestConfig};
 use crate::hardware::{Hardware, Notice, Vectors};
 use crate::reach::Reach;
 use crate::shadow::{Polled, Shadow};
+use crate::unreached::Unreached;
 
 /// Polls between two looks for a word of the host about the device, each of which is a system call.
 const NOTICE_PERIOD: u32 = 4096;
@@ -70,6 +72,7 @@ pub struct Assigned<H, C> {
     reach: Reach,
     /// Cut off: the guest finds an empty slot.
     is_gone: bool,
+    unreached: Unreached,
     polls: u32,
 }
 
@@ -93,6 +96,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
             shadow: parts.shadow,
             reach: parts.reach,
             is_gone: false,
+            unreached: Unreached::default(),
             polls: 0,
         }
     }
@@ -248,6 +252,16 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         }
     }
 
+    #[cold]
+    fn say_unreached(&self) {
+        tracing::warn!(
+            device = %self.source,
+            "the guest drives the device and has not turned translation on: the device reaches nothing, and its requests time out. \
+             The guest needs a driver for its IOMMU (Linux: intel_iommu=on); with --device …,dma-before-te=on the device reaches all \
+             of the guest's memory until then"
+        );
+    }
+
     /// What the guest finds is an empty slot.
     fn is_absent(&self) -> bool {
         self.is_gone || self.shadow.is_resetting()
@@ -333,7 +347,8 @@ impl<H: Hardware, C: Caller, E> Function<E> for Assigned<H, C> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        self.shadow.deadline()
+        let deadlines = [self.shadow.deadline(), self.unreached.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     fn end(&mut self) {
@@ -370,6 +385,12 @@ impl<H: Hardware, C: Caller, E> DataPath<E> for Assigned<H, C> {
         let polled = self.shadow.poll(unit, mem, now, out);
         if let Some(why) = self.shadow.take_failure() {
             self.cut_off(&why);
+        }
+        if self
+            .unreached
+            .look(self.is_master && self.shadow.is_off(), now)
+        {
+            self.say_unreached();
         }
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(NOTICE_PERIOD) {

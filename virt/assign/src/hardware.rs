@@ -1,6 +1,6 @@
 //! A device of the host, as far as a guest's accesses and interrupts reach it.
 //!
-//! Behind a trait, so that all above it is tested without an IOMMU; [`VfioHardware`](crate::vfio_hardware) is the real one.
+//! Behind a trait, so that all above it is tested without an IOMMU; [`VfioHardware`](crate::vfio_device::VfioHardware) is the real one.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -41,6 +41,7 @@ mod pin;
 pub mod policy;
 pub mod reach;
 pub mod shadow;
+mod unreached;
 pub mod vfio_device;
 
 pub use pin::Pinned;

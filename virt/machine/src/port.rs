@@ -1,6 +1,6 @@
 //! Doors of an owner for other threads: each access is a message and an answer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_mem::{PhysMem, SourceId};
 use pci::bars::{BARS, BarKind, Bars};
@@ -43,6 +43,8 @@ pub struct OwnedFunction<O> {
     shape: FunctionShape,
     doorbells: Option<Arc<dyn PlaceDoorbells>>,
     memory: Option<Arc<dyn PlaceMemory>>,
+    /// Place of each BAR's memory. Locked inside the lock of the BARs.
+    shown: Mutex<[Option<u64>; BARS]>,
 }
 
 impl<O> OwnedFunction<O> {
@@ -54,6 +56,7 @@ impl<O> OwnedFunction<O> {
             shape,
             doorbells: None,
             memory: None,
+            shown: Mutex::default(),
         }
     }
 
@@ -74,6 +77,25 @@ impl<O> OwnedFunction<O> {
 
     fn call(&self, op: Op) -> Option<u64> {
         call(&self.owner, Target::Function(self.number), op)
+    }
+
+    /// Calls `place` with the memory, the number of each BAR, where it is shown, and where `bars` decodes it.
+    fn place_memory(
+        &self,
+        bars: &Bars,
+        place: impl Fn(&dyn PlaceMemory, u8, &mut Option<u64>, Option<u64>),
+    ) {
+        let Some(memory) = &self.memory else {
+            return;
+        };
+        for (bar, shown) in (0..).zip(&mut *self.shown()) {
+            place(&**memory, bar, shown, bars.decoded(usize::from(bar)));
+        }
+    }
+
+    fn shown(&self) -> MutexGuard<'_, [Option<u64>; BARS]> {
+        // Noted after each change.
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -97,11 +119,23 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
             let base = bars.decoded(usize::from(*bar));
             doorbells.place(base.and_then(|base| base.checked_add(range.start)));
         }
-        if let Some(memory) = &self.memory {
-            for bar in (0..).take(BARS) {
-                memory.place(bar, bars.decoded(usize::from(bar)));
+        // Gone before the function turns decoding off: an access of another vCPU would find memory that does not answer.
+        self.place_memory(bars, |memory, bar, shown, wanted| {
+            if shown.is_some() && *shown != wanted {
+                memory.place(bar, None);
+                *shown = None;
             }
-        }
+        });
+    }
+
+    fn has_decoded(&self, bars: &Bars) {
+        // There only once the function has turned decoding on, for the same reason.
+        self.place_memory(bars, |memory, bar, shown, wanted| {
+            if *shown != wanted {
+                memory.place(bar, wanted);
+                *shown = wanted;
+            }
+        });
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {

@@ -28,8 +28,55 @@ pub const SLOTS: usize = 32;
 pub struct Windows {
     /// Below 4 GiB.
     pub low: Range<u64>,
-    /// Beyond: where 64-bit BARs go that fit. Empty: there is none, and they go below.
+    /// Beyond: where large 64-bit BARs go, and others that find no room below. Empty: there is none.
     pub high: Range<u64>,
+}
+
+/// 64-bit BARs of so many bytes go beyond 4 GiB if they can; smaller ones stay below, wherever the large ones are.
+const LARGE: u64 = 64 << 20;
+
+/// A BAR that wants an address.
+#[derive(Clone, Copy)]
+struct Bar {
+    slot: usize,
+    index: usize,
+    bytes: u64,
+    is_wide: bool,
+}
+
+/// A BAR and its address.
+struct Placed {
+    bar: Bar,
+    at: u64,
+}
+
+/// Takes `bytes`, a power of two, from the beginning of `room`, naturally aligned.
+fn take(room: &mut Range<u64>, bytes: u64) -> Option<u64> {
+    let at = room.start.checked_next_multiple_of(bytes)?;
+    let end = at.checked_add(bytes).filter(|end| *end <= room.end)?;
+    room.start = end;
+    Some(at)
+}
+
+impl Windows {
+    /// Addresses for `bars`: those of 32 bits first, which have no choice.
+    fn place(&self, bars: &[Bar]) -> Result<Vec<Placed>, PciError> {
+        let Self { mut low, mut high } = self.clone();
+        let narrow = bars.iter().filter(|bar| !bar.is_wide);
+        let wide = bars.iter().filter(|bar| bar.is_wide);
+        let mut placed = Vec::new();
+        for bar in narrow.chain(wide).copied() {
+            let Bar { slot, bytes, .. } = bar;
+            let at = match (bar.is_wide, bytes >= LARGE) {
+                (false, _) => take(&mut low, bytes),
+                (true, false) => take(&mut low, bytes).or_else(|| take(&mut high, bytes)),
+                (true, true) => take(&mut high, bytes).or_else(|| take(&mut low, bytes)),
+            };
+            let at = at.ok_or(PciError::NoWindow { slot, bytes })?;
+            placed.push(Placed { bar, at });
+        }
+        Ok(placed)
+    }
 }
 
 /// A function in its slot.
@@ -73,17 +120,15 @@ pub enum PciError {
 /// The bus. See the module's head.
 pub struct PciBus {
     slots: RwLock<[Slot; SLOTS]>,
-    windows: Windows,
     /// Ranges that answer now. Written on configuration writes, read on BAR accesses.
     decoded: RwLock<Vec<Decoded>>,
 }
 
 impl PciBus {
     /// A bus with `bridge` in slot 0.
-    pub fn new(bridge: Arc<dyn FunctionPort>, windows: Windows) -> Self {
+    pub fn new(bridge: Arc<dyn FunctionPort>) -> Self {
         let bus = Self {
             slots: RwLock::new([const { Slot::Free }; SLOTS]),
-            windows,
             decoded: RwLock::new(Vec::new()),
         };
         bus.plug(SourceId::new(0, 0, 0), bridge);
@@ -137,44 +182,43 @@ impl PciBus {
         }
     }
 
-    /// Gives every BAR an address in a window, naturally aligned, by writing it as firmware would.
-    /// Decoding stays off. Whoever owns the functions must already answer.
+    /// Gives every BAR an address in one of `windows`, naturally aligned, by writing it as firmware would.
+    /// Decoding stays off. The functions' owners must already answer.
     ///
     /// # Errors
-    /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB.
-    pub fn place_bars(&self) -> Result<(), PciError> {
-        let Windows { low, high } = &self.windows;
-        let (mut next_low, mut next_high) = (low.start, high.start);
+    /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB. No BAR has been written.
+    pub fn place_bars(&self, windows: &Windows) -> Result<(), PciError> {
+        for Placed { bar, at } in windows.place(&self.bars())? {
+            let reg = FIRST_BAR + 4 * bar.index as u16;
+            self.config_write(bar.slot, reg, 4, at as u32);
+            if bar.is_wide {
+                self.config_write(bar.slot, reg + 4, 4, (at >> 32) as u32);
+            }
+        }
+        Ok(())
+    }
+
+    /// All BARs, by slots.
+    fn bars(&self) -> Vec<Bar> {
+        let mut all = Vec::new();
         for slot in 0..SLOTS {
             let Some(plugged) = self.plugged(slot) else {
                 continue;
             };
-            for bar in 0..BARS {
-                let found = lock(&plugged.bars)
-                    .as_ref()
-                    .and_then(|bars| Some((bars.size(bar)?, bars.is_wide(bar))));
-                let Some((bytes, is_wide)) = found else {
-                    continue;
-                };
-                let reg = FIRST_BAR + 4 * bar as u16;
-                let place = |next: &mut u64, end: u64| {
-                    let at = next.checked_next_multiple_of(bytes)?;
-                    let after = at.checked_add(bytes).filter(|after| *after <= end)?;
-                    *next = after;
-                    Some(at)
-                };
-                let at = is_wide
-                    .then(|| place(&mut next_high, high.end))
-                    .flatten()
-                    .or_else(|| place(&mut next_low, low.end))
-                    .ok_or(PciError::NoWindow { slot, bytes })?;
-                self.config_write(slot, reg, 4, at as u32);
-                if is_wide {
-                    self.config_write(slot, reg + 4, 4, (at >> 32) as u32);
-                }
-            }
+            let bars = lock(&plugged.bars);
+            let Some(bars) = &*bars else {
+                continue;
+            };
+            all.extend((0..BARS).filter_map(|index| {
+                Some(Bar {
+                    slot,
+                    index,
+                    bytes: bars.size(index)?,
+                    is_wide: bars.is_wide(index),
+                })
+            }));
         }
-        Ok(())
+        all
     }
 
     /// A read of configuration space; all ones where no function is.
@@ -189,14 +233,18 @@ impl PciBus {
         let Some(plugged) = self.plugged(number) else {
             return;
         };
-        // What the guest turns off must not be reached after the function knows: decode first.
-        // Two vCPUs writing one function's BARs at once get one of the two orders here and perhaps the
-        // other in the function; the guest's own kernel serialises such writes.
-        if let Some(bars) = &mut *lock(&plugged.bars)
+        // What the guest turns off must not be reached after the function knows: decode first. The lock is held until it does, so
+        // that two vCPUs that write one function's BARs at once get one order here and there.
+        let mut bars = lock(&plugged.bars);
+        if let Some(bars) = &mut *bars
             && bars.write(reg, len, value)
         {
             self.redecode(number as u8, &plugged, bars);
+            plugged.port.config_write(reg, len, value);
+            plugged.port.has_decoded(bars);
+            return;
         }
+        drop(bars);
         plugged.port.config_write(reg, len, value);
     }
 

@@ -9,7 +9,7 @@ use crate::bars::{BARS, BarKind, Bars};
 /// Called on any vCPU thread, several at once. A function owned by a sidecore turns each call into a
 /// message and waits for the answer; it must answer in bounded time, except that a write which stops a
 /// device (Bus Master, virtio status) may wait until the device is quiet. No lock of the bus is held
-/// during a call.
+/// during a call, but for that of the function's own BARs during a write that changes them.
 pub trait FunctionPort: Send + Sync {
     /// What each BAR is; constant for the function's life. The bus places them and follows writes.
     fn bar_kinds(&self) -> [BarKind; BARS];
@@ -24,6 +24,10 @@ pub trait FunctionPort: Send + Sync {
     /// the function is unplugged; with the lock of its BARs held, so one call at a time and in the order of the changes. It may
     /// block: only who writes to the same BARs waits.
     fn decodes(&self, _bars: &Bars) {}
+
+    /// The function has received the write after which these BARs are decoded. Called behind each write that [`decodes`](Self::decodes)
+    /// was called for, with the same lock still held.
+    fn has_decoded(&self, _bars: &Bars) {}
 
     /// Reads `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`. `data` arrives as all ones.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);

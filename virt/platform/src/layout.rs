@@ -94,6 +94,8 @@ pub const SLEEP_CONTROL: u16 = 0x600;
 pub const SLEEP_STATUS: u16 = 0x601;
 /// ACPI reset register, one byte.
 pub const RESET: u16 = 0x602;
+/// Where the guest ejects a PCI function: it writes the number of the slot, one byte.
+pub const EJECT: u16 = 0x610;
 /// What the guest writes to [`RESET`].
 pub const RESET_VALUE: u8 = 0x0f;
 /// The `SLP_TYP` of S5 in our DSDT.

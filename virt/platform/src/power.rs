@@ -1,4 +1,5 @@
-//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, notice of a panic, marker port.
+//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, notice of a panic, ejection of PCI functions,
+//! marker port.
 
 use std::sync::Arc;
 
@@ -84,6 +85,31 @@ impl BusDevice for PanicNotice {
     fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
         if data.first().is_some_and(|event| event & PANICKED != 0) {
             self.0.panicked();
+        }
+        AccessCause::Register
+    }
+}
+
+/// Receiver of ejections. Called on vCPU threads.
+pub trait EjectSink: Send + Sync {
+    /// Removes the function in PCI slot `slot`, which the guest has stopped using. A slot that has none, or one that stays, is the
+    /// guest's mistake and nothing happens. On return the function is gone from the bus.
+    fn eject(&self, slot: u8);
+}
+
+/// The ejection register at [`layout::EJECT`], which `_EJ0` of the slots writes. It reads as zero.
+pub struct Eject(pub Arc<dyn EjectSink>);
+
+impl BusDevice for Eject {
+    fn read(&self, _offset: u64, data: &mut [u8]) -> AccessCause {
+        data.fill(0);
+        AccessCause::Register
+    }
+
+    fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
+        // One byte wide: several elements of a string instruction are several writes.
+        for slot in data {
+            self.0.eject(*slot);
         }
         AccessCause::Register
     }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod both;
+mod device;
 #[expect(dead_code, reason = "shared with tests that need more of it")]
 #[path = "../ends/program.rs"]
 mod program;

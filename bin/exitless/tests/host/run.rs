@@ -215,10 +215,10 @@ fn hosts() -> Vec<Host> {
 }
 
 /// A machine's files: on a disk, not in memory.
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let place = Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
         let steps = Steps::default().ask(Ask::Write).wait_for_answer();
         let kernel = steps.power_off().kernel();
@@ -227,7 +227,7 @@ impl Place {
         place
     }
 
-    fn command(&self, denied: Denied, more: &[&str]) -> Command {
+    pub fn command(&self, denied: Denied, more: &[&str]) -> Command {
         let is_served = more == SERVED;
         let more = if is_served { &[] } else { more };
         let (keys, more): (Vec<&str>, Vec<&str>) = more

@@ -3,37 +3,11 @@
 use uffd::probe::PagemapScan;
 
 use super::assignment::GroupReport;
-use super::facts::{Facts, Kvm, Release};
+use super::facts::{Facts, Kvm};
+use super::files::Release;
+use super::finding::{Finding, State};
 use crate::lacks::IO_URING_REMEDY;
 use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};
-
-/// How good something is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// Nothing to wish for.
-    Good,
-    /// Works, with a restriction.
-    Limited,
-    /// Not there.
-    Missing,
-}
-
-/// One thing looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// Name in JSON; does not change.
-    pub key: &'static str,
-    /// Name for people.
-    pub name: &'static str,
-    /// How good it is.
-    pub state: State,
-    /// What was found.
-    pub value: String,
-    /// What it is good for.
-    pub why: &'static str,
-    /// What to do about it; may be empty.
-    pub next: &'static str,
-}
 
 /// Where guests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

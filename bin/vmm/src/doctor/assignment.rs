@@ -11,7 +11,7 @@ use std::fmt::Write;
 use serde_json::json;
 use vfio::{Binding, HostDevice};
 
-use super::assess::{Finding, State};
+use super::finding::{Finding, State};
 use crate::locked_memory::{LockedMemory, MEMLOCK_REMEDY, amount};
 use crate::values::counted;
 

@@ -11,13 +11,16 @@
 mod assess;
 mod assignment;
 mod facts;
+mod files;
+mod finding;
 mod probe;
 
 use std::io::{self, IsTerminal, Write};
 
 use assess::{Report, Verdict};
 
-pub use assess::{Finding, OtherHost, State};
+pub use assess::OtherHost;
+pub use finding::{Finding, State};
 
 /// Arguments of `doctor`.
 #[derive(clap::Args, Debug)]

@@ -5,7 +5,8 @@ use std::io;
 use std::path::Path;
 
 use super::assignment::Assignment;
-use super::facts::{self, Facts, Kvm, Memory, Release, Userfaultfd};
+use super::facts::{Facts, Kvm, Memory, Userfaultfd};
+use super::files::{self, Release};
 use crate::resident::{self, Host};
 
 /// Capabilities of /dev/kvm that `run` uses: number (`linux/kvm.h`) and name.
@@ -30,8 +31,8 @@ pub fn facts() -> Facts {
     let status = text("/proc/self/status");
     let (nested_paging, posted_interrupts) = kvm_module();
     Facts {
-        cpu_flags: facts::cpu_flags(&cpuinfo),
-        cpus: facts::cpu_count(&cpuinfo),
+        cpu_flags: files::cpu_flags(&cpuinfo),
+        cpus: files::cpu_count(&cpuinfo),
         kernel: Release::parse(&text("/proc/sys/kernel/osrelease")),
         kvm: kvm(),
         nested_paging,
@@ -42,7 +43,7 @@ pub fn facts() -> Facts {
         memory: memory(),
         io_uring: Some(io_uring()),
         tun: Some(open("/dev/net/tun")),
-        net_admin: facts::has_capability(&status, CAP_NET_ADMIN),
+        net_admin: files::has_capability(&status, CAP_NET_ADMIN),
     }
 }
 
@@ -86,8 +87,8 @@ fn kvm_module() -> (Option<bool>, Option<bool>) {
         let read = |name: &str| fs::read_to_string(Path::new("/sys/module").join(name)).ok();
         if let Some(paging) = read(paging) {
             return (
-                Some(facts::switch(&paging)),
-                read(posted).map(|t| facts::switch(&t)),
+                Some(files::switch(&paging)),
+                read(posted).map(|t| files::switch(&t)),
             );
         }
     }
@@ -100,16 +101,16 @@ fn userfaultfd(status: &str) -> Userfaultfd {
         // The sysctl exists exactly where the system call does (CONFIG_USERFAULTFD).
         present: sysctl.is_ok(),
         device: open("/dev/userfaultfd").is_ok(),
-        privileged: facts::has_capability(status, CAP_SYS_PTRACE)
-            || sysctl.is_ok_and(|value| facts::switch(&value)),
+        privileged: files::has_capability(status, CAP_SYS_PTRACE)
+            || sysctl.is_ok_and(|value| files::switch(&value)),
     }
 }
 
 fn memory() -> Memory {
     let meminfo = text("/proc/meminfo");
     Memory {
-        available_mib: facts::meminfo(&meminfo, "MemAvailable") / 1024,
-        huge_pages: facts::meminfo(&meminfo, "HugePages_Total"),
+        available_mib: files::meminfo(&meminfo, "MemAvailable") / 1024,
+        huge_pages: files::meminfo(&meminfo, "HugePages_Total"),
         shmem_thp: resident::chosen(&text("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
             .to_owned(),
     }

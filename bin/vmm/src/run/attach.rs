@@ -18,7 +18,7 @@ use kvm::routes::KvmRoutes;
 use kvm::zones::ZonedRing;
 use pci::bus::PciBus;
 use platform::bus::BusDevice;
-use platform::power::MarkerSink;
+use platform::power::{EjectSink, MarkerSink};
 
 /// What devices are built from.
 pub struct Parts<'a> {
@@ -39,7 +39,7 @@ pub struct Parts<'a> {
     /// Exits to user space by cause.
     pub exits: &'a ExitLedger,
     /// Where functions are plugged in.
-    pub bus: &'a PciBus,
+    pub bus: &'a Arc<PciBus>,
     /// The reader of KVM's log of register writes, once a unit has wanted it.
     pub ring: OnceCell<Arc<ZonedRing>>,
 }
@@ -67,8 +67,18 @@ pub struct Attached {
     pub dmar: Option<Vec<u8>>,
     /// Told of marker writes.
     pub marker: Option<Arc<dyn MarkerSink>>,
+    /// Functions that the guest may eject, if there are any.
+    pub ejectable: Option<Ejectable>,
     /// What runs beside the vCPUs.
     pub running: Option<Box<dyn Running>>,
+}
+
+/// Functions that the guest may eject.
+pub struct Ejectable {
+    /// Their slots.
+    pub slots: Vec<u8>,
+    /// Removes one.
+    pub sink: Arc<dyn EjectSink>,
 }
 
 /// Sidecores and whatever else runs beside the vCPUs.

@@ -27,6 +27,7 @@ use super::composed::{Functions, Owner, Request};
 use super::config::Config;
 use super::disk::DiskConfig;
 use super::disks::Disk;
+use super::ejection;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::memory::{Memory, Paging};
 use super::net::{NetBackend, NetConfig};
@@ -100,7 +101,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
         }
         None => None,
     };
-    let (plugged, assigned) = plugs.into_plugged();
+    let (plugged, second) = plugs.into_plugged();
     let core = start(config, owner, composition)?;
     let handle = core.handle(0);
     assigned::follow_policies(&devices, &handle)?;
@@ -116,9 +117,10 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let source = LedgerSource::new(parts, handle.clone(), core.watch(), forwarded, pager)?
         .with_balloon(watched)
         .with_devices(devices.addresses())
-        .with_register_pages(units::register_pages(assigned.as_ref()));
+        .with_register_pages(units::register_pages(second.as_ref()));
     let ledger = Arc::new(MarkerLedger::new(source));
     let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));
+    let ejectable = ejection::ejectable(&plugged, &handle, parts.bus);
     for plug in plugged {
         let mut port = OwnedFunction::new(handle.clone(), plug.number, plug.shape);
         if let Some(doorbells) = plug.doorbells {
@@ -135,17 +137,18 @@ pub fn attach<F: Functions, M: Memory<F>>(
                 let registers = UnitRegisters::new(handle.clone(), unit);
                 (at, Arc::new(registers) as Arc<dyn BusDevice>)
             };
-            let second = assigned.as_ref().map(|of| (layout::VTD_ASSIGNED, of.unit));
+            let second = second.as_ref().map(|of| (layout::VTD_ASSIGNED, of.unit));
             let all = std::iter::once((layout::VTD, unit)).chain(second);
             all.map(page).collect()
         }),
-        dmar: options.mode.map(|_| units::dmar_table(assigned.as_ref())),
+        dmar: options.mode.map(|_| units::dmar_table(second.as_ref())),
         // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
         // wants its windows.
         marker: config
             .ledger
             .is_some()
             .then_some(ledger as Arc<dyn MarkerSink>),
+        ejectable,
         running: Some(Box::new(Devices {
             core,
             _monitor: monitor,

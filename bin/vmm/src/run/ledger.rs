@@ -257,13 +257,15 @@ fn device_figures(device: &AssignedDevice, address: String) -> DeviceFigures {
         longest_call_ns,
     } = shadow.counts();
     let (pinned, pinned_peak) = shadow.book().pages();
+    let (guest_pages, guest_pages_peak) = shadow.book().live_pages();
     let risk = shadow.risk();
     DeviceFigures {
         address,
         policy: shadow.policy().name().into(),
         pinned,
         pinned_peak,
-        guest_pages: shadow.book().live_pages(),
+        guest_pages,
+        guest_pages_peak,
         stale: risk.stale_now,
         stale_max: risk.stale_max,
         stale_ns_max: risk.windows.max_ns,

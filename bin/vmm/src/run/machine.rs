@@ -25,16 +25,17 @@ use kvm::vcpu::{self, Machine};
 use kvm::{Kvm, Vcpu, Vm, cpuid, kick, start_state};
 use pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow, Windows};
 use pci::host_bridge::HostBridge;
-use platform::acpi::{self, AcpiConfig};
+use platform::acpi::{self, AcpiConfig, PciResources};
 use platform::boot::{self, Payload};
 use platform::bus::{Bus, BusDevice};
 use platform::ioapic::Ioapic;
 use platform::layout;
-use platform::power::{KeyboardReset, Marker, PanicNotice, Power};
+use platform::power::{Eject, KeyboardReset, Marker, PanicNotice, Power};
 
 use super::args::RebootArg;
 use super::assembly::{Assembly, MachineComposition};
 use super::attach::{Attached, Parts};
+use super::bars::place_bars;
 use super::config::{Config, ConsoleConfig};
 use crate::ending::signals::{Asked, Listener, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
@@ -199,10 +200,10 @@ fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyh
         msi.clone(),
         routes.clone(),
     ));
-    let vcpus = create_vcpus(&kvm, &vm, config)?;
+    let (vcpus, address_bits) = create_vcpus(&kvm, &vm, config)?;
     vm.try_interrupts()?;
     lacks::say_if_doorbells_exit(&vm);
-    let bus = Arc::new(pci_bus());
+    let bus = Arc::new(PciBus::new(Arc::new(HostBridge::default())));
 
     let attached = {
         let descriptors: Vec<_> = vcpus.iter().map(Vcpu::as_fd).collect();
@@ -220,10 +221,20 @@ fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyh
         };
         composition.attach(Assembly::new(composition.clone(), config, &parts))?
     };
+    let ram_end = layout::ram_regions(config.ram.bytes)
+        .iter()
+        .map(|(start, len)| start + len)
+        .max();
+    let windows = place_bars(&bus, address_bits, ram_end.unwrap_or(0))?;
+    let ejectable = attached.ejectable.as_ref();
     let acpi = acpi::build(&AcpiConfig {
         cpus: config.cpus,
         dmar: attached.dmar.clone(),
-        ..AcpiConfig::default()
+        pci: PciResources {
+            high: windows.high.clone(),
+            ejectable: ejectable.map_or_else(Vec::new, |ejectable| ejectable.slots.clone()),
+            ..PciResources::default()
+        },
     })?;
     let entry = boot::load(
         &ram,
@@ -240,7 +251,7 @@ fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyh
     let (output, is_on_stdio) = console_output(config)?;
     let uart = Uart::new(ioapic.clone(), layout::COM1_PIN, output.clone()).context("an eventfd")?;
     let uart = Arc::new(uart);
-    let (memory, ports) = buses(&attached, bus, &ioapic, &uart, &control)?;
+    let (memory, ports) = buses(&attached, bus, &windows, &ioapic, &uart, &control)?;
     let machine = Machine {
         memory: Arc::new(memory),
         ports: Arc::new(ports),
@@ -288,7 +299,8 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
     ending::leave(status(end))
 }
 
-fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<Vcpu>> {
+/// The vCPUs, and the bits of the physical addresses that they have.
+fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<(Vec<Vcpu>, u8)> {
     let cpus = config.cpus;
     let mut supported = cpuid::supported(kvm)?;
     if config.hides_paravirtual_features {
@@ -303,7 +315,7 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<Vec<
         start_state::set_msrs(vcpu.fd())?;
         vcpus.push(vcpu);
     }
-    Ok(vcpus)
+    Ok((vcpus, cpuid::physical_address_bits(&supported)))
 }
 
 /// From now on a signal presses the power button, once there is a guest to receive it, or ends the
@@ -364,32 +376,22 @@ fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
     Ok((sink, on_stdio))
 }
 
-/// The bus, with its bridge. All BARs go below 4 GiB: no function here has one that wants more.
-fn pci_bus() -> PciBus {
-    let windows = Windows {
-        low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
-        high: 0..0,
-    };
-    PciBus::new(Arc::new(HostBridge::default()), windows)
-}
-
 /// Who answers at which guest-physical address, and at which port.
 fn buses(
     attached: &Attached,
     pci: Arc<PciBus>,
+    windows: &Windows,
     ioapic: &Arc<Ioapic>,
     uart: &Arc<Uart>,
     control: &Arc<Control>,
 ) -> anyhow::Result<(Bus, Bus)> {
-    pci.place_bars()?;
-
     let mut memory = Bus::new();
-    let window = layout::PCI_WINDOW_END - layout::PCI_WINDOW;
-    let low = PciWindow {
-        bus: pci.clone(),
-        base: layout::PCI_WINDOW,
-    };
-    memory.add(layout::PCI_WINDOW, window, Arc::new(low))?;
+    let windows = [&windows.low, &windows.high];
+    for window in windows.into_iter().filter(|window| !window.is_empty()) {
+        let (bus, base) = (pci.clone(), window.start);
+        let len = window.end - window.start;
+        memory.add(base, len, Arc::new(PciWindow { bus, base }))?;
+    }
     memory.add(layout::ECAM, layout::ECAM_SIZE, Arc::new(Ecam(pci.clone())))?;
     memory.add(layout::IOAPIC, layout::IOAPIC_SIZE, ioapic.clone())?;
     for (at, page) in &attached.iommu_pages {
@@ -421,6 +423,9 @@ fn buses(
         1,
         Arc::new(PanicNotice(control.clone())),
     )?;
+    if let Some(ejectable) = &attached.ejectable {
+        port(layout::EJECT, 1, Arc::new(Eject(ejectable.sink.clone())))?;
+    }
     if let Some(sink) = &attached.marker {
         port(layout::MARKER, 1, Arc::new(Marker(sink.clone())))?;
     }

@@ -10,7 +10,6 @@ use platform::doorbell::Doorbells;
 use platform::memory::PlaceMemory;
 
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
-use super::units::Assigned;
 
 /// What the port of a function needs.
 pub struct Plug {
@@ -20,6 +19,15 @@ pub struct Plug {
     pub doorbells: Option<Arc<IoEvents>>,
     /// Memory of an assigned function's BARs.
     pub memory: Option<Arc<dyn PlaceMemory>>,
+}
+
+/// The unit of assigned functions, and these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    /// Number of the unit, at the owner.
+    pub unit: usize,
+    /// Requesters of the functions.
+    pub functions: Vec<SourceId>,
 }
 
 /// Functions on their way to an owner that does not run yet, and what their doors need once it does.
@@ -52,8 +60,8 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_under(unit, function.into(), doorbells)
     }
 
-    /// Adds `function`, a device of the host whose BARs are `memory` where they can be, under the unit of such functions; its number. `make_unit`
-    /// makes that unit with the first of them.
+    /// Adds `function`, a device of the host whose BARs are shown by `memory`, under the unit of
+    /// such functions, which `make_unit` makes for the first of them; its number.
     ///
     /// # Errors
     /// The unit's; nothing has been added.

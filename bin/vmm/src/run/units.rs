@@ -1,12 +1,14 @@
-//! Remapping units of a machine: one that covers all functions, and a second one that assigned functions are under.
+//! Remapping units of a machine: one that covers all functions, and a second one that assigned
+//! functions are under.
 //!
-//! Both are polled by one owner and have register pages of the same mode. The second exists only in a machine with
-//! assigned functions ([`assigned`](super::assigned)), and the DMAR table names these before the unit of all others.
+//! Both are polled by one owner and have register pages of the same mode. The second exists only in
+//! a machine with assigned functions ([`assigned`](super::assigned)), and the DMAR table names
+//! these before the unit of all others.
 
 use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow};
-use guest_mem::{NoIommu, SourceId};
+use guest_mem::NoIommu;
 use kvm::register_page;
 use platform::layout;
 use vtd::{Unit, dmar};
@@ -16,19 +18,11 @@ use super::args::{IdleArg, IommuMode};
 use super::attach::Parts;
 use super::composed::{MAX_LEASES, Units};
 use super::config::Config;
+use super::plugs::Assigned;
 use crate::messages;
 
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
-
-/// The unit of assigned functions, and these.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    /// Number of the unit, at the owner.
-    pub unit: usize,
-    /// Requesters of the functions.
-    pub functions: Vec<SourceId>,
-}
 
 /// What the units of a machine depend on.
 #[derive(Clone, Copy, Debug)]

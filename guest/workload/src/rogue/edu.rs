@@ -1,7 +1,9 @@
-//! `edu`, QEMU's device for teaching, driven through VFIO: its DMA engine copies 4 KiB at most between its buffer and memory.
+//! `edu`, QEMU's device for teaching, driven through VFIO: its DMA engine copies 4 KiB at most
+//! between its buffer and memory.
 //!
-//! Specification: `docs/specs/edu.rst` of QEMU. Registers lie in BAR 0, DMA's in 64 bits; the buffer is reached by DMA alone. A copy
-//! begins a tenth of a second after it was asked for. An access that is refused ends like any other.
+//! Specification: `docs/specs/edu.rst` of QEMU. Registers lie in BAR 0, DMA's in 64 bits; the
+//! buffer is reached by DMA alone. A copy begins a tenth of a second after it was asked for. An
+//! access that is refused ends like any other.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -53,8 +55,8 @@ pub struct Edu {
 }
 
 impl Edu {
-    /// Opens the device at a PCI address, which is bound to vfio-pci. It can name addresses of so many bits (28 unless QEMU
-    /// was told otherwise).
+    /// Opens the device at a PCI address, which is bound to vfio-pci. It can name addresses of
+    /// `mask_bits` bits: 28, unless QEMU's `dma_mask` says another number.
     ///
     /// # Errors
     /// In words: what is missing, or that it is no `edu`.
@@ -131,7 +133,8 @@ impl CopyDevice for Edu {
         self.memory.write(at, data);
     }
 
-    /// From `/proc/self/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`), which shows frames to root alone.
+    /// From `/proc/self/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`), which shows frames
+    /// to root alone.
     fn physical(&self, at: usize) -> Result<u64, String> {
         const PRESENT: u64 = 1 << 63;
         const FRAME: u64 = (1 << 55) - 1;

@@ -1,24 +1,29 @@
-//! A device's DMA held against the mappings that its IOMMU has: what has to arrive does, and what must not, does not.
+//! A device's DMA held against the mappings that its IOMMU has: what has to arrive does, and what
+//! must not, does not.
 //!
-//! A [`CopyDevice`] copies between its own buffer and memory, at IOVAs that it is told. Mappings are made and ended by the program
-//! itself, through the kernel's VFIO. Three parts, each of which says what it finds by lines `key=value`:
+//! A [`CopyDevice`] copies between its own buffer and memory, at IOVAs that it is given. Mappings
+//! are made and ended by the program itself, through the kernel's VFIO. Three parts, each of which
+//! says what it finds by lines `key=value`:
 //!
-//! * [`prove`]: DMA through a mapping works both ways. Without it the rest would be no proof: a device that does nothing breaks
-//!   no rule.
-//! * [`attempt_all`]: accesses that no mapping allows, and whether memory (or, of a read, the device's buffer) shows them.
-//! * [`pieces::run`]: many mappings of random size, made and ended in random order, so that what lies below (a shadow of these
-//!   mappings, for instance) has to cut and to join them.
+//! * [`prove`]: DMA through a mapping works both ways. Without it the rest would be no proof: a
+//!   device that does nothing breaks no rule.
+//! * [`attempt_all`]: accesses that no mapping allows, and whether memory (or, of a read, the
+//!   device's buffer) shows them.
+//! * [`pieces::run`]: many mappings of random size, made and ended in random order, so that what
+//!   lies below (a shadow of these mappings, for instance) has to cut and to join them.
 //!
-//! **Where an access that is not mapped would arrive.** An IOMMU that lets everything pass takes an IOVA as a physical address. So
-//! the access to what was never mapped goes to the physical address of a page of this program, held in its place by a mapping
-//! at another IOVA, and that page is looked at.
+//! **Where an access that is not mapped would arrive.** An IOMMU that lets everything pass takes an
+//! IOVA as a physical address. So the access to what was never mapped goes to the physical address
+//! of a page of this program, held in its place by a mapping at another IOVA, and that page is
+//! looked at.
 //!
-//! **Time.** Between the end of a mapping and the access there may be a pause, for policies that put an invalidation off. All
-//! that the access needs is prepared before the mapping ends, so without a pause the access follows at once.
+//! **Time.** Between the end of a mapping and the access there may be a pause, for policies that
+//! put an invalidation off. All that the access needs is prepared before the mapping ends, so
+//! without a pause the access follows at once.
 //!
-//! Left out: any judgement by the IOMMU's own log of faults, which is the host's; and reads of what is mapped for writing alone.
-//! Those arrive: since 5.12 Linux's driver for VT-d gives no such right (seen on 6.1; its commit «Remove WO permissions on
-//! second-level paging entries»).
+//! Left out: any judgement by the IOMMU's own log of faults, which is the host's; and reads of what
+//! is mapped for writing alone. Those arrive: since 5.12 Linux's driver for VT-d gives no such
+//! right (seen on 6.1; its commit «Remove WO permissions on second-level paging entries»).
 
 use std::time::Duration;
 
@@ -35,21 +40,25 @@ pub const PAGE: usize = 4096;
 /// Bytes of one copy.
 pub const COPY: usize = 64;
 
-/// Pages of memory whose content is copied, held against and attacked, by number.
-const STAGE: usize = 0;
+/// Pages of memory by number: that of copies to and from the device's buffer, that under attack,
+/// and that to which a revoked IOVA is mapped anew.
+const BOUNCE: usize = 0;
 const TARGET: usize = 1;
 const OTHER: usize = 2;
 /// Pages of memory from which a page whose physical address the device can name is chosen.
 const CANDIDATES: std::ops::Range<usize> = 1..64;
 
-/// IOVAs of the mappings that are not under test, and of those that are: below what 28 bits reach.
-const STAGE_IOVA: u64 = 0x0100_0000;
+/// IOVAs: of the bounce page, of a page that is held in its place, and of what is under test. All
+/// lie below 2^28.
+const BOUNCE_IOVA: u64 = 0x0100_0000;
 const HELD_IOVA: u64 = 0x0110_0000;
 const TEST_IOVA: u64 = 0x0120_0000;
 
-/// A device that copies by DMA, behind an IOMMU whose mappings are made here, and [`MEMORY`] bytes that may be mapped for it.
+/// A device that copies by DMA, behind an IOMMU whose mappings are made here, and [`MEMORY`] bytes
+/// that may be mapped for it.
 ///
-/// Addresses of memory (`at`) are bytes from its start. Errors are in words; one of them ends the run.
+/// Addresses of memory (`at`) are bytes from its start. Errors are in words; one of them ends the
+/// run.
 pub trait CopyDevice {
     /// First byte of memory from which on 4 MiB lie at an address that is a multiple of 2 MiB.
     fn large_at(&self) -> usize;
@@ -63,9 +72,11 @@ pub trait CopyDevice {
     fn last_address(&self) -> u64;
     /// Maps `len` bytes of memory at `iova`.
     fn map(&mut self, iova: u64, at: usize, len: usize, access: Access) -> Result<(), String>;
-    /// Ends all mappings of which these `len` bytes consist. The device has to be refused them from then on.
+    /// Ends all mappings of which these `len` bytes consist. The device has to be refused them from
+    /// then on.
     fn unmap(&mut self, iova: u64, len: usize) -> Result<(), String>;
-    /// Has the device read [`COPY`] bytes from `iova` into its buffer, and waits until it is done, or was refused.
+    /// Has the device read [`COPY`] bytes from `iova` into its buffer, and waits until it is done,
+    /// or was refused.
     fn load(&mut self, iova: u64) -> Result<(), String>;
     /// Has the device write [`COPY`] bytes of its buffer to `iova`, and waits likewise.
     fn store(&mut self, iova: u64) -> Result<(), String>;
@@ -73,7 +84,8 @@ pub trait CopyDevice {
     fn pause(&mut self, time: Duration);
 }
 
-/// Bytes of memory that a run takes: the pages of [`attempt_all`], and 4 MiB for [`pieces::run`] at an aligned address.
+/// Bytes of memory that a run takes: the pages of [`attempt_all`], and 4 MiB for [`pieces::run`] at
+/// an aligned address.
 pub const MEMORY: usize = (64 << 12) + (2 << 20) + (4 << 20);
 
 /// Options of [`attempt_all`].
@@ -129,62 +141,63 @@ fn content(number: u64) -> [u8; COPY] {
     data
 }
 
-/// What memory has before an access that must not change it.
+/// Content of memory before an access that must not change it.
 fn before(number: u64) -> [u8; COPY] {
     content(number ^ 1 << 63)
 }
 
-/// Memory at `at`.
+/// Content of memory at `at`.
 fn peek(device: &impl CopyDevice, at: usize) -> [u8; COPY] {
     let mut data = [0; COPY];
     device.read(at, &mut data);
     data
 }
 
-/// All memory.
+/// Content of the pages that attempts use.
 fn snapshot(device: &impl CopyDevice) -> Vec<u8> {
     let mut data = vec![0; CANDIDATES.end * PAGE];
     device.read(0, &mut data);
     data
 }
 
-/// Has the device's buffer filled with `data`, through the mapping of the stage.
+/// Has the device's buffer filled with `data`, through the mapping of the bounce page.
 fn fill(device: &mut impl CopyDevice, data: &[u8; COPY]) -> Result<(), String> {
-    device.write(STAGE * PAGE, data);
-    device.load(STAGE_IOVA)
+    device.write(BOUNCE * PAGE, data);
+    device.load(BOUNCE_IOVA)
 }
 
-/// What the device's buffer has, through the mapping of the stage.
+/// Content of the device's buffer, read through the mapping of the bounce page.
 fn drain(device: &mut impl CopyDevice) -> Result<[u8; COPY], String> {
-    let at = STAGE * PAGE + PAGE / 2;
+    let at = BOUNCE * PAGE + PAGE / 2;
     device.write(at, &[0; COPY]);
-    device.store(STAGE_IOVA + PAGE as u64 / 2)?;
+    device.store(BOUNCE_IOVA + PAGE as u64 / 2)?;
     Ok(peek(device, at))
 }
 
-/// Maps the stage and copies to and fro through it.
+/// Maps the bounce page and copies to and fro through it.
 ///
 /// # Errors
 /// A byte did not arrive, or the device's or system's own.
 pub fn prove(device: &mut impl CopyDevice) -> Result<(), String> {
-    device.map(STAGE_IOVA, STAGE * PAGE, PAGE, Access::ReadWrite)?;
+    device.map(BOUNCE_IOVA, BOUNCE * PAGE, PAGE, Access::ReadWrite)?;
     for number in 0..4 {
         let data = content(number);
         fill(device, &data)?;
         if drain(device)? != data {
             return Err(format!(
-                "copy {number} through a mapping at {STAGE_IOVA:#x} did not come back: the device is no proof of anything"
+                "copy {number} through a mapping at {BOUNCE_IOVA:#x} did not come back: the device is no proof of anything"
             ));
         }
     }
     Ok(())
 }
 
-/// Tries all accesses that must not arrive, after [`prove`]. Writes come first. Says each as soon as it was made.
+/// Tries all accesses that must not arrive, after [`prove`]. Writes come first. Says each as soon
+/// as it was made.
 ///
 /// # Errors
-/// DMA that is mapped did not arrive, memory changed elsewhere, or the device's or system's own. An access that arrived is no error:
-/// it is in the report.
+/// DMA that is mapped did not arrive, memory changed elsewhere, or the device's or system's own. An
+/// access that arrived is no error: it is in the report.
 pub fn attempt_all(
     device: &mut impl CopyDevice,
     config: &AttemptConfig,
@@ -201,32 +214,35 @@ pub fn attempt_all(
     Ok(made)
 }
 
-/// Page of memory for an access to `state`, the IOVA of the access, and the mapping that was made for it and stays during it, if any.
-struct Place {
+/// Page of memory under attack, the IOVA of the access, and the IOVA of a mapping that is there
+/// during it.
+struct Target {
     page: usize,
     iova: u64,
     mapped: Option<u64>,
 }
 
+/// Prepares one access, ends the mapping that it would need, if there was one, and has the device
+/// make it.
 fn attempt(
     device: &mut impl CopyDevice,
     config: &AttemptConfig,
     (state, is_write): (&'static str, bool),
     number: u64,
 ) -> Result<Attempt, String> {
-    let at_target = |iova, mapped| Place {
+    let at_target = |iova, mapped| Target {
         page: TARGET,
         iova,
         mapped,
     };
     // Each attempt has an IOVA of its own, so that a log tells one from the other.
     let iova = TEST_IOVA + (number << 16);
-    let place = match state {
+    let target = match state {
         "unmapped" => hold_physical(device)?,
         "revoked" => at_target(iova, None),
         _ => at_target(iova, Some(iova)),
     };
-    let at = place.page * PAGE;
+    let at = target.page * PAGE;
     device.write(at, &before(number));
     let secret = before(number);
     match state {
@@ -255,41 +271,41 @@ fn attempt(
         }
     }
     let is_blocked = if is_write {
-        device.store(place.iova)?;
-        check_write(device, &place, earlier, (&data, is_remapped))?
+        device.store(target.iova)?;
+        check_write(device, &target, earlier, (&data, is_remapped))?
     } else {
-        device.load(place.iova)?;
+        device.load(target.iova)?;
         let got = drain(device)?;
         if is_remapped && got != before(!number) && !shares_words(&got, &secret) {
             return Err(format!("{iova:#x}, mapped again, was not read"));
         }
         !shares_words(&got, &secret)
     };
-    for mapped in place.mapped.into_iter().chain(is_remapped.then_some(iova)) {
+    for mapped in target.mapped.into_iter().chain(is_remapped.then_some(iova)) {
         device.unmap(mapped, PAGE)?;
     }
     Ok(Attempt {
         state,
         is_write,
-        iova: place.iova,
+        iova: target.iova,
         is_blocked,
     })
 }
 
-/// Whether a write left the page of `place` alone. No other byte of memory may have changed but those of a page that the IOVA
-/// is mapped to now, which have to be `data`.
+/// Whether a write left the page of `target` alone. No other byte of memory may have changed but
+/// those of a page that the IOVA is mapped to now, which have to be `data`.
 fn check_write(
     device: &impl CopyDevice,
-    place: &Place,
+    target: &Target,
     earlier: Vec<u8>,
     (data, is_remapped): (&[u8; COPY], bool),
 ) -> Result<bool, String> {
     let (mut expected, now) = (earlier, snapshot(device));
-    let page = place.page * PAGE..(place.page + 1) * PAGE;
+    let page = target.page * PAGE..(target.page + 1) * PAGE;
     let is_blocked = expected[page.clone()] == now[page.clone()];
     // What arrived in it is reported, and no error.
     expected[page.clone()].copy_from_slice(&now[page]);
-    // Through the old mapping it did not go through the new one.
+    // A write that did not go through the old mapping has to have gone through the new one.
     if is_remapped && is_blocked {
         expected[OTHER * PAGE..][..COPY].copy_from_slice(data);
     }
@@ -297,12 +313,12 @@ fn check_write(
         None => Ok(is_blocked),
         Some(at) => Err(format!(
             "after a write to {:#x} byte {at:#x} of memory is not what it has to be",
-            place.iova
+            target.iova
         )),
     }
 }
 
-/// Whether any word of `got` is the word of `secret` at the same place.
+/// Whether any word of `got` is the word of `secret` at the same offset.
 fn shares_words(got: &[u8; COPY], secret: &[u8; COPY]) -> bool {
     let words = got.chunks(8).zip(secret.chunks(8));
     words.into_iter().any(|(got, secret)| got == secret)
@@ -329,16 +345,16 @@ fn use_mapping(
     Ok(())
 }
 
-/// Finds a page of memory whose physical address the device can name and no mapping here has as IOVA, and holds it there by a
-/// mapping at another IOVA.
-fn hold_physical(device: &mut impl CopyDevice) -> Result<Place, String> {
+/// Finds a page of memory whose physical address the device can name and no mapping here has as
+/// IOVA, and holds it there by a mapping at another IOVA.
+fn hold_physical(device: &mut impl CopyDevice) -> Result<Target, String> {
     let last = device.last_address();
     for page in CANDIDATES {
         device.map(HELD_IOVA, page * PAGE, PAGE, Access::ReadWrite)?;
         let address = device.physical(page * PAGE)?;
-        let is_free = ![STAGE_IOVA, HELD_IOVA].contains(&address);
+        let is_free = ![BOUNCE_IOVA, HELD_IOVA].contains(&address);
         if is_free && address <= last.saturating_sub(PAGE as u64) {
-            return Ok(Place {
+            return Ok(Target {
                 page,
                 iova: address,
                 mapped: Some(HELD_IOVA),

@@ -1,4 +1,5 @@
-//! The mappings that a program has made, and what memory has to contain: what a run of pieces is held against.
+//! The mappings that a program has made, and what memory has to contain: what a run of pieces is
+//! held against.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,8 @@ impl Piece {
         self.first + self.pages
     }
 
-    /// Whether `next` goes on where this ends, in IOVAs and in memory: something below may have joined them.
+    /// Whether `next` goes on where this ends, in IOVAs and in memory: something below may have
+    /// joined them.
     pub fn continues_in(&self, next: &Self) -> bool {
         self.end() == next.first && self.memory + self.pages == next.memory
     }
@@ -78,7 +80,8 @@ impl Model {
         self.pieces.remove(&piece.first);
     }
 
-    /// Mappings before and behind `piece`, which is taken out, that continued into it, or it into them.
+    /// Mappings before and behind `piece`, which is taken out, that continued into it, or it into
+    /// them.
     pub fn neighbours(&self, piece: Piece) -> impl Iterator<Item = Piece> {
         let before = self.pieces.range(..piece.first).next_back();
         let before = before.filter(|(_, other)| other.continues_in(&piece));
@@ -95,7 +98,7 @@ impl Model {
         self.memory[at..][..data.len()].copy_from_slice(data);
     }
 
-    /// What memory has to contain.
+    /// Content that memory has to have.
     pub fn memory(&self) -> &[u8] {
         &self.memory
     }

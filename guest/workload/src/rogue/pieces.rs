@@ -1,8 +1,9 @@
-//! Mappings of random size, made and ended in random order, each held against what the device can then reach.
+//! Mappings of random size, made and ended in random order, each held against what the device can
+//! then reach.
 //!
-//! What lies below may join neighbours whose memory goes on (a shadow of these mappings; the IO page tables' large pages), and
-//! then has to cut what it joined when one of them ends. So half of the mappings continue another one, and some are halves of
-//! 2 MiB, aligned in IOVAs and in memory.
+//! A layer below (a shadow of these mappings, IO page tables with large pages) may join neighbours
+//! whose memory goes on, and then has to cut what it joined when one of them ends. So half of the
+//! mappings continue another one, and some are halves of 2 MiB, aligned in IOVAs and in memory.
 //!
 //! Cost: a copy of `edu` takes a tenth of a second, and a step two to six of them.
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 use dma_map::iova::Access;
 
 use super::model::{Model, Piece};
-use super::{COPY, CopyDevice, PAGE, STAGE, STAGE_IOVA, content, peek};
+use super::{COPY, CopyDevice, PAGE, content, drain, fill, peek};
 use crate::pattern::Random;
 
 /// IOVA of the window, at 2 MiB, and its pages.
@@ -58,8 +59,8 @@ pub struct PiecesReport {
 /// Makes and ends mappings, after [`prove`](super::prove).
 ///
 /// # Errors
-/// DMA that is mapped did not arrive, memory is not as it has to be, or the device's or system's own. A write to what was unmapped that
-/// arrived is in the report, and ends the run.
+/// DMA that is mapped did not arrive, memory is not as it has to be, or the device's or system's
+/// own. A write to what was unmapped that arrived is in the report, and ends the run.
 pub fn run(device: &mut impl CopyDevice, config: &PiecesConfig) -> Result<PiecesReport, String> {
     let base = device.large_at();
     let model = Model::new(WINDOW_PAGES, MEMORY_PAGES);
@@ -192,11 +193,12 @@ impl<D: CopyDevice> Run<'_, D> {
         Ok(())
     }
 
-    /// Ends a mapping. The device no longer reaches what it mapped, and still reaches what lies beside it.
+    /// Ends a mapping. The device no longer reaches what it mapped, and still reaches what lies
+    /// beside it.
     fn end(&mut self, piece: Piece) -> Result<(), String> {
         let offset = self.offset_in(piece);
         let data = self.next_content();
-        self.fill(&data)?;
+        fill(self.device, &data)?;
         self.unmap(piece)?;
         if !self.wait.is_zero() {
             self.device.pause(self.wait);
@@ -224,13 +226,13 @@ impl<D: CopyDevice> Run<'_, D> {
         let data = self.next_content();
         self.model.write(at, &data);
         let got = if self.below(2) == 0 {
-            self.fill(&data)?;
+            fill(self.device, &data)?;
             self.device.store(address)?;
             peek(self.device, self.base + at)
         } else {
             self.device.write(self.base + at, &data);
             self.device.load(address)?;
-            super::drain(self.device)?
+            drain(self.device)?
         };
         self.report.copies += 1;
         if got != data {
@@ -243,7 +245,8 @@ impl<D: CopyDevice> Run<'_, D> {
         Ok(())
     }
 
-    /// Offset of a copy in a mapping: across the border of two pages in half of the cases where there are two.
+    /// Offset of a copy in a mapping: across the border of two pages in half of the cases where
+    /// there are two.
     fn offset_in(&mut self, piece: Piece) -> usize {
         if piece.pages > 1 && self.below(2) == 0 {
             let page = 1 + self.below(piece.pages - 1);
@@ -256,11 +259,6 @@ impl<D: CopyDevice> Run<'_, D> {
     fn next_content(&mut self) -> [u8; COPY] {
         self.number += 1;
         content(self.number)
-    }
-
-    fn fill(&mut self, data: &[u8; COPY]) -> Result<(), String> {
-        self.device.write(STAGE * PAGE, data);
-        self.device.load(STAGE_IOVA)
     }
 
     /// Compares all memory that was mapped: a copy that went elsewhere shows here.

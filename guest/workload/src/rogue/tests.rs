@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::pieces::PiecesConfig;
 use super::*;
 
-/// What is wrong with an IOMMU, or with what makes its tables from another one's.
+/// Flaw of an IOMMU, or of a layer that makes its tables from another one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
@@ -295,7 +295,7 @@ fn run_pieces(flaw: Flaw, seed: u64, wait: u64) -> Result<pieces::PiecesReport, 
     };
     let report = pieces::run(&mut device, &config)?;
     let left = device.pages.len();
-    // The stage stays.
+    // The bounce page stays.
     assert!(report.arrived > 0 || left == 1, "{left} pages are left");
     Ok(report)
 }

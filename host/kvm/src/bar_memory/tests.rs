@@ -1,4 +1,5 @@
-//! Pieces that follow their BARs: before slots that only note what they are asked, and before KVM with a guest of four instructions.
+//! Pieces that follow their BARs: before slots that only note what they are asked, and before KVM
+//! with a guest of four instructions.
 
 use std::os::fd::AsFd;
 
@@ -209,7 +210,8 @@ struct Round {
     has_exited: bool,
 }
 
-/// A guest that reads a word at an address, writes the one behind it, and stores what it has read where that is an exit.
+/// A guest that reads a word at an address, writes the one behind it, and stores what it has read
+/// where that is an exit.
 struct Reader(Guest);
 
 impl Reader {
@@ -255,8 +257,8 @@ impl Reader {
 
 fn second_word(mapping: &SlotMapping) -> u32 {
     let at = std::ptr::with_exposed_provenance::<u32>((mapping.hva().raw() + 4) as usize);
-    // SAFETY: an aligned word of the mapping, which is shared memory that nothing refers to; the vCPU that writes it runs on
-    // this thread.
+    // SAFETY: an aligned word of the mapping, which is shared memory that nothing refers to; the
+    // vCPU that writes it runs on this thread.
     unsafe { at.read_volatile() }
 }
 

@@ -71,3 +71,27 @@ fn nested_virtualization_and_counters_are_gone_and_timers_are_there() {
     assert_eq!(find(&entries, 0x8000_0001, 0).ecx & (1 << 2), 0);
     assert_eq!(find(&entries, 0x4000_0001, 0).eax & 1 << 15, 0);
 }
+
+#[test]
+fn a_guest_has_the_addresses_that_both_processor_and_host_have() {
+    let cases = [
+        (None, 36),
+        (Some(0x0000_3027), 39),
+        (Some(0x0000_3030), 48),
+        // Bits 23:16: AMD with nested paging of 48 bits under a processor of 52.
+        (Some(0x0030_3934), 48),
+        (Some(0x0034_3930), 48),
+    ];
+    for (eax, bits) in cases {
+        let entries: Vec<_> = eax
+            .map(|eax| kvm_cpuid_entry2 {
+                function: 0x8000_0008,
+                eax,
+                ..Default::default()
+            })
+            .into_iter()
+            .collect();
+        let cpuid = CpuId::from_entries(&entries).unwrap();
+        assert_eq!(physical_address_bits(&cpuid), bits, "{eax:x?}");
+    }
+}

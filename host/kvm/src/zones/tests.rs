@@ -114,7 +114,8 @@ fn a_write_that_exits_comes_after_all_that_its_unit_was_kept_and_logged() {
     machine.check();
 }
 
-/// Any interleaving of writes, polls of either unit and of any size: each unit sees what was written to it, in that order.
+/// Any interleaving of writes, polls of either unit and of any size: each unit sees what was
+/// written to it, in that order.
 #[test]
 fn each_units_writes_keep_their_order_however_the_units_take_turns() {
     let mut state = 1_u64;

@@ -1,4 +1,5 @@
-//! The other end of an assigned network card's cable: a UDP socket on this machine's loopback address that sends back what it gets.
+//! The other end of an assigned network card's cable: a UDP socket on this machine's loopback
+//! address that sends back what it gets.
 //!
 //! QEMU's own network passes datagrams to its gateway on to that address.
 
@@ -84,7 +85,8 @@ fn answer(socket: &UdpSocket, shared: &Shared) {
                     shared.answered.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            // Nothing came; or an answer found its sender gone, which is said to this socket's next call.
+            // Nothing came; or an answer found its sender gone, which is said to this socket's next
+            // call.
             Err(error) => debug_assert!(
                 matches!(
                     error.kind(),

@@ -1,17 +1,20 @@
-//! The lab with devices to assign: an NVMe controller, a network card and `edu`, behind the emulated host's own IOMMU.
+//! The lab with devices to assign: an NVMe controller, a network card and `edu`, behind the
+//! emulated host's own IOMMU.
 //!
-//! [`AssignLab`] starts it, binds devices to VFIO and runs one guest with some of them. What is seen of a run from outside is
-//! what assignment has to answer for:
+//! [`AssignLab`] starts it, binds devices to VFIO and runs one guest with some of them. What is
+//! seen of a run from outside is what assignment has to answer for:
 //!
-//! * [`LockedMemory`]: how much memory the program had pinned for its devices, sampled by another process of the emulated host.
-//!   Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0 whatever is pinned.
+//! * [`LockedMemory`]: how much memory the program had pinned for its devices, sampled by another
+//!   process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0
+//!   whatever is pinned.
 //! * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified of it.
 //! * the guest's console and the exit ledger, in [`Outcome`].
 //!
-//! What guests do with the devices is `workload`'s: its commands for disks take any block device, `/dev/nvme0n1` as well;
-//! `workload udp-echo` through an assigned card reaches the [`EchoPeer`] of this process, behind QEMU's own network;
-//! `workload dma-rogue` has `edu` try what no mapping allows. They run in the emulated host likewise, on a device that is not assigned,
-//! or is to the command itself: the kernel's interface is the same.
+//! The devices are used by `workload`, in a guest: its commands for disks take any block device,
+//! `/dev/nvme0n1` as well; `workload udp-echo` through an assigned card reaches the [`EchoPeer`] of
+//! this process, behind QEMU's own network; `workload dma-rogue` has `edu` try what no mapping
+//! allows. They run in the emulated host likewise, on a device that is not assigned, or is to the
+//! command itself: the kernel's interface is the same.
 //!
 //! Left out: which of the guest's results are right for which policy. That is a test's to say.
 
@@ -26,7 +29,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lab::assigned::{self, Device, FaultLog};
 use lab::{Lab, LabConfig};
 
-pub use crate::system::guest::{Guest, Mode, Outcome};
+pub use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
 pub use crate::system::host::Host;
 pub use echo_peer::EchoPeer;
 pub use locked::{LockedMemory, LockedWatch};
@@ -51,7 +54,7 @@ pub struct AssignLab {
     _dir: tempfile::TempDir,
 }
 
-/// What came of a guest with assigned devices.
+/// Result of a guest with assigned devices.
 #[derive(Debug)]
 pub struct AssignedRun {
     /// Its console, status and ledger.
@@ -111,7 +114,8 @@ impl AssignLab {
         &self.peer
     }
 
-    /// File that has the content of the NVMe controller's namespace, complete when the lab has ended.
+    /// File that has the content of the NVMe controller's namespace, complete when the lab has
+    /// ended.
     pub fn namespace(&self) -> &Path {
         &self.namespace
     }
@@ -133,7 +137,8 @@ impl AssignLab {
         Ok(assigned::take_faults(lab_of(&self.host)?)?)
     }
 
-    /// Begins to sample the memory that the program of this name has locked, as soon as it runs. One such program may run.
+    /// Begins to sample the memory that the program of this name has locked, as soon as it runs.
+    /// One such program may run.
     ///
     /// # Errors
     /// The lab has died.
@@ -146,7 +151,8 @@ impl AssignLab {
         format!("{GATEWAY}:{}", self.peer.port())
     }
 
-    /// Shell script that has the network card `interface`, in a guest or in the emulated host, exchange echoes with the peer.
+    /// Shell script that has the network card `interface`, in a guest or in the emulated host,
+    /// exchange echoes with the peer.
     pub fn network_script(&self, interface: &str, echoes: u32) -> String {
         let port = self.peer.port();
         format!(
@@ -155,24 +161,35 @@ impl AssignLab {
         )
     }
 
-    /// Runs a guest with these devices, which are [bound](Self::bind), to its end. What follows the address in the value of
-    /// `--device` is the text beside a device: nothing, or for example `,policy=strict`.
+    /// Runs a guest with these devices, which are [bound](Self::bind), to its end. What follows the
+    /// address in the value of `--device` is the text beside a device: nothing, or for example
+    /// `,policy=strict`.
     ///
     /// # Errors
     /// The run could not be made or watched. How it ended is in its outcome ([`Outcome::check`]).
     pub fn run(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<AssignedRun> {
         let guest = self.with_devices(guest.clone(), devices)?;
-        self.take_faults()?;
-        let locked = self.watch_locked("exitless")?;
+        let locked = self.watch_run(&guest)?;
         let outcome = guest.try_run(&self.host)?;
         let locked = locked
             .finish()
             .with_context(|| format!("sampling VmLck of a run: {}", outcome.tail()))?;
+        // One that is refused may have ended before.
+        let is_seen = outcome.exit != 0 || !locked.samples().is_empty();
+        ensure!(is_seen, "no sample of a run: {}", outcome.tail());
         Ok(AssignedRun {
             outcome,
             locked,
             faults: self.take_faults()?,
         })
+    }
+
+    /// Starts a guest with these devices, whose pins are not watched.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn spawn(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<RunningGuest<'_>> {
+        self.with_devices(guest.clone(), devices)?.spawn(&self.host)
     }
 
     /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is
@@ -182,6 +199,14 @@ impl AssignLab {
     /// It does not come so far.
     pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
         Session::begin(self, &self.with_devices(guest.clone(), devices)?)
+    }
+
+    /// Begins to watch a guest that is started next.
+    fn watch_run(&self, guest: &Guest) -> Result<LockedWatch<'_>> {
+        self.take_faults()?;
+        // A run that is refused writes none, and must not have that of another.
+        self.host.script("rm -f /root/ledger-*.json")?;
+        self.watch_locked(guest.program().name())
     }
 
     /// The guest with flags for these devices.
@@ -208,8 +233,9 @@ impl AssignLab {
     }
 }
 
-/// Shell script that binds `edu` to VFIO and has `workload dma-rogue` drive it with these options: in a guest, over the guest's own
-/// IOMMU, or in the emulated host. The program's memory is in large pages.
+/// Shell script that binds `edu` to VFIO and has `workload dma-rogue` drive it with these options:
+/// in a guest, over the guest's own IOMMU, or in the emulated host. The program's memory is in
+/// large pages.
 pub fn rogue_script(options: &str) -> String {
     let (search, bind) = (Device::Edu.search(), assigned::bind_script("$A"));
     format!(

@@ -31,8 +31,7 @@ pub struct Session<'a> {
 impl<'a> Session<'a> {
     /// Starts a guest, whose script is [`SCRIPT`], and waits until it takes steps.
     pub(super) fn begin(lab: &'a AssignLab, guest: &Guest) -> Result<Self> {
-        lab.take_faults()?;
-        let watch = lab.watch_locked("exitless")?;
+        let watch = lab.watch_run(guest)?;
         let guest = guest.spawn(lab.host())?;
         let mut session = Self {
             lab,

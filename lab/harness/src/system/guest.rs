@@ -122,7 +122,7 @@ impl Guest {
     }
 
     /// The program that runs it.
-    fn program(&self) -> Exitless {
+    pub fn program(&self) -> Exitless {
         match self.faults.is_empty() {
             true => self.program,
             false => Exitless::Lab,

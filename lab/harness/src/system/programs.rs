@@ -33,8 +33,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds this program's file, and the product in the same folder. Cargo puts a test into a folder `deps` below that of the
-    /// programs: both are those that were built last then.
+    /// Finds this program's file, and the product in the same folder. Cargo puts a test into a
+    /// folder `deps` below that of the programs: both are those that were built last then.
     ///
     /// # Errors
     /// There is none.

@@ -190,3 +190,43 @@ fn ranges_that_end_before_they_begin_or_overlap_or_hold_no_page() {
     let range = |first, pages| IovaRange::new(IovaPfn::new(first), pages).expect("a range");
     assert_eq!(usable, [range(1, 5), range(9, (1 << 52) - 9)]);
 }
+
+/// Page sizes, ranges and width that a guest's unit is held against.
+#[test]
+fn allowed_ranges_and_page_sizes_are_told_apart_page_by_page() {
+    let info = IommuInfo::parse(&info(&all())).expect("what a kernel writes");
+    let has = |bytes| info.has_page_size(bytes);
+    assert!(has(4 << 10) && has(2 << 20) && has(1 << 30));
+    assert!(!has(8 << 10) && !has(0) && !has(0x4020_1000));
+    let range = |first, pages| IovaRange::new(IovaPfn::new(first), pages).expect("a range");
+    for (first, pages, is_allowed) in [
+        (0, 1, true), // an allocator's aperture leaves it out
+        (0, 0xfee00, true),
+        (0xfedff, 1, true),
+        (0xfedff, 2, false),
+        (0xfee00, 1, false),
+        (0xfeeff, 2, false),
+        (0xfef00, 1, true),
+        (0x7ff_ffff, 1, true),
+        (0x7ff_ffff, 2, false),
+        (0, 1 << 52, false),
+    ] {
+        assert_eq!(info.allows(range(first, pages)), is_allowed, "{first:x}");
+    }
+    assert_eq!(info.address_bits(), 39);
+    let neighbours = [(0x1000, 0x1fff), (0x2000, u64::MAX)];
+    let info = IommuInfo {
+        allowed: Some(Vec::from(
+            neighbours.map(|(start, last)| AllowedRange { start, last }),
+        )),
+        ..info
+    };
+    assert!(info.allows(range(1, (1 << 52) - 1)), "across two");
+    assert_eq!(info.address_bits(), 64);
+    let unknown = IommuInfo {
+        allowed: None,
+        ..info
+    };
+    assert!(!unknown.allows(range(1, 1)));
+    assert_eq!(unknown.address_bits(), 0);
+}

@@ -64,14 +64,15 @@ impl<T> MappingIndex<T> {
         self.0.append(&mut other.0);
     }
 
-    /// What belonged to the mappings, all of which are taken out.
+    /// Takes all mappings out, and gives what belonged to them.
     pub fn take(&mut self) -> impl Iterator<Item = T> + use<T> {
         let all = std::mem::take(&mut self.0);
         all.into_values().map(|mapping| mapping.content)
     }
 }
 
-/// The pages from the first mapping to the last, and how many of them are mapped; `None` without mappings.
+/// The pages from the first mapping to the last, and how many of them are mapped; `None` without
+/// mappings.
 pub fn extent(ranges: impl Iterator<Item = IovaRange>) -> Option<(IovaRange, u64)> {
     let mut ranges = ranges.peekable();
     let first = ranges.peek()?.first();

@@ -6,14 +6,15 @@ use thiserror::Error;
 
 use crate::error::Errno;
 use crate::group::Container;
+use crate::limits::{Advice, HostLimits};
 use crate::sys;
 use crate::uapi::{DmaMap, DmaUnmap, IOMMU_UNMAP_DMA, MAP_READ, MAP_WRITE, Sized32};
 
 /// Calls of a container, which tests answer themselves (`vfio::testing`).
 ///
 /// # Safety
-/// When [`unmap_dma`](Self::unmap_dma) has answered with as many bytes as were mapped in the range, or
-/// [`detach_all`](Self::detach_all) with `Ok`, no device reaches what was mapped there before.
+/// When [`unmap_dma`](Self::unmap_dma) has answered with as many bytes as were mapped in the range,
+/// or [`detach_all`](Self::detach_all) with `Ok`, no device reaches what was mapped there before.
 pub unsafe trait Kernel: Send + Sync {
     /// `VFIO_IOMMU_MAP_DMA`: `range` goes to the memory at `vaddr` in this process.
     ///
@@ -22,12 +23,12 @@ pub unsafe trait Kernel: Send + Sync {
     ///
     /// # Safety
     /// Until an [`unmap_dma`](Self::unmap_dma) of the range has answered with its bytes, or
-    /// [`detach_all`](Self::detach_all) has succeeded, the memory stays mapped in this process, and is accessed in
-    /// no way that its change by somebody else would break.
+    /// [`detach_all`](Self::detach_all) has succeeded, the memory stays mapped in this process, and
+    /// is accessed in no way that its change by a device would break.
     unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno>;
 
-    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which cuts none. Gives the bytes unmapped: 0
-    /// where nothing was mapped.
+    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which cuts none. Gives the bytes
+    /// unmapped: 0 where nothing was mapped.
     ///
     /// # Errors
     /// [`Errno`]; what is mapped then is not known.
@@ -74,6 +75,60 @@ unsafe impl Kernel for Container {
     }
 }
 
+/// Call to map that the kernel refused. Nothing is mapped by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("VFIO_IOMMU_MAP_DMA of {range} to {vaddr:#x}: {errno}{}", self.advice())]
+pub struct MapRefused {
+    /// Range to map.
+    pub range: IovaRange,
+    /// Address of the memory in this process.
+    pub vaddr: u64,
+    /// Reason.
+    pub errno: Errno,
+    /// Limits of the host, where one of them was hit.
+    pub limits: Option<HostLimits>,
+}
+
+impl MapRefused {
+    pub(super) fn new(range: IovaRange, vaddr: u64, errno: Errno) -> Self {
+        let limits = is_full(errno).then(HostLimits::read);
+        Self {
+            range,
+            vaddr,
+            errno,
+            limits,
+        }
+    }
+
+    /// Whether a limit was hit, so that it may succeed after others are unmapped: of locked memory,
+    /// or of mappings.
+    pub fn is_full(&self) -> bool {
+        is_full(self.errno)
+    }
+
+    fn advice(&self) -> Advice {
+        Advice {
+            errno: self.errno,
+            bytes: self.range.len().unwrap_or(u64::MAX),
+            limits: self.limits,
+        }
+    }
+}
+
+/// Whether this is the error of a limit.
+pub fn is_full(errno: Errno) -> bool {
+    [libc::ENOMEM, libc::ENOSPC].contains(&errno.0)
+}
+
+/// Calls made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// `VFIO_IOMMU_MAP_DMA`, those that were refused among them.
+    pub maps: u64,
+    /// `VFIO_IOMMU_UNMAP_DMA`, likewise.
+    pub unmaps: u64,
+}
+
 /// Failure of a call to unmap. What lies in the range counts as within a device's reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UnmapFailed {
@@ -100,7 +155,8 @@ pub enum UnmapFailed {
     },
 }
 
-/// Has the kernel unmap `range`, in which so many pages are mapped, and believes it only if it says the same.
+/// Has the kernel unmap `range`, in which so many pages are mapped, and believes it only if it says
+/// the same.
 pub fn unmap_exactly(
     kernel: &impl Kernel,
     range: IovaRange,

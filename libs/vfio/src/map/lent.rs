@@ -1,11 +1,14 @@
 //! A container as a plain table of memory that others own: a virtual machine's.
 //!
-//! [`LentMap`] has no policy and no allocator: its caller says what is mapped where, and when it goes. What the map adds is that no
-//! memory goes while a device may reach it: each mapping holds its memory from before the call that maps it until the kernel has
-//! said that exactly the bytes that were mapped are unmapped. An unmap that did nothing is no error to the kernel; here it is one.
+//! [`LentMap`] has no policy and no allocator: its caller says what is mapped where, and when it
+//! goes. What the map adds is that no memory goes while a device may reach it: each mapping holds
+//! its memory from before the call that maps it until the kernel has said that exactly the bytes
+//! that were mapped are unmapped. An unmap that did nothing is no error to the kernel; here it is
+//! one.
 //!
-//! **Threads.** Any. Calls take turns, as they do in the kernel; a look at the map ([`LentMap::mappings`]) waits for no call.
-//! Lock order: `calls`, then `index`. Memory is released with neither held.
+//! **Threads.** Any. Calls take turns, as they do in the kernel; a look at the map
+//! ([`LentMap::mappings`]) waits for no call. Lock order: `calls`, then `index`. Memory is released
+//! with neither held.
 
 use std::fmt;
 use std::mem;
@@ -16,17 +19,18 @@ use dma_map::iova::{Access, IovaRange};
 use thiserror::Error;
 
 use super::index::{MappingIndex, extent};
-use super::kernel::{Kernel, UnmapFailed, unmap_exactly};
-use super::{Calls, MapRefused};
+use super::kernel::{Calls, Kernel, MapRefused, UnmapFailed, unmap_exactly};
 use crate::error::Errno;
 use crate::group::Container;
+use crate::memory::DmaBuffer;
 
 /// Memory that another part of this process owns, and that devices are to reach.
 ///
 /// # Safety
-/// For as long as the value lives, [`address`](Self::address) and [`len`](Self::len) answer the same, the bytes from one on stay
-/// mapped in this process to the same shared memory, and this process accesses them in no way that their change by a device
-/// would break: as atomics or by raw copies only.
+/// For as long as the value lives, [`address`](Self::address) and [`len`](Self::len) answer the
+/// same, the bytes from one on stay mapped in this process to the same shared memory, and this
+/// process accesses them in no way that their change by a device would break: as atomics or by raw
+/// copies only.
 pub unsafe trait Lent: Send + Sync + 'static {
     /// Address in this process.
     fn address(&self) -> u64;
@@ -37,6 +41,18 @@ pub unsafe trait Lent: Send + Sync + 'static {
     /// Whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+// SAFETY: a buffer's pages stay mapped where they are until its last clone goes, and are reached as
+// atomics only.
+unsafe impl Lent for DmaBuffer {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    fn len(&self) -> u64 {
+        self.0.len() as u64
     }
 }
 
@@ -75,7 +91,8 @@ pub enum LentMapError {
 /// Reason why not all of a range was unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LentUnmapError {
-    /// A mapping lies in the range in part: type 1 unmaps whole ones. The kernel was not asked, nothing has changed.
+    /// A mapping lies in the range in part: type 1 unmaps whole ones. The kernel was not asked,
+    /// nothing has changed.
     #[error("{range} cuts the mapping of {mapped}: mappings are unmapped whole")]
     Cuts {
         /// Range to unmap.
@@ -83,8 +100,9 @@ pub enum LentUnmapError {
         /// Mapping that it cuts.
         mapped: IovaRange,
     },
-    /// The call failed, or the bytes unmapped are not those that were mapped. All that was mapped in the range counts as within
-    /// reach and is kept: it can be tried again, or the devices closed and then the map ([`LentMap::close`]).
+    /// The call failed, or the bytes unmapped are not those that were mapped. All that was mapped
+    /// in the range counts as within reach and is kept: it can be tried again, or the devices
+    /// closed and then the map ([`LentMap::close`]).
     #[error(transparent)]
     Unmapped(#[from] UnmapFailed),
 }
@@ -130,7 +148,8 @@ pub struct LentMap<K: Kernel = Container> {
     kernel: K,
     /// Held during each call.
     calls: Mutex<Calls>,
-    /// What a device may reach: from before a call maps it until after one has unmapped it. Held for a moment.
+    /// Mappings that a device may reach: from before a call maps it until after one has unmapped
+    /// it. Held for a moment.
     index: Mutex<MappingIndex<Arc<dyn Lent>>>,
 }
 
@@ -158,7 +177,8 @@ impl<K: Kernel> LentMap<K> {
         &self.kernel
     }
 
-    /// Number of mappings that a device may reach, those among them whose call to map or to unmap is under way.
+    /// Number of mappings that a device may reach, those among them whose call to map or to unmap
+    /// is under way.
     pub fn mappings(&self) -> usize {
         self.index().len()
     }
@@ -199,9 +219,10 @@ impl<K: Kernel> LentMap<K> {
             index.insert(range, memory);
         }
         calls.maps += 1;
-        // SAFETY: `Lent` has the bytes stay mapped, and accessed as a device's, for as long as `memory` lives, and they were
-        // seen to lie in it. The index holds it from before the call on; it leaves the index only when the kernel has said
-        // that exactly what was mapped is unmapped, when the groups are off the container, or when it is forgotten.
+        // SAFETY: `Lent` has the bytes stay mapped, and accessed as a device's, for as long as
+        // `memory` lives, and they were seen to lie in it. The index holds it from before the call
+        // on; it leaves the index only when the kernel has said that exactly what was mapped is
+        // unmapped, when the groups are off the container, or when it is forgotten.
         let mapped = unsafe { self.kernel.map_dma(range, vaddr, access) };
         let refused = match mapped {
             Ok(()) => return Ok(()),
@@ -214,8 +235,8 @@ impl<K: Kernel> LentMap<K> {
         Err(refused.into())
     }
 
-    /// Unmaps the mappings that lie in `range`, in one call from the first to the last, and releases their memory. Gives the
-    /// bytes unmapped: 0, without a call, where nothing is mapped.
+    /// Unmaps the mappings that lie in `range`, in one call from the first to the last, and
+    /// releases their memory. Gives the bytes unmapped: 0, without a call, where nothing is mapped.
     ///
     /// # Errors
     /// [`LentUnmapError`].
@@ -245,8 +266,8 @@ impl<K: Kernel> LentMap<K> {
         Ok(pages * PAGE_SIZE)
     }
 
-    /// Unmaps everything, and, where that fails, takes the groups off the container, which ends every mapping once the devices
-    /// are closed: close them, and mappings of their BARs, before.
+    /// Unmaps everything, and, where that fails, takes the groups off the container, which ends
+    /// every mapping once the devices are closed: close them, and mappings of their BARs, before.
     ///
     /// The same happens where the map is dropped, without a word of what is lost.
     ///

@@ -4,6 +4,7 @@ use dma_map::{
 };
 
 use super::*;
+use crate::error::Errno;
 use crate::testing::{FakeCall, FakeKernel};
 
 /// Ranges of the calls to unmap so far, those that failed among them.
@@ -185,7 +186,7 @@ fn the_last_clone_unmaps_what_is_left_and_loses_what_it_cannot() {
         map_each(&map, &buffer, &[(16, 1), (18, 2)]);
         map.unmap(range(16, 1)).unwrap();
         drop(buffer);
-        map.kernel().fail_all(errno.map(Errno));
+        map.kernel().fail_all(errno.map(Errno)); // taking the groups off as well
         drop(map);
         assert_eq!(memory.upgrade().is_some(), is_lost);
     }
@@ -328,6 +329,32 @@ fn an_unmap_that_the_kernel_refuses_is_tried_again() {
     assert_eq!(mapper.risk().stale_now, 0);
     assert!(!map.kernel().reaches(page));
     core.unmap(other).unwrap();
+}
+
+/// An unmap that did nothing is a success to the kernel, with 0 bytes.
+#[test]
+fn unmap_that_did_nothing_keeps_the_memory() {
+    for is_detachable in [true, false] {
+        let map = fake();
+        let kernel = map.kernel().clone();
+        let buffer = map.allocate(8192).unwrap();
+        let memory = Arc::downgrade(&buffer.0);
+        map_each(&map, &buffer, &[(16, 2)]);
+        drop(buffer);
+        map.unmap(range(16, 2)).unwrap();
+        kernel.ignore_unmap_nth(0, 0);
+        kernel.ignore_unmap_nth(1, 4096);
+        for _ in 0..2 {
+            assert!(map.flush(&[Command::Domain]).is_err());
+            assert_eq!(map.mappings(), mappings(0, 1), "it may be reached");
+            assert!(kernel.reaches(17) && memory.upgrade().is_some());
+        }
+        kernel.ignore_unmap_nth(0, 0);
+        kernel.set_detachable(is_detachable);
+        drop(map);
+        assert_eq!(memory.upgrade().is_none(), is_detachable);
+        assert_eq!(kernel.reaches(17), !is_detachable);
+    }
 }
 
 /// Any sequence: what the kernel has is what the book has, open and closed, and no call is refused.

@@ -9,7 +9,8 @@ use super::*;
 use crate::chain::HEADER;
 use crate::uapi::Sized32;
 
-/// As a kernel writes it: the structure, then capabilities by id, version and what is behind the header.
+/// As a kernel writes it: the structure, then capabilities by id, version and what is behind the
+/// header.
 fn answer(size: u64, capabilities: &[(u16, u16, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::from(
         RegionInfo {
@@ -40,7 +41,8 @@ fn sparse(list: &[(u64, u64)]) -> Vec<u8> {
     body
 }
 
-/// By `linux/vfio.h`: argsz, flags, index, cap_offset, size, offset, then id and version, next, and what the id says.
+/// By `linux/vfio.h`: argsz, flags, index, cap_offset, size, offset, then id and version, next, and
+/// what the id says.
 #[rustfmt::skip]
 const GOLDEN: [u32; 20] = [
     80, 0b1111, 4, 32, 0x4000, 0, 0, 0x400, // the structure: BAR 4 at 4 << 40
@@ -222,7 +224,8 @@ fn msix_pages_are_left_out_and_the_rest_is_mapped() {
     assert_eq!(region(0x4000, None).mappable(&[0..u64::MAX]), []);
 }
 
-/// Page by page against the definition: a page is mapped if and only if all its bytes may be and none is to be left out.
+/// Page by page against the definition: a page is mapped if and only if all its bytes may be and
+/// none is to be left out.
 #[test]
 fn mappable_pages_are_those_of_the_definition() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;

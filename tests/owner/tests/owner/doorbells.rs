@@ -9,12 +9,14 @@ use std::thread;
 use guest_mem::SourceId;
 use machine::port::OwnedFunction;
 use machine::{FunctionShape, ResolveFunction, Wires};
-use pci::bars::{COMMAND, COMMAND_MEMORY, FIRST_BAR};
+use pci::bars::{BARS, COMMAND, COMMAND_MEMORY, FIRST_BAR};
 use pci::bus::{Ecam, PciBus, PciWindow, Windows};
 use pci::host_bridge::HostBridge;
+use pci::port::FunctionPort;
 use platform::bus::{AccessCause, BusDevice};
 use platform::doorbell::{Doorbells, PlaceDoorbells};
 use platform::layout;
+use platform::memory::PlaceMemory;
 use sidecore::SidecoreBuilder;
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::{NOTIFY, NOTIFY_STRIDE};
@@ -60,15 +62,15 @@ struct Board {
 }
 
 impl Board {
-    fn new(port: impl pci::port::FunctionPort + 'static) -> Self {
+    fn new(port: impl FunctionPort + 'static) -> Self {
         let windows = Windows {
             low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
             high: 0..0,
         };
-        let bus = Arc::new(PciBus::new(Arc::new(HostBridge::default()), windows));
+        let bus = Arc::new(PciBus::new(Arc::new(HostBridge::default())));
         let function = bus.reserve().unwrap();
         bus.plug(function, Arc::new(port));
-        bus.place_bars().unwrap();
+        bus.place_bars(&windows).unwrap();
         Self { bus, function }
     }
 
@@ -249,5 +251,69 @@ fn a_doorbell_rings_where_its_bar_is_decoded_and_nowhere_else() {
     check("moved while on", Some(here));
     board.bus.unplug(board.function);
     check("unplugged", None);
+    core.stop();
+}
+
+/// Memory of a BAR, which reads the function's command register at each change.
+struct ShownMemory {
+    function: Arc<dyn FunctionPort>,
+    shown: Mutex<[Option<u64>; BARS]>,
+    changes: Mutex<Vec<(u8, Option<u64>, bool)>>,
+}
+
+impl PlaceMemory for ShownMemory {
+    fn place(&self, bar: u8, at: Option<u64>) {
+        let old = std::mem::replace(&mut self.shown.lock().unwrap()[usize::from(bar)], at);
+        if old == at {
+            return;
+        }
+        let command = self.function.config_read(COMMAND, 2);
+        let is_on = command & u32::from(COMMAND_MEMORY) != 0;
+        self.changes.lock().unwrap().push((bar, at, is_on));
+    }
+}
+
+#[test]
+fn memory_of_a_bar_is_there_only_while_the_function_decodes_it() {
+    let (_, parts) = machine(Mode::Trap, NO_LIMIT, mem_disk());
+    let function = Functions::Disk(VirtioFunction::new(DISK, mem_disk()));
+    let shape = shape(&function);
+    let unit = Units::Vtd(vtd_port::VtdPort::trap(vtd::Unit::new(
+        vtd::Config::default(),
+    )));
+    let owner = owner_of(
+        ("memory".into(), &parts.ram, &parts.messages),
+        unit,
+        function,
+        Wires::default(),
+    );
+    let core = SidecoreBuilder::new("memory").spawn(vec![owner]).unwrap();
+    let memory = Arc::new(ShownMemory {
+        function: Arc::new(OwnedFunction::new(core.handle(0), 0, shape.clone())),
+        shown: Mutex::default(),
+        changes: Mutex::default(),
+    });
+    let port = OwnedFunction::new(core.handle(0), 0, shape).with_memory(memory.clone());
+    let board = Board::new(port);
+    let (here, there) = (board.bar(), board.bar() + (1 << 20));
+    let check = |what: &str, expected: &[(u8, Option<u64>, bool)]| {
+        let changes = std::mem::take(&mut *memory.changes.lock().unwrap());
+        assert_eq!(changes, expected, "{what}");
+    };
+    check("before the guest decodes anything", &[]);
+    board.set_command(COMMAND_MEMORY);
+    check("decoding on", &[(0, Some(here), true)]);
+    board.set_command(COMMAND_MEMORY);
+    check("on, as it is", &[]);
+    board.set_command(0);
+    check("decoding off", &[(0, None, true)]);
+    board.set_bar(there);
+    check("moved while off", &[]);
+    board.set_command(COMMAND_MEMORY);
+    check("on again elsewhere", &[(0, Some(there), true)]);
+    board.set_bar(here);
+    check("moved while on", &[(0, None, true), (0, Some(here), true)]);
+    board.bus.unplug(board.function);
+    check("unplugged", &[(0, None, true)]);
     core.stop();
 }

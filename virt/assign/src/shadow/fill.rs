@@ -1,10 +1,10 @@
 //! Mappings that the tables have and the book lacks.
 
 use dma_map::iova::Access;
-use guest_mem::{Budget, Gpa, Intent, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
+use guest_mem::{Access as MemAccess, Budget, Gpa, Intent, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
 use super::check::access_of;
-use super::{Asked, Mode, Pause, Phase, Shadow, Task, iova};
+use super::{Asked, Mode, Pause, Phase, Shadow, State, Task, iova};
 use crate::book::Mapping;
 use crate::calls::{Call, CallId, Caller, MOST, Refusal};
 use crate::pin::Pinned;
@@ -209,13 +209,8 @@ impl<C: Caller> Shadow<C> {
         if let Some(stale) = self.book.stale_from(wanted.first, wanted.last()) {
             return Ok(self.meet_stale(&wanted, &stale));
         }
-        let intent = match wanted.access {
-            Access::Read => Intent::Read,
-            Access::Write | Access::ReadWrite => Intent::Write,
-        };
-        let (gpa, len) = (Gpa::new(wanted.gpa * PAGE_SIZE), pages * PAGE_SIZE);
         budget.charge(pages.min(64) * Budget::VISIT);
-        let memory = match Pinned::ask(mem, gpa, len, intent) {
+        let memory = match memory_of(&wanted, mem) {
             Ok(memory) => memory,
             Err(Stop::Pending(ticket)) => return Err(self.wait_for(ticket)),
             Err(Stop::Fault(_)) => {
@@ -272,13 +267,13 @@ impl<C: Caller> Shadow<C> {
         refusal: Refusal,
         mem: &M,
     ) {
-        let may_go = refusal.is_full && !was_refused && self.book.stale() > 0;
+        let is_open = self.state == State::Open;
+        let may_go = is_open && refusal.is_full && !was_refused && self.book.stale() > 0;
         if may_go {
             let stale = self.book.some_stale(usize::MAX);
             self.tear_down_stale(stale);
-            let (gpa, len) = (Gpa::new(mapping.gpa * PAGE_SIZE), mapping.pages * PAGE_SIZE);
             // It is in use, so it is there.
-            if let Ok(memory) = Pinned::ask(mem, gpa, len, Intent::Read) {
+            if let Ok(memory) = memory_of(&mapping, mem) {
                 let id = self.ask_to_map(mapping, memory, true);
                 if let Some(task) = self.tasks.front_mut() {
                     task.until = Some(id);
@@ -314,6 +309,16 @@ impl<C: Caller> Shadow<C> {
             }
         }
     }
+}
+
+/// The memory of a mapping, once it is there. A pager learns whether the device may write it.
+fn memory_of<M: PhysMem>(mapping: &Mapping, mem: &M) -> MemAccess<Pinned> {
+    let intent = match mapping.access {
+        Access::Read => Intent::Read,
+        Access::Write | Access::ReadWrite => Intent::Write,
+    };
+    let (gpa, len) = (Gpa::new(mapping.gpa * PAGE_SIZE), mapping.pages * PAGE_SIZE);
+    Pinned::ask(mem, gpa, len, intent)
 }
 
 /// Of `pages` pages from `first` on, those that lie in one of the sorted `runs` (first page, pages) or in none: how many are alike,

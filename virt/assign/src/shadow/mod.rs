@@ -30,8 +30,8 @@
 //! off (the function does that: [`Shadow::take_failure`]), the container is closed, which ends its mappings, and only then WAITs
 //! complete.
 //!
-//! Bounds: [`TASKS`] tasks (more are joined to one that looks at everything), [`calls::MOST`](crate::calls::MOST) calls under way,
-//! [`TOGETHER`] mappings in a call, as many mappings as the container has (65,535).
+//! Bounds: `TASKS` (64) tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
+//! `TOGETHER` (1,024) mappings in a call, as many mappings as the container has (65,535).
 
 mod check;
 mod fill;
@@ -210,6 +210,8 @@ pub struct Shadow<C> {
     caller: C,
     book: Book,
     mode: Mode,
+    /// Translation is off, and the device reaches nothing therefore.
+    is_off: bool,
     /// A guest has cut a mapping of this domain: each page is one of its own.
     is_granular: bool,
     tasks: VecDeque<Task>,
@@ -256,6 +258,7 @@ impl<C: Caller> Shadow<C> {
             caller,
             book: Book::new(reach),
             mode: Mode::Nothing,
+            is_off: false,
             is_granular: false,
             tasks: VecDeque::new(),
             calls: VecDeque::new(),
@@ -311,18 +314,21 @@ impl<C: Caller> Shadow<C> {
         if self.state == State::Closed {
             return Hold::No;
         }
-        self.add_task(what, hold);
-        Hold::Yes
+        self.add_task(what, hold)
     }
 
-    fn add_task(&mut self, what: What, hold: HoldId) {
-        // One that has not begun and looks at the same, or at more.
+    fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
+        // One that has not begun and looks at the same, or at more. What it holds already holds this invalidation's WAIT, too; a
+        // guest that waits for nothing would have it hold ever more.
         if let Some(last) = self.tasks.back_mut()
             && matches!(last.phase, Phase::Begin)
             && (last.what == what || last.what == What::Everything)
         {
+            if !last.holds.is_empty() {
+                return Hold::No;
+            }
             last.holds.push(hold);
-            return;
+            return Hold::Yes;
         }
         let mut new = Task {
             what,
@@ -345,6 +351,7 @@ impl<C: Caller> Shadow<C> {
             new.holds.splice(0..0, holds);
         }
         self.tasks.push_back(new);
+        Hold::Yes
     }
 
     /// A hold of this shadow has lasted for too long. A call that has been under way since then is not waited for any longer.
@@ -368,6 +375,10 @@ impl<C: Caller> Shadow<C> {
 
     /// Another policy from now on. What is stale under the last one is torn down.
     pub fn set_policy(&mut self, policy: HostPolicy) {
+        // Once the container is being closed, that ends what is stale.
+        if self.state != State::Open {
+            return;
+        }
         let stale = self.book.some_stale(usize::MAX);
         self.tear_down_stale(stale);
         // They were the last policy's.
@@ -483,6 +494,9 @@ impl<C: Caller> Shadow<C> {
 
     /// When it must be polled again although nothing has come, ns.
     pub fn deadline(&self) -> Option<u64> {
+        if self.state != State::Open {
+            return None;
+        }
         let oldest = self.book.oldest_since();
         let expiry = oldest.map(|since| since.saturating_add(self.policy.age_ns()));
         expiry.into_iter().chain(self.call_limit()).min()
@@ -508,6 +522,11 @@ impl<C: Caller> Shadow<C> {
         self.mode
     }
 
+    /// Whether translation is off, and the device reaches nothing therefore.
+    pub fn is_off(&self) -> bool {
+        self.is_off
+    }
+
     /// The policy.
     pub fn policy(&self) -> HostPolicy {
         self.policy
@@ -528,7 +547,7 @@ impl<C: Caller> Shadow<C> {
         // Each turn is a phase, of which there are five in a row.
         loop {
             match &mut task.phase {
-                Phase::Begin => task.phase = self.begin(task.what, unit, mem)?,
+                Phase::Begin => task.phase = self.begin(task, unit, mem)?,
                 Phase::TearDown(mode) => {
                     let mode = *mode;
                     self.tear_down_all(task)?;
@@ -555,10 +574,11 @@ impl<C: Caller> Shadow<C> {
     /// What a task begins with.
     fn begin<I: Iommu, M: PhysMem>(
         &mut self,
-        what: What,
+        task: &mut Task,
         unit: &I,
         mem: &M,
     ) -> Result<Phase, Pause> {
+        let what = task.what;
         if let What::Pages(first, last) = what {
             return Ok(match self.mode {
                 Mode::Domain(_) => Phase::Check(Check::of(first, last, false)),
@@ -577,15 +597,20 @@ impl<C: Caller> Shadow<C> {
             Attachment::PassThrough => self.pass_through(),
             Attachment::Domain(domain) => Mode::Domain(domain),
         };
+        self.is_off = attachment == Attachment::Off && mode == Mode::Nothing;
         let old = std::mem::replace(&mut self.mode, mode);
         if old != mode {
             self.counts.attached += 1;
             self.is_granular = false;
+            // Unmaps of the old domain that are under way are waited for, under every policy.
+            task.until = task.until.max(self.calls.back().map(|call| call.id));
         }
+        let has_old = old != mode && self.book.stale() > 0;
         Ok(match mode {
             _ if old == mode && what == What::Attachment => Phase::Settle,
             // Between two domains what both map stays, and what the new one lacks goes at once.
-            Mode::Domain(_) if old != Mode::All => {
+            // With stale mappings of the old one, everything goes first.
+            Mode::Domain(_) if old != Mode::All && !has_old => {
                 Phase::Check(Check::of(0, LAST_PAGE, old != mode))
             }
             Mode::Domain(_) => Phase::TearDown(mode),
@@ -678,13 +703,10 @@ impl<C: Caller> Shadow<C> {
             (Asked::Map(mapping, was_refused), Err(refusal)) => {
                 self.map_refused(mapping, was_refused, refusal, mem);
             }
-            (Asked::Unmap(mappings), Ok(())) => {
-                for (mapping, since) in mappings {
-                    self.book.leave(&mapping);
-                    if let Some(since) = since {
-                        self.account.end(self.now.saturating_sub(since));
-                    }
-                }
+            (Asked::Unmap(mappings), Ok(())) => self.unmapped(mappings),
+            // It was asked for while the container was being closed, which has ended these, too.
+            (Asked::Unmap(mappings), Err(_)) if self.state == State::Closed => {
+                self.unmapped(mappings);
             }
             (Asked::Unmap(mappings), Err(refusal)) => {
                 self.unended.extend(mappings);

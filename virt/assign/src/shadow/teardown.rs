@@ -93,8 +93,12 @@ impl<C: Caller> Shadow<C> {
         self.ask_to_unmap(gone)
     }
 
-    /// Tears down what has been stale for long enough.
+    /// Tears down what has been stale for long enough. A container that is being closed ends it
+    /// anyway.
     pub(super) fn expire(&mut self) {
+        if self.state != State::Open {
+            return;
+        }
         let age = self.policy.age_ns();
         let is_due = |since: u64, now: u64| since.saturating_add(age) <= now;
         let Some((since, _)) = self.book.oldest() else {
@@ -171,13 +175,14 @@ impl<C: Caller> Shadow<C> {
     pub(super) fn call_limit(&self) -> Option<u64> {
         let mut calls = self.calls.iter();
         let unmap = calls.find(|call| matches!(call.what, Asked::Unmap(_)));
-        let unmap = unmap.filter(|_| self.overdue && self.state == State::Open)?;
+        let unmap = unmap.filter(|_| self.overdue)?;
         Some(unmap.since.saturating_add(CALL_LIMIT))
     }
 
     /// Gives up a call that takes too long.
     pub(super) fn watch_calls(&mut self) {
-        if self.call_limit().is_some_and(|limit| limit <= self.now) {
+        let is_open = self.state == State::Open;
+        if is_open && self.call_limit().is_some_and(|limit| limit <= self.now) {
             self.fail("the host has not unmapped within a second what the guest has unmapped");
         }
     }
@@ -209,7 +214,12 @@ impl<C: Caller> Shadow<C> {
         for first in self.book.some_live(usize::MAX) {
             gone.extend(self.book.take_live(first).map(|mapping| (mapping, None)));
         }
-        for (mapping, since) in gone {
+        self.unmapped(gone);
+    }
+
+    /// Mappings are out of the device's reach.
+    pub(super) fn unmapped(&mut self, mappings: Vec<(Mapping, Option<u64>)>) {
+        for (mapping, since) in mappings {
             self.book.leave(&mapping);
             if let Some(since) = since {
                 self.account.end(self.now.saturating_sub(since));

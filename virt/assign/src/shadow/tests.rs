@@ -153,6 +153,7 @@ struct Inside {
     most: usize,
     /// The next unmap fails.
     fails: bool,
+    is_closed: bool,
     made: Vec<String>,
 }
 
@@ -198,6 +199,7 @@ impl Inside {
             })
         };
         match call {
+            Call::Map { .. } | Call::Unmap { .. } if self.is_closed => refusal(false, "closed"),
             Call::Map {
                 range,
                 memory,
@@ -234,6 +236,7 @@ impl Inside {
             Call::Reset => Ok(()),
             Call::Close => {
                 self.mappings.clear();
+                self.is_closed = true;
                 Ok(())
             }
         }
@@ -726,6 +729,43 @@ fn more_invalidations_than_are_looked_at_one_by_one_are_joined() {
     assert!(world.shadow.tasks.len() <= super::TASKS);
     world.finish();
     world.check();
+}
+
+/// A guest need not wait for what it submits.
+#[test]
+fn invalidations_that_no_wait_follows_take_a_bounded_number_of_holds() {
+    let mut world = World::in_domain(HostPolicy::Strict);
+    world.map(64, 8, 1, Access::ReadWrite);
+    world.pages(64, 1);
+    // Its call is not made: the task lasts.
+    world.poll();
+    for round in 0..20_000 {
+        world.pages(64 + round % 3 / 2, 1);
+        if round % 100 == 0 {
+            world.tell(Scope::All);
+        }
+    }
+    assert!(world.held.len() <= 2 * super::TASKS, "{}", world.held.len());
+    world.finish();
+    world.check();
+}
+
+#[test]
+fn what_became_too_old_while_the_container_was_closing_is_in_use_no_longer() {
+    let mut world = World::in_domain(HostPolicy::Optimistic(Optimistic::of(4)));
+    world.map(64, 8, 2, Access::ReadWrite);
+    world.pages(64, 2);
+    world.finish();
+    world.unmap(64, 2);
+    world.pages(64, 2);
+    world.finish();
+    assert_eq!(world.reach.pages(), 2, "stale");
+    world.shadow.end();
+    world.now = world.shadow.deadline().unwrap();
+    world.poll();
+    world.settle();
+    assert!(world.shadow.has_ended());
+    assert_eq!((world.reach.pages(), world.shadow.risk().stale_now), (0, 0));
 }
 
 #[test]

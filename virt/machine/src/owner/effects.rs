@@ -79,8 +79,11 @@ where
         let (at, source) = (slot.unit, slot.effects.source());
         if !slot.effects.released.is_empty() {
             let held = slot.holds.len();
-            let released = std::mem::take(&mut slot.effects.released);
-            slot.holds.retain(|held| !released.contains(&held.id));
+            let mut released = std::mem::take(&mut slot.effects.released);
+            // A guest decides how many there are.
+            released.sort_unstable();
+            slot.holds
+                .retain(|held| released.binary_search(&held.id).is_err());
             let gone = held - slot.holds.len();
             if gone > 0 {
                 self.units[at].control_mut().release(gone as u32);
@@ -155,7 +158,7 @@ where
                 tracing::warn!(
                     vm = %self.name,
                     device = %function.source(),
-                    "an unmap waits for this device's mappings for too long"
+                    "an invalidation has waited for this device's mappings for long"
                 );
                 function.hold_overdue(held.id, &mut slot.effects);
             }

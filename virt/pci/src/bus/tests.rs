@@ -17,6 +17,7 @@ fn windows(high: u64) -> Windows {
 
 /// A function with a 32-bit and a 64-bit BAR that remembers the last BAR write.
 struct Endpoint {
+    kinds: [BarKind; BARS],
     config: Mutex<ConfigSpace>,
     last: Mutex<Option<(u8, u64, Vec<u8>)>>,
     /// Where it was told that BAR 0 is decoded, and what its own command register said then.
@@ -34,6 +35,10 @@ const KINDS: [BarKind; BARS] = [
 
 impl Endpoint {
     fn new() -> Arc<Self> {
+        Self::with(KINDS)
+    }
+
+    fn with(kinds: [BarKind; BARS]) -> Arc<Self> {
         let identity = Identity {
             vendor: 0x1af4,
             device: 0x1041,
@@ -43,7 +48,8 @@ impl Endpoint {
             subsystem: 0,
         };
         Arc::new(Self {
-            config: Mutex::new(ConfigSpace::new(&identity, KINDS)),
+            kinds,
+            config: Mutex::new(ConfigSpace::new(&identity, kinds)),
             last: Mutex::new(None),
             told: Mutex::new(Vec::new()),
         })
@@ -52,7 +58,7 @@ impl Endpoint {
 
 impl FunctionPort for Endpoint {
     fn bar_kinds(&self) -> [BarKind; BARS] {
-        KINDS
+        self.kinds
     }
 
     fn config_read(&self, reg: u16, len: u8) -> u32 {
@@ -77,19 +83,19 @@ impl FunctionPort for Endpoint {
     }
 }
 
-/// With a window of `high` bytes beyond 4 GiB.
-fn bus_with(high: u64) -> (Arc<PciBus>, Arc<Endpoint>) {
-    let endpoint = Endpoint::new();
-    let bus = PciBus::new(Arc::new(HostBridge::default()), windows(high));
+/// A bus with one function of these BARs in slot 1, and a window of `high` bytes beyond 4 GiB.
+fn bus_with(kinds: [BarKind; BARS], high: u64) -> (Arc<PciBus>, Arc<Endpoint>) {
+    let endpoint = Endpoint::with(kinds);
+    let bus = PciBus::new(Arc::new(HostBridge::default()));
     let source = bus.reserve().unwrap();
     assert_eq!(source, SourceId::new(0, 1, 0));
     bus.plug(source, endpoint.clone());
-    bus.place_bars().unwrap();
+    bus.place_bars(&windows(high)).unwrap();
     (Arc::new(bus), endpoint)
 }
 
 fn bus() -> (Arc<PciBus>, Arc<Endpoint>) {
-    bus_with(0)
+    bus_with(KINDS, 0)
 }
 
 fn ecam_read(bus: &Arc<PciBus>, slot: u64, reg: u64) -> u32 {
@@ -209,8 +215,11 @@ fn odd_configuration_accesses_read_ones_and_write_nothing() {
 }
 
 #[test]
-fn a_64_bit_bar_goes_beyond_4_gib_where_there_is_room_and_answers_there() {
-    let (bus, _) = bus_with(0x1000);
+fn a_large_64_bit_bar_goes_beyond_4_gib_and_answers_there() {
+    const BYTES: u64 = 1 << 30;
+    let mut kinds = KINDS;
+    kinds[2] = BarKind::Memory64(BYTES);
+    let (bus, _) = bus_with(kinds, BYTES);
     assert_eq!(ecam_read(&bus, 1, 0x18), HIGH as u32 | 4);
     assert_eq!(ecam_read(&bus, 1, 0x1c), (HIGH >> 32) as u32);
     ecam_write(&bus, 1, 4, u32::from(COMMAND_MEMORY));
@@ -221,6 +230,68 @@ fn a_64_bit_bar_goes_beyond_4_gib_where_there_is_room_and_answers_there() {
         AccessCause::Register,
         "its other BAR"
     );
+}
+
+/// Windows of 512 MiB below 4 GiB, and 4 GiB beyond or none. A BAR: its bytes, and whether it has 64 bits.
+#[test]
+fn bars_go_where_they_fit_and_small_ones_stay_below_4_gib() {
+    const MIB: u64 = 1 << 20;
+    let (low, high) = (windows(0), windows(4096 * MIB));
+    type Case<'a> = (&'a Windows, &'a [(u64, bool)], Option<&'a [u64]>);
+    let cases: [Case<'_>; 9] = [
+        (
+            &low,
+            &[(0x4000, true), (0x1000, false)],
+            Some(&[LOW + 0x4000, LOW]),
+        ),
+        (
+            &high,
+            &[(0x4000, true), (0x1000, false)],
+            Some(&[LOW + 0x4000, LOW]),
+        ),
+        (
+            &low,
+            &[(256 * MIB, true), (0x1000, true)],
+            Some(&[LOW, LOW + 256 * MIB]),
+        ),
+        (
+            &high,
+            &[(256 * MIB, true), (0x1000, true)],
+            Some(&[HIGH, LOW]),
+        ),
+        // Aligned to their sizes.
+        (
+            &high,
+            &[(64 * MIB, true), (1024 * MIB, true)],
+            Some(&[HIGH, HIGH + 1024 * MIB]),
+        ),
+        (&low, &[(1024 * MIB, true)], None),
+        // 32 bits do not reach beyond, and come first where there is room for them.
+        (&high, &[(1024 * MIB, false)], None),
+        (
+            &high,
+            &[(4096 * MIB, true), (256 * MIB, true), (256 * MIB, false)],
+            Some(&[HIGH, LOW + 256 * MIB, LOW]),
+        ),
+        (&high, &[(8192 * MIB, true)], None),
+    ];
+    for (windows, wanted, expected) in cases {
+        let bars: Vec<Bar> = wanted
+            .iter()
+            .enumerate()
+            .map(|(slot, (bytes, is_wide))| Bar {
+                slot,
+                index: 0,
+                bytes: *bytes,
+                is_wide: *is_wide,
+            })
+            .collect();
+        let placed = windows.place(&bars).ok().map(|mut placed| {
+            placed.sort_by_key(|placed| placed.bar.slot);
+            placed.iter().map(|placed| placed.at).collect::<Vec<_>>()
+        });
+        assert_eq!(placed.as_deref(), expected, "{wanted:x?}");
+    }
 }
 
 #[test]
@@ -281,7 +352,7 @@ fn vcpus_that_move_a_bar_at_once_leave_its_port_told_of_the_place_that_is_decode
 
 #[test]
 fn the_bus_has_32_slots() {
-    let bus = PciBus::new(Arc::new(HostBridge::default()), windows(0));
+    let bus = PciBus::new(Arc::new(HostBridge::default()));
     for slot in 1..32 {
         assert_eq!(bus.reserve().unwrap(), SourceId::new(0, slot, 0));
     }
@@ -290,16 +361,14 @@ fn the_bus_has_32_slots() {
 
 #[test]
 fn bars_that_do_not_fit_are_an_error() {
-    let bus = PciBus::new(
-        Arc::new(HostBridge::default()),
-        Windows {
-            low: LOW..LOW + 0x8000,
-            high: HIGH..HIGH,
-        },
-    );
+    let bus = PciBus::new(Arc::new(HostBridge::default()));
+    let windows = Windows {
+        low: LOW..LOW + 0x8000,
+        high: HIGH..HIGH,
+    };
     bus.plug(bus.reserve().unwrap(), Endpoint::new());
     assert!(matches!(
-        bus.place_bars(),
+        bus.place_bars(&windows),
         Err(PciError::NoWindow {
             slot: 1,
             bytes: 0x1000

@@ -3,6 +3,11 @@
 //! * `\_SB.PCI0`: PCI Express host bridge. `_CRS`: bus 0, ports CF8 to CFF (its own), all other ports, the
 //!   memory window, and the window beyond 4 GiB where a function needs one. `_PRT`: the legacy pins that functions have,
 //!   each wired to an I/O APIC input; absent where none has. No `_OSC`: the system asks for nothing more.
+//! * `\_SB.PCI0.SLnn`: a slot whose function may be ejected. `_ADR`, `_SUN`: its number; `_EJ0` writes it to the ejection register.
+//!   Linux registers a slot for each device with `_ADR` and `_EJ0` (`acpiphp`, which is built in where `CONFIG_HOTPLUG_PCI_ACPI` is
+//!   set, and needs no `_OSC` on a root bus): `echo 0 > /sys/bus/pci/slots/N/power` detaches the driver and evaluates `_EJ0`. No
+//!   `_STA`: Linux reads the function's vendor then, which is all ones once it is gone. Only removal is offered: nothing notifies
+//!   the guest of a function that has come.
 //! * `\_SB.MBRD`: ECAM as a motherboard resource, without which Linux distrusts MCFG.
 //! * `\_SB.COM1`: 16550 at 3F8, I/O APIC pin 4, edge, active high.
 //! * `\_SB.PWRB`: the power button, and `\_SB.GED`, which hears of it: a hardware-reduced platform has no fixed button and no
@@ -12,8 +17,9 @@
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method,
-    Name, Notify, Package, Path, ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, Field, FieldAccessType, FieldEntry,
+    FieldLockRule, FieldUpdateRule, IO, Interrupt, Memory32Fixed, Method, Name, Notify, ONE,
+    OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Scope, Store, ZERO,
 };
 
 use super::{PciResources, PinRoute};
@@ -65,7 +71,9 @@ fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
             .as_ref()
             .map(|routes| Name::new("_PRT".into(), routes)),
     );
-    let children = names.iter().map(|name| name as &dyn Aml).collect();
+    let slots = Raw(ejectable_slots(&pci.ejectable));
+    let mut children: Vec<&dyn Aml> = names.iter().map(|name| name as &dyn Aml).collect();
+    children.push(&slots);
     Device::new("PCI0".into(), children).to_aml_bytes(&mut out);
     out
 }
@@ -85,6 +93,43 @@ fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     let mut out = Vec::new();
     let entries = entries.iter().map(|entry| entry as &dyn Aml).collect();
     Package::new(entries).to_aml_bytes(&mut out);
+    out
+}
+
+/// The ejection register (an operation region of one byte), and the slots that use it; nothing where there are none.
+fn ejectable_slots(slots: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    if slots.is_empty() {
+        return out;
+    }
+    OpRegion::new("EJRG".into(), OpRegionSpace::SystemIO, &layout::EJECT, &ONE)
+        .to_aml_bytes(&mut out);
+    Field::new(
+        "EJRG".into(),
+        FieldAccessType::Byte,
+        FieldLockRule::NoLock,
+        FieldUpdateRule::WriteAsZeroes,
+        vec![FieldEntry::Named(*b"EJSL", 8)],
+    )
+    .to_aml_bytes(&mut out);
+    for slot in slots {
+        let address = u32::from(*slot) << 16;
+        Device::new(
+            format!("SL{slot:02}").as_str().into(),
+            vec![
+                &Name::new("_ADR".into(), &address),
+                &Name::new("_SUN".into(), slot),
+                // Its argument is 1: eject.
+                &Method::new(
+                    "_EJ0".into(),
+                    1,
+                    true,
+                    vec![&Store::new(&Path::new("EJSL"), slot)],
+                ),
+            ],
+        )
+        .to_aml_bytes(&mut out);
+    }
     out
 }
 

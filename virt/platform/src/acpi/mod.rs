@@ -55,6 +55,8 @@ pub struct PciResources {
     pub high: Range<u64>,
     /// Legacy pins.
     pub pins: Vec<PinRoute>,
+    /// Slots whose functions the guest may eject, by the register at [`layout::EJECT`].
+    pub ejectable: Vec<u8>,
 }
 
 /// What the tables depend on.

@@ -197,6 +197,7 @@ fn a_window_beyond_4_gib_and_pins_appear_where_they_are_needed() {
             pin: 1,
             input: 19,
         }],
+        ..PciResources::default()
     };
     let aml = dsdt::aml(&pci);
     let has = |aml: &[u8], needle: &[u8]| aml.windows(needle.len()).any(|part| part == needle);
@@ -207,5 +208,68 @@ fn a_window_beyond_4_gib_and_pins_appear_where_they_are_needed() {
     let route = [0x0c, 0xff, 0xff, 0x03, 0x00, 0x00, 0x00, 0x0a, 19];
     for needle in [&window[..], b"_PRT", &route] {
         assert!(has(&aml, needle) && !has(&plain, needle), "{needle:x?}");
+    }
+}
+
+#[test]
+fn a_slot_that_may_be_ejected_is_a_device_whose_ej0_writes_its_number() {
+    let pci = PciResources {
+        ejectable: vec![5, 31],
+        ..PciResources::default()
+    };
+    let aml = dsdt::aml(&pci);
+    // ACPI §20.2.5.2: OperationRegion (EJRG, SystemIO, 0x610, 1), and a field of byte accesses, no lock, writes as zeroes: 8 bits.
+    let mut wanted = b"\x5b\x80EJRG\x01\x0b\x10\x06\x01".to_vec();
+    wanted.extend(b"\x5b\x81\x0bEJRG\x41EJSL\x08");
+    for (name, slot) in [(b"SL05", 5), (b"SL31", 31)] {
+        // Device (SL05) { Name (_ADR, 0x50000) Name (_SUN, 5) Method (_EJ0, 1, Serialized) { EJSL = 5 } }
+        wanted.extend(b"\x5b\x82\x24");
+        wanted.extend(name);
+        wanted.extend([&b"\x08_ADR\x0c\0\0"[..], &[slot, 0]].concat());
+        wanted.extend([&b"\x08_SUN\x0a"[..], &[slot]].concat());
+        wanted.extend([&b"\x14\x0d_EJ0\x09\x70\x0a"[..], &[slot], b"EJSL"].concat());
+    }
+    let has = aml.windows(wanted.len()).any(|part| part == wanted);
+    assert!(has, "{wanted:x?} is not in {aml:x?}");
+    let plain = dsdt::aml(&PciResources::default());
+    assert!(
+        !plain
+            .windows(4)
+            .any(|part| part == b"_EJ0" || part == b"EJRG")
+    );
+}
+
+/// The ACPI component architecture's disassembler and compiler read every block, if they are installed.
+#[test]
+fn iasl_reads_the_dsdt_and_compiles_it_again() {
+    use std::process::Command;
+    if Command::new("iasl").arg("-v").output().is_err() {
+        println!("skipped: iasl (acpica-tools) is not installed");
+        return;
+    }
+    let all = PciResources {
+        high: layout::PCI_WINDOW_HIGH,
+        pins: vec![PinRoute {
+            slot: 3,
+            pin: 1,
+            input: 19,
+        }],
+        ejectable: vec![4, 5],
+    };
+    for pci in [PciResources::default(), all] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("dsdt.aml"), dsdt(&pci)).unwrap();
+        for (options, file) in [("-d", "dsdt.aml"), ("-oa", "dsdt.dsl")] {
+            let output = Command::new("iasl")
+                .args([options, file])
+                .current_dir(folder.path())
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{options} {file}: {text}");
+        }
+        let source = std::fs::read_to_string(folder.path().join("dsdt.dsl")).unwrap();
+        let ejections = source.matches("Method (_EJ0, 1, Serialized)").count();
+        assert_eq!(ejections, pci.ejectable.len(), "{source}");
     }
 }

@@ -59,3 +59,23 @@ fn a_panic_is_heard_and_a_crash_kernel_is_left_to_its_work() {
     device.write(0, &[1]);
     assert_eq!(*asked.0.lock().unwrap(), ["panicked"]);
 }
+
+#[test]
+fn a_slot_is_ejected_by_its_number() {
+    #[derive(Default)]
+    struct Slots(Mutex<Vec<u8>>);
+    impl EjectSink for Slots {
+        fn eject(&self, slot: u8) {
+            self.0.lock().unwrap().push(slot);
+        }
+    }
+    let slots = Arc::new(Slots::default());
+    let device = Eject(slots.clone());
+    let mut data = [0xff; 2];
+    device.read(0, &mut data);
+    assert_eq!(data, [0, 0]);
+    device.write(0, &[]);
+    device.write(0, &[5]);
+    device.write(0, &[0xff]);
+    assert_eq!(*slots.0.lock().unwrap(), [5, 0xff]);
+}

@@ -7,7 +7,7 @@ use rustix::fs::Access;
 use vfio::{HostDevice, HostGroup};
 
 use super::{Assignment, Device, Group};
-use crate::doctor::facts::switch;
+use crate::doctor::files::switch;
 use crate::lacks;
 use crate::locked_memory::LockedMemory;
 

@@ -3,16 +3,19 @@
 use std::cell::OnceCell;
 use std::sync::{Arc, Mutex};
 
-use guest_mem::{Gpa, GuestRam, PhysMem};
+use guest_mem::{Gpa, GuestRam, PhysMem, SourceId};
 use kvm::control::Control;
 use kvm::exits::ExitLedger;
 use kvm::msi::KvmMsi;
 use kvm::routes::KvmRoutes;
 use kvm::{Vcpu, Vm};
-use machine::RemappingUnit;
-use pci::bus::{PciBus, Windows};
+use machine::port::OwnedFunction;
+use machine::{RemappingUnit, Request};
+use pci::bus::{Ecam, PciBus};
 use pci::host_bridge::HostBridge;
+use platform::bus::BusDevice;
 use platform::memory::PlaceMemory;
+use sidecore::{IdlePolicy, SidecoreBuilder};
 use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
 use virtio_pci::VirtioFunction;
 use vtd::AccessLen;
@@ -20,12 +23,9 @@ use vtd::spec::registers::{CAP, CCMD};
 use vtd_port::VtdPort;
 
 use super::super::args::{IdleArg, IommuMode};
-use super::super::composed::Owner;
+use super::super::ejection::ejectable;
 use super::super::ledger::owner_counts;
-use super::super::plugs::Plugs;
-use guest_mem::SourceId;
-
-use super::super::units::Assigned;
+use super::super::plugs::{Assigned, Plugs};
 use super::*;
 
 crate::functions! {
@@ -90,7 +90,7 @@ struct Pieces {
     routes: Arc<KvmRoutes>,
     control: Arc<Control>,
     exits: ExitLedger,
-    bus: PciBus,
+    bus: Arc<PciBus>,
 }
 
 impl Pieces {
@@ -104,10 +104,6 @@ impl Pieces {
             }
         };
         let vm = Arc::new(Vm::bare(&kvm).unwrap());
-        let windows = Windows {
-            low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
-            high: 0..0,
-        };
         Some(Self {
             vcpu: Vcpu::new(&vm, 0).unwrap(),
             ram: GuestRam::new(&[(Gpa::new(0), 1 << 20)]).unwrap(),
@@ -115,7 +111,7 @@ impl Pieces {
             routes: Arc::new(KvmRoutes::new(vm.clone())),
             control: Arc::new(Control::new().unwrap()),
             exits: ExitLedger::new(1),
-            bus: PciBus::new(Arc::new(HostBridge::default()), windows),
+            bus: Arc::new(PciBus::new(Arc::new(HostBridge::default()))),
             vm,
         })
     }
@@ -262,4 +258,70 @@ fn the_table_names_assigned_functions_before_the_unit_of_all_others() {
     // INCLUDE_PCI_ALL of each, and device and function of the scope between them.
     assert_eq!((table[52], table[76]), (0, 1));
     assert_eq!(table[64..72], [1, 8, 0, 0, 0, 0, 5, 0]);
+}
+
+/// Two assigned functions and one that is not: the guest ejects what it may, once.
+#[test]
+fn an_ejected_function_is_gone_from_bus_and_owner_and_no_other_is() {
+    let Some(pieces) = Pieces::new() else {
+        return;
+    };
+    pieces.with(|parts| {
+        let mut owner: Owner<TestFunctions, _> =
+            Owner::new("test", parts.ram.clone(), parts.msi.clone());
+        let options = options(Some(IommuMode::Trap));
+        let first = owner.add_unit(units::iommu(&options, parts).unwrap());
+        let mut plugs = Plugs::new(&mut owner, first);
+        let doorbells = kvm::doorbells::KvmDoorbells::new(parts.vm.clone(), 1, 4).unwrap();
+        let kept = plugs.add(function(parts), doorbells);
+        let mut assign = || {
+            let memory = Arc::new(Nowhere::default());
+            let make = || assigned_unit(&options, parts, &HOST_39);
+            plugs.add_assigned(function(parts), memory, make).unwrap()
+        };
+        let numbers = [assign(), assign()];
+        let (plugged, _) = plugs.into_plugged();
+        let builder = SidecoreBuilder::new("test").idle(IdlePolicy::Poll);
+        let core = builder.spawn(vec![owner]).unwrap();
+        let handle = core.handle(0);
+        let ejectable = ejectable(&plugged, &handle, parts.bus).expect("two functions");
+        // Slot 0 is the bridge, slot 1 the function that is not assigned.
+        assert_eq!(ejectable.slots, [2, 3]);
+        for plug in plugged {
+            let port = OwnedFunction::new(handle.clone(), plug.number, plug.shape);
+            parts.bus.plug(plug.source, Arc::new(port));
+        }
+        let present = || {
+            [0, 1, 2, 3, 4].map(|slot: u64| {
+                let mut id = [0; 4];
+                Ecam(parts.bus.clone()).read(slot << 15, &mut id);
+                id != [0xff; 4]
+            })
+        };
+        let there = |number| {
+            let look = move |owner: &mut Owner<TestFunctions, _>| owner.function(number).is_some();
+            handle.call(|reply| Request::ask(reply, look)).unwrap()
+        };
+        assert_eq!(present(), [true, true, true, true, false]);
+        for slot in [0, 1, 4, 31, 32, 0xff] {
+            ejectable.sink.eject(slot);
+        }
+        assert_eq!(present(), [true, true, true, true, false]);
+        for _ in 0..2 {
+            ejectable.sink.eject(2);
+            assert_eq!(present(), [true, true, false, true, false]);
+        }
+        // The owner removes it as soon as it has stopped, which takes it some polls.
+        while there(numbers[0]) {
+            std::thread::yield_now();
+        }
+        assert!(there(numbers[1]) && there(kept));
+        ejectable.sink.eject(3);
+        assert_eq!(present(), [true, true, false, false, false]);
+        while there(numbers[1]) {
+            std::thread::yield_now();
+        }
+        assert!(there(kept));
+        core.stop();
+    });
 }

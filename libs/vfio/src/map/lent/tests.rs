@@ -95,7 +95,7 @@ fn memory_is_held_until_the_kernel_has_unmapped_it() {
     assert_eq!((fixture.kernel.mappings(), fixture.map.mappings()), (0, 0));
 }
 
-/// What the kernel would refuse, and what it would not notice, is refused before it is asked.
+/// The kernel is not asked for a mapping that it would refuse, or not see the fault of.
 #[test]
 fn memory_that_is_not_all_there_or_not_aligned_is_not_mapped() {
     let fixture = Fixture::new();
@@ -164,6 +164,21 @@ fn range_that_overlaps_or_cuts_a_mapping_changes_nothing() {
     assert_eq!(fixture.map.unmap(range(20, 4)), Ok(0), "nothing is there");
     assert_eq!(fixture.map.calls(), Calls { maps: 2, unmaps: 0 });
     assert_eq!((fixture.kernel.mappings(), fixture.alive()), (2, 2));
+}
+
+/// A buffer of this crate can be lent too, and lives for as long as a device reaches it.
+#[test]
+fn buffer_is_lent_and_outlives_its_owner() {
+    let Fixture { map, kernel, .. } = Fixture::new();
+    let buffer = DmaBuffer::new(8192).unwrap();
+    let (pages, address) = (Arc::downgrade(&buffer.0), buffer.0.address());
+    let memory = Arc::new(buffer);
+    map.map(range(16, 1), memory, 4096, Access::Read).unwrap();
+    let vaddr = kernel.vaddr_of(range(16, 1).start());
+    assert_eq!(vaddr, Some(address + 4096));
+    assert!(pages.upgrade().is_some());
+    map.unmap(range(16, 1)).unwrap();
+    assert!(pages.upgrade().is_none());
 }
 
 #[test]
@@ -302,7 +317,8 @@ fn closing_releases_what_no_device_reaches_and_loses_the_rest() {
     }
 }
 
-/// A call under way counts as reachable from its beginning to its end, and the map can be looked at meanwhile.
+/// A call under way counts as reachable from its beginning to its end, and the map can be looked at
+/// meanwhile.
 #[test]
 fn call_under_way_is_within_reach_and_stops_no_look() {
     let fixture = Fixture::new();
@@ -322,7 +338,8 @@ fn call_under_way_is_within_reach_and_stops_no_look() {
     assert_eq!((fixture.map.mappings(), fixture.alive()), (0, 0));
 }
 
-/// Cores that unmap the same range at once: one has the bytes, the other finds nothing, and no disagreement is made up.
+/// Cores that unmap the same range at once: one has the bytes, the other finds nothing, and no
+/// disagreement is made up.
 #[test]
 fn ranges_unmapped_by_two_threads_at_once_agree_with_the_kernel() {
     let fixture = Fixture::new();
@@ -337,7 +354,8 @@ fn ranges_unmapped_by_two_threads_at_once_agree_with_the_kernel() {
     }
 }
 
-/// Any history, with failures of all kinds: memory is released exactly when no mapping of the kernel can reach it.
+/// Any history, with failures of all kinds: memory is released exactly when no mapping of the
+/// kernel can reach it.
 #[test]
 fn any_history_releases_exactly_what_the_kernel_has_unmapped() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,0 +1,150 @@
+//! A device without a bus, and interrupt lines without a hypervisor: both record their calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use assign::hardware::{Hardware, Notice, Vectors};
+use platform::interrupt::{InterruptLines, Message};
+
+/// State of the device, and a record of the calls to it.
+#[derive(Default)]
+pub struct Device {
+    /// Memory Space and Bus Master.
+    pub command: (bool, bool),
+    pub vectors: Option<Vectors>,
+    /// Vectors that were set, in order.
+    pub vectors_set: Vec<Vectors>,
+    pub refuses_vectors: bool,
+    pub is_stopped: bool,
+    /// Registers by BAR and offset; those that are not named hold the low byte of their offset.
+    pub registers: BTreeMap<(u8, u64), u8>,
+    /// Accesses: BAR, offset, bytes; whether it was a write.
+    pub accesses: Vec<(u8, u64, usize, bool)>,
+    pub notice: Option<Notice>,
+    /// Configuration space, word by word; zero elsewhere.
+    pub config: BTreeMap<u16, u16>,
+}
+
+/// A clone is the same device.
+#[derive(Clone, Default)]
+pub struct FakeHardware(Arc<Mutex<Device>>);
+
+impl FakeHardware {
+    pub fn device(&self) -> MutexGuard<'_, Device> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Hardware for FakeHardware {
+    fn read_config(&self, at: u16) -> u16 {
+        self.device().config.get(&at).copied().unwrap_or(0)
+    }
+
+    fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        let mut device = self.device();
+        device.accesses.push((bar, offset, data.len(), false));
+        for (at, byte) in (offset..).zip(data) {
+            *byte = device
+                .registers
+                .get(&(bar, at))
+                .copied()
+                .unwrap_or(at as u8);
+        }
+    }
+
+    fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
+        let mut device = self.device();
+        device.accesses.push((bar, offset, data.len(), true));
+        for (at, byte) in (offset..).zip(data) {
+            device.registers.insert((bar, at), *byte);
+        }
+    }
+
+    fn set_command(&mut self, memory: bool, bus_master: bool) {
+        let mut device = self.device();
+        assert!(
+            !(device.is_stopped && bus_master),
+            "a device that was stopped is a bus master again"
+        );
+        device.command = (memory, bus_master);
+    }
+
+    fn set_vectors(&mut self, vectors: Vectors) -> io::Result<()> {
+        let mut device = self.device();
+        device.vectors_set.push(vectors);
+        if device.refuses_vectors && vectors != Vectors::Off {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        device.vectors = Some(vectors);
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        let mut device = self.device();
+        device.is_stopped = true;
+        device.command.1 = false;
+        device.vectors = Some(Vectors::Off);
+    }
+
+    fn notice(&mut self) -> Option<Notice> {
+        self.device().notice.take()
+    }
+}
+
+/// State of the lines, and a record of the calls that connect them.
+#[derive(Default)]
+pub struct LineState {
+    pub messages: BTreeMap<u16, Option<Message>>,
+    /// Lines of each call.
+    pub batches: Vec<Vec<u16>>,
+    /// Signals that are kept.
+    pub kept: BTreeSet<u16>,
+    pub sent: Vec<Message>,
+}
+
+/// A clone is the same lines.
+#[derive(Clone, Default)]
+pub struct FakeLines(Arc<Mutex<LineState>>);
+
+impl FakeLines {
+    pub fn state(&self) -> MutexGuard<'_, LineState> {
+        self.0.lock().unwrap()
+    }
+
+    /// The device signals.
+    pub fn signal(&self, line: u16) {
+        let mut state = self.state();
+        match state.messages.get(&line).copied().flatten() {
+            Some(message) => state.sent.push(message),
+            None => {
+                state.kept.insert(line);
+            }
+        }
+    }
+}
+
+impl InterruptLines for FakeLines {
+    fn connect(&mut self, lines: &[(u16, Option<Message>)]) {
+        let mut state = self.state();
+        state
+            .batches
+            .push(lines.iter().map(|(line, _)| *line).collect());
+        for (line, message) in lines {
+            state.messages.insert(*line, *message);
+            if let Some(message) = message
+                && state.kept.remove(line)
+            {
+                state.sent.push(*message);
+            }
+        }
+    }
+
+    fn is_pending(&self, line: u16) -> bool {
+        self.state().kept.contains(&line)
+    }
+
+    fn forget(&mut self, line: u16) {
+        self.state().kept.remove(&line);
+    }
+}
