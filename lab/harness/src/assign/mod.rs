@@ -20,6 +20,7 @@
 
 mod echo_peer;
 mod locked;
+pub mod runs;
 mod session;
 
 use std::fs::File;

@@ -1,13 +1,13 @@
 //! One boot: a guest with an NVMe drive and a network card, whose host's policy changes while it runs.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lab::assigned::{Device, FaultLog};
 use serde_json::{Map, Value};
 
 use super::case::{Case, HostPolicy, Work};
-use crate::assign::AssignLab;
+use crate::assign::{AssignLab, Session};
 use crate::demo::PerIo;
 
 /// File in the emulated host that has the policy of both devices.
@@ -179,6 +179,21 @@ impl Row {
     }
 }
 
+/// KiB that are locked once the owner has heard of the last policy, and torn down what the one before had kept: for which it is given a
+/// moment.
+fn locked_at_rest(guest: &Session<'_>) -> Result<u64> {
+    let since = Instant::now();
+    loop {
+        let locked = guest.locked()?;
+        if locked == 0 || since.elapsed() > MOMENT {
+            return Ok(locked);
+        }
+    }
+}
+
+/// Less than any policy keeps what is stale ([`AGE_MS`]).
+const MOMENT: Duration = Duration::from_secs(5);
+
 /// Two decimals.
 pub fn round(value: f64) -> f64 {
     report::object::round(value, 2)
@@ -226,12 +241,15 @@ pub fn boot(lab: &AssignLab, case: Case, works: &[Work], count: u32) -> Result<B
             plan.push((*policy, *work));
         }
     }
-    // Without drivers nothing is mapped; with all memory pinned it stays so.
+    // Without drivers nothing is mapped; with all memory pinned it stays so. What a policy keeps is no driver's.
+    if *first != HostPolicy::Off {
+        host.put(POLICY, HostPolicy::Strict.text().as_bytes())?;
+    }
     let searches = [Device::Nvme, Device::Net].map(Device::search).join("; ");
     guest.run(&format!(
         "for a in $({searches}); do echo $a >/sys/bus/pci/devices/$a/driver/unbind || exit 1; done"
     ))?;
-    let locked_after_detach_kib = guest.locked()?;
+    let locked_after_detach_kib = locked_at_rest(&guest)?;
     let run = guest.end()?;
     run.outcome.check().with_context(|| name.clone())?;
     let windows = run.outcome.windows();

@@ -23,7 +23,7 @@ use lab::LabConfig;
 use lab::assigned::Device;
 use workload::pattern;
 
-use crate::assign::AssignLab;
+use crate::assign::{AssignLab, runs};
 use case::{Case, Work};
 use figures::Figures;
 
@@ -55,6 +55,9 @@ pub struct AssignLabArgs {
 
 /// Bytes of the namespace that have the pattern: more than any window reads.
 const PATTERN: usize = 16 << 20;
+
+/// Parts beside the guests of the matrix.
+const PARTS: [&str; 4] = ["matrix", "rogue", "reclaim", "kills"];
 
 fn parts() -> clap::builder::PossibleValuesParser {
     let names = Case::ALL.iter().map(Case::name);
@@ -119,10 +122,24 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
     if args.has("rogue") {
         eprintln!("assign-lab: {} s: rogue DMA", start.elapsed().as_secs());
         figures.rogue(rogue(&lab));
+        figures.write(&args.report, start.elapsed())?;
     }
+    // What comes now writes to all of the drive.
     let (_, content) = lab.shutdown()?;
     if let Err(wrong) = pattern::check(u64::from(case::SEED), 0, &content[..PATTERN]) {
         figures.failed("content", &anyhow::Error::msg(wrong));
+    }
+    if args.has("reclaim") {
+        eprintln!(
+            "assign-lab: {} s: memory reclaimed under load",
+            start.elapsed().as_secs()
+        );
+        figures.reclaimed(in_a_lab(|lab| runs::reclaim_under_load(lab, 60, 10_000)));
+        figures.write(&args.report, start.elapsed())?;
+    }
+    if args.has("kills") {
+        eprintln!("assign-lab: {} s: {KILLS} kills", start.elapsed().as_secs());
+        figures.kills(in_a_lab(|lab| runs::kill_at_random_points(lab, KILLS, 35)));
     }
     let object = figures.write(&args.report, start.elapsed())?;
     print!("{}", results::tables(&object));
@@ -137,6 +154,17 @@ fn write_docs(args: &AssignLabArgs, object: &report::Object) -> Result<()> {
     };
     std::fs::write(docs, results::page(object))
         .with_context(|| format!("writing {}", docs.display()))
+}
+
+/// Times that a VMM is killed.
+const KILLS: u64 = 20;
+
+/// Runs in a lab of its own.
+fn in_a_lab<T>(run: impl FnOnce(&AssignLab) -> Result<T>) -> Result<T> {
+    let lab = start_lab()?;
+    let of = run(&lab)?;
+    lab.shutdown()?;
+    Ok(of)
 }
 
 /// The lab, the pattern on its drive, and its devices bound.

@@ -40,6 +40,7 @@ fn figures(rows: Vec<Row>) -> Figures {
         after_detach_pages: None,
         over_bound_pages: None,
         faults: 0,
+        io_under_reclaim: 0,
         failed: Vec::new(),
     }
 }
@@ -123,6 +124,26 @@ fn pages_beyond_the_bound_are_seen_by_the_book_and_by_the_kernel() {
     let mut one_more = rows();
     one_more[0].window["devices"][0]["pinned"] = 25.into();
     assert_eq!(most(&boot(one_more, 100)), 1.0);
+}
+
+#[test]
+fn hits_are_those_of_the_guest_that_is_judged() {
+    assert_eq!(Case::ALL[SHARED], case(Mode::Shared, Unmapping::Strict));
+    let with = |at: usize, policy, hits: u64| {
+        let mut row = row(Case::ALL[at], policy, [0, 0, 100 - hits, 0, 0]);
+        row.window["devices"][0]["hits"] = hits.into();
+        row
+    };
+    let mut figures = figures(vec![
+        with(SHARED, HostPolicy::Optimistic(256), 70),
+        with(SHARED, HostPolicy::Optimistic(4096), 90),
+        with(1, HostPolicy::Optimistic(256), 1),
+    ]);
+    figures.set_policies();
+    let get = |key: &str| figures.object.get(key);
+    assert_eq!(get("optimistic_hits_percent"), Some(70.0));
+    assert_eq!(get("optimistic_4096_read_hits_percent"), Some(90.0));
+    assert_eq!(get("optimistic_4096_write_hits_percent"), None);
 }
 
 #[test]
