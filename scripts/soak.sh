@@ -51,6 +51,7 @@ whole_table() {
     row "self-tests of Debian" 0 "$lab selftest --soak --debian"
     row "self-tests with Linux 6.12: too little memory" 0 "$lab selftest --soak --kernel 6.12 --only 'of 256 MiB in memory'"
     row "vfio" 0 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
+    assigned 0
     row "barriers" 0 "BARRIER_OPERATIONS=${BARRIER_OPERATIONS:-100000000} $test -p dma-map --test barrier -- --ignored --nocapture"
     row "episodes in the lab" 0 "$lab selftest --soak --episodes ${LAB_EPISODES:-50} --seed ${EPISODE_SEED:-1}"
     row "episodes" 0 "EPISODES=${EPISODES:-2000} EPISODE_SEED=${EPISODE_SEED:-1000} $test -p exitless --test episodes"
@@ -67,6 +68,15 @@ mutants() {
     while IFS= read -r name; do
         row "mutant: $name" "$1" "$run $name"
     done <"$scratch/mutants"
+}
+
+# assigned SECONDS: guests with devices of the emulated host, each test by its name.
+assigned() {
+    local run="EXITLESS_LAB=1 cargo test --release --quiet -p harness --test assign -- --ignored" name
+    bash -c "$run --list" | sed -n 's/: test$//p' >"$scratch/assigned"
+    while IFS= read -r name; do
+        row "assigned: $name" "$1" "$run --nocapture --exact $name"
+    done <"$scratch/assigned"
 }
 
 # self_tests OPTIONS SECONDS: each by its name. A tenth of the forced sleeps: all of them take half an hour of one mode.
@@ -92,6 +102,7 @@ slice_table() {
     mutants 60
     row "episodes in the lab" 300 "$lab selftest --episodes 2 --seed $seed"
     row "vfio" 180 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
+    assigned 240
     row "self-tests with Linux 6.12: a store that fails" 300 "$lab selftest --soak --restart --kernel 6.12 --only 'a store with'"
     self_tests "" 180
     self_tests --debian 300

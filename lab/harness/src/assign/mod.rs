@@ -29,7 +29,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lab::assigned::{self, Device, FaultLog};
 use lab::{Lab, LabConfig};
 
-pub use crate::system::guest::{Guest, Mode, Outcome};
+pub use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
 pub use crate::system::host::Host;
 pub use echo_peer::EchoPeer;
 pub use locked::{LockedMemory, LockedWatch};
@@ -177,6 +177,14 @@ impl AssignLab {
             locked,
             faults: self.take_faults()?,
         })
+    }
+
+    /// Starts a guest with these devices, whose pins are not watched.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn spawn(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<RunningGuest<'_>> {
+        self.with_devices(guest.clone(), devices)?.spawn(&self.host)
     }
 
     /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is

@@ -8,5 +8,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+mod ends;
 mod modes;
 mod native;
+mod others;
+mod overcommit;
+mod policies;
+mod refusals;

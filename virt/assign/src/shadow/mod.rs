@@ -602,13 +602,14 @@ impl<C: Caller> Shadow<C> {
         if old != mode {
             self.counts.attached += 1;
             self.is_granular = false;
-            // What the guest has unmapped in the old domain, and is on its way out, is waited for now.
+            // Unmaps of the old domain that are under way are waited for, under every policy.
             task.until = task.until.max(self.calls.back().map(|call| call.id));
         }
         let has_old = old != mode && self.book.stale() > 0;
         Ok(match mode {
             _ if old == mode && what == What::Attachment => Phase::Settle,
-            // Between two domains what both map stays, and what the new one lacks goes at once. Nothing that is stale stays.
+            // Between two domains what both map stays, and what the new one lacks goes at once.
+            // With stale mappings of the old one, everything goes first.
             Mode::Domain(_) if old != Mode::All && !has_old => {
                 Phase::Check(Check::of(0, LAST_PAGE, old != mode))
             }

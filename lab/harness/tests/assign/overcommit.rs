@@ -1,0 +1,165 @@
+//! Guests whose memory is reclaimed while a controller reads and writes it: by the host's kernel, and by the pager.
+
+use std::time::{Duration, Instant};
+
+use harness::assign::{AssignLab, AssignedRun, Guest, Mode, Session};
+use lab::LabConfig;
+use lab::assigned::Device;
+use lab::packages::{Needs, Version};
+
+use super::common::{
+    DISK, UNBIND, bound, check_disk, check_pins, devices, disk_script, field, guest, line,
+};
+
+/// The guest's memory, MiB.
+const MEMORY: u64 = 256;
+/// What of it its user fills once, MiB.
+const FILLED: u64 = 170;
+/// Seconds for which no more than half of it is there.
+const SECONDS: u64 = 60;
+/// Requests that are verified meanwhile.
+const REQUESTS: u64 = 10_000;
+/// Turns of twenty seconds that they may take.
+const TURNS: u64 = 15;
+
+#[test]
+#[ignore = "three minutes of the lab: make soak"]
+fn the_host_reclaims_what_no_device_uses() {
+    let lab = bound(LabConfig::default());
+    let host = lab.host();
+    host.script(
+        "lab-load zram && echo 512M >/sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0",
+    )
+    .unwrap();
+    let group = host.script("mktemp -d /sys/fs/cgroup/run.XXXXXX").unwrap();
+    let group = group.trim();
+    let mut guest = guest(Mode::Shared);
+    guest.group = Some(group.to_owned());
+    let mut session = lab.begin(&guest, &[(Device::Nvme, "")]).unwrap();
+    check_disk(&session.run(&disk_script(1)).unwrap());
+    session
+        .run(&format!("workload age --mib {FILLED}"))
+        .unwrap();
+    let current = || -> u64 {
+        let text = host.script(&format!("cat {group}/memory.current")).unwrap();
+        text.trim().parse().unwrap()
+    };
+    let full = current();
+    let goal = (MEMORY << 20) * 45 / 100;
+    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there before each turn.
+    let reclaim = format!(
+        "cd /root && : >reclaims; (while [ ! -e enough ]; do read -r now <{group}/memory.current; echo $now >>reclaims; \
+         [ $now -le {goal} ] || echo $((now - {goal})) >{group}/memory.reclaim; sleep 0.3; done) </dev/null >/dev/null 2>&1 &"
+    );
+    host.script(&format!(
+        "echo $(({full} - {goal})) >{group}/memory.reclaim; true"
+    ))
+    .unwrap();
+    host.script(&reclaim).unwrap();
+    let (seconds, requests) = io(&mut session);
+    let looks = host
+        .script("cat /root/reclaims && : >/root/enough")
+        .unwrap();
+    let looks = looks.lines().map(|line| line.parse::<u64>().unwrap());
+    let (samples, most) = (looks.clone().count(), looks.max().unwrap());
+    let swapped = host
+        .script(&format!("cat {group}/memory.swap.current"))
+        .unwrap();
+    let swapped: u64 = swapped.trim().parse().unwrap();
+    eprintln!(
+        "{} MiB before, {} MiB at most in {samples} looks of {seconds} s, {} MiB in swap",
+        full >> 20,
+        most >> 20,
+        swapped >> 20
+    );
+    assert!(most * 2 <= MEMORY << 20, "{most} bytes");
+    assert!(
+        full.saturating_sub(most) * 4 >= MEMORY << 20,
+        "{full} bytes, then {most}"
+    );
+    session.run(UNBIND).unwrap();
+    assert_eq!(session.locked().unwrap(), 0);
+    let run = session.end().unwrap();
+    check(&run, requests);
+}
+
+/// Verified requests for as long, and as many, as are asked for: seconds and requests.
+fn io(session: &mut Session<'_>) -> (u64, u64) {
+    let (began, mut requests) = (Instant::now(), 0);
+    for seed in 0..TURNS {
+        let said = session.run(&format!(
+            "workload mixed {DISK} --seconds 20 --depth 8 --seed {seed}"
+        ));
+        let said = said.unwrap();
+        let line = line(&said, "mixed ok");
+        let number = |key| field(line, key).parse::<u64>().unwrap();
+        requests += number("reads") + number("writes");
+        let seconds = began.elapsed().as_secs();
+        eprintln!("{seconds} s: {requests} requests, verified");
+        if seconds >= SECONDS && requests >= REQUESTS {
+            return (seconds, requests);
+        }
+    }
+    panic!("{requests} requests in {TURNS} turns");
+}
+
+fn check(run: &AssignedRun, requests: u64) {
+    run.outcome.check().unwrap();
+    assert!(requests >= REQUESTS, "{requests}");
+    assert!(run.faults.is_empty(), "{}", run.faults);
+    assert_eq!(devices(&run.outcome.ledger)[0]["refused"], 0);
+    check_pins(run);
+}
+
+/// The pager takes what is not in use; it needs a newer kernel.
+#[test]
+#[ignore = "four minutes of the lab: make soak"]
+fn the_pager_takes_what_no_device_uses() {
+    let lab = bound(LabConfig {
+        needs: Needs {
+            host_kernel: Some(Version::new(6, 12)),
+            ..Needs::default()
+        },
+        // A guest whose pages are taken away is only right so.
+        one_thread: true,
+        ..LabConfig::default()
+    });
+    paged(&lab);
+}
+
+fn paged(lab: &AssignLab) {
+    let host = lab.host();
+    let limit = host.path("limit");
+    let store = format!("path={},size=256M,discard=on", host.path("swap.img"));
+    let mut guest: Guest = guest(Mode::Shared);
+    guest.limit = Duration::from_secs(900);
+    let flags = [
+        "--resident",
+        "256M",
+        "--resident-file",
+        &limit,
+        "--swap",
+        &store,
+        "--preventer-limit",
+        "100000",
+    ];
+    guest.flags.extend(flags.map(str::to_owned));
+    host.put("limit", b"").unwrap();
+    let mut session = lab.begin(&guest, &[(Device::Nvme, "")]).unwrap();
+    check_disk(&session.run(&disk_script(1)).unwrap());
+    session
+        .run(&format!("workload age --mib {FILLED}"))
+        .unwrap();
+    host.put("limit", b"100M\n").unwrap();
+    let (seconds, requests) = io(&mut session);
+    // A window, for what is in memory at its end.
+    session.run("workload marker 1; workload marker 2").unwrap();
+    session.run(UNBIND).unwrap();
+    assert_eq!(session.locked().unwrap(), 0);
+    let run = session.end().unwrap();
+    let swap = &run.outcome.windows().last().unwrap()["swap"];
+    let resident = swap["resident"].as_u64().unwrap() * 4096;
+    eprintln!("{seconds} s, {} MiB in memory: {swap}", resident >> 20);
+    assert!(resident * 2 <= MEMORY << 20, "{swap:#}");
+    check(&run, requests);
+}

@@ -1,0 +1,111 @@
+//! When what a guest has unmapped goes: each host policy, changed while the guest runs, and the guest's own lazy mode.
+
+use harness::assign::{AssignLab, Mode};
+use lab::LabConfig;
+use lab::assigned::Device;
+use serde_json::Value;
+
+use super::common::{
+    DISK, PAUSE, all_with, bound, check_disk, check_pins, disk_script, guest, rogue,
+};
+
+/// Bounds of the policies: mappings, and milliseconds.
+const WINDOW: u64 = 64;
+const AGE_MS: u64 = 100;
+/// Policies, by what is written to the file.
+const POLICIES: [&str; 5] = [
+    "strict",
+    "async",
+    "deferred",
+    "optimistic=64",
+    "optimistic=4096",
+];
+/// How much later than its bound a call may be seen to be over: an emulated processor may be off its host's for as long.
+const LATE_NS: u64 = 1_000_000_000;
+
+/// Rogue DMA comes after the age that the policy allows, and what the emulated processors may be late.
+#[test]
+#[ignore = "four minutes of the lab: make soak"]
+fn each_policy_keeps_its_contract_and_no_rogue_dma_arrives_after_its_age() {
+    let lab = bound(LabConfig::default());
+    let host = lab.host();
+    host.put("policy", b"strict\n").unwrap();
+    let file = host.path("policy");
+    let options = format!(",policy-file={file},window={WINDOW},age={AGE_MS}");
+    let guest = guest(Mode::Shared);
+    let mut session = lab.begin(&guest, &all_with(&options)).unwrap();
+    for policy in POLICIES {
+        host.put("policy", format!("{policy}\n").as_bytes())
+            .unwrap();
+        check_disk(&session.run(&disk_script(1)).unwrap());
+        session.run(&window()).unwrap();
+        let wait = if policy == "strict" { 0 } else { AGE_MS + 1000 };
+        rogue(&lab, &mut session, &format!("{PAUSE} --wait-ms {wait}"));
+    }
+    // The guest's own laziness, over the strict host.
+    host.put("policy", b"strict\n").unwrap();
+    let lazy = format!(
+        "G=$(readlink -f /sys/class/block/{}/device/device/iommu_group) && echo DMA-FQ >$G/type && cat $G/type",
+        DISK.trim_start_matches("/dev/")
+    );
+    let said = session.run(&lazy).unwrap();
+    assert!(said.contains("DMA-FQ"), "{said}");
+    check_disk(&session.run(&disk_script(1)).unwrap());
+    session.run(&window()).unwrap();
+
+    let run = session.end().unwrap();
+    run.outcome.check().unwrap();
+    check_pins(&run);
+    let windows: Vec<Value> = run.outcome.windows().to_vec();
+    assert_eq!(windows.len(), POLICIES.len() + 1);
+    for (policy, window) in POLICIES.iter().zip(&windows) {
+        check_contract(&lab, policy, window);
+    }
+    let lazy = of_disk(&lab, &windows[POLICIES.len()]);
+    eprintln!("DMA-FQ: {lazy}");
+    assert_ne!(lazy["domains_told"], 0, "it flushes as a whole: {lazy:#}");
+}
+
+/// A window of a ledger.
+fn window() -> String {
+    format!("workload reads {DISK} --count 400 --random 3")
+}
+
+/// Figures of the controller in a window.
+fn of_disk<'a>(lab: &AssignLab, window: &'a Value) -> &'a Value {
+    let devices = window["devices"].as_array().unwrap();
+    let is_disk = |device: &&Value| device["address"] == lab.address(Device::Nvme);
+    devices.iter().find(is_disk).unwrap()
+}
+
+fn check_contract(lab: &AssignLab, policy: &str, window: &Value) {
+    let disk = of_disk(lab, window);
+    let figure = |key: &str| disk[key].as_u64().unwrap();
+    let io = 400;
+    eprintln!(
+        "{policy}: {} maps, {} calls to unmap, {} found again, stale {} of {}, for {} of {} us",
+        figure("maps"),
+        figure("unmaps"),
+        figure("hits"),
+        figure("stale_max"),
+        figure("stale_allowed"),
+        figure("stale_ns_max") / 1000,
+        figure("stale_ns_allowed") / 1000,
+    );
+    assert_eq!(disk["policy"], policy.split('=').next().unwrap());
+    assert!(figure("stale_max") <= figure("stale_allowed"), "{disk:#}");
+    let limit = figure("stale_ns_allowed") + figure("longest_call_ns") + LATE_NS;
+    assert!(figure("stale_ns_max") <= limit, "{disk:#}");
+    match policy {
+        "strict" => {
+            assert_eq!(figure("stale_max"), 0);
+            assert!(figure("maps") >= io && figure("unmaps") >= io, "{disk:#}");
+        }
+        "async" => assert!(figure("unmaps") >= io, "{disk:#}"),
+        "deferred" => assert!(figure("unmaps") < io / 2, "one for many: {disk:#}"),
+        _ => assert!(
+            figure("hits") > io / 2 && figure("maps") < io / 2,
+            "{disk:#}"
+        ),
+    }
+}
