@@ -1,4 +1,5 @@
-//! How a device's use ends and begins again: its reset, decoding that goes off, a reboot, a VMM that is killed.
+//! How a device's use ends and begins again: its reset, decoding that goes off, a reboot, a VMM
+//! that is killed.
 
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     let said = session.run(&reset).unwrap();
     assert!(said.contains("flr") && said.contains("mixed ok"), "{said}");
 
-    // Under load memory decoding goes off, and on again; a driver whose doorbells were lost waits for its limit.
+    // Under load memory decoding goes off, and on again; a driver whose doorbells were lost waits
+    // for its limit.
     let decode = format!(
         "{}; C=/sys/bus/pci/devices/$A/config; echo 2000 | tee /sys/class/nvme/nvme0/nvme0*n1/queue/io_timeout; \
          (workload mixed {DISK} --seconds 3 --depth 8 --skip {BEHIND}; echo load ended with $?) & sleep 1; \
@@ -75,7 +77,8 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     assert!(run.faults.is_empty(), "{}", run.faults);
 }
 
-/// The guest ejects the controller: it is gone there, nothing is pinned for it, and its group is free, while the machine goes on.
+/// The guest ejects the controller: it is gone there, nothing is pinned for it, and its group is
+/// free, while the machine goes on.
 fn ejected(lab: &AssignLab, session: &mut Session<'_>) {
     let all = session.locked().unwrap();
     let eject = format!(
@@ -101,7 +104,8 @@ const KILLS: u64 = 20;
 /// Of these, those at some time of a guest's start.
 const EARLY: u64 = 4;
 
-/// Pages that devices' drivers have pinned in the emulated host, all in all. Its processors count by themselves, and are asked.
+/// Pages that devices' drivers have pinned in the emulated host, all in all. Its processors count
+/// by themselves, and are asked.
 fn pinned_pages(lab: &AssignLab) -> i64 {
     let text = lab
         .host()

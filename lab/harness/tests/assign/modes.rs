@@ -1,4 +1,5 @@
-//! A guest with an NVMe controller, a network card and `edu`, each in its own group, in each register mode.
+//! A guest with an NVMe controller, a network card and `edu`, each in its own group, in each
+//! register mode.
 
 use harness::assign::{AssignLab, AssignedRun, Guest, Mode};
 use lab::LabConfig;

@@ -1,4 +1,5 @@
-//! When what a guest has unmapped goes: each host policy, changed while the guest runs, and the guest's own lazy mode.
+//! When what a guest has unmapped goes: each host policy, changed while the guest runs, and the
+//! guest's own lazy mode.
 
 use harness::assign::{AssignLab, Mode};
 use lab::LabConfig;
@@ -16,10 +17,12 @@ const AGE_MS: u64 = 100;
 const POLICIES: [&str; 4] = ["strict", "async", "deferred", "optimistic=256"];
 /// Reads of a window.
 const IO: u64 = 200;
-/// How much later than its bound a call may be seen to be over: an emulated processor may be off its host's for as long.
+/// How much later than its bound a call may be seen to be over: an emulated processor may be off
+/// its host's for as long.
 const LATE_NS: u64 = 1_000_000_000;
 
-/// Rogue DMA comes after the age that the policy allows, and what the emulated processors may be late.
+/// Rogue DMA comes after the age that the policy allows, and what the emulated processors may be
+/// late.
 #[test]
 #[ignore = "four minutes of the lab: make soak"]
 fn each_policy_keeps_its_contract_and_no_rogue_dma_arrives_after_its_age() {

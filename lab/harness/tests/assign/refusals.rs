@@ -1,4 +1,5 @@
-//! Devices that cannot be had, and limits of who starts a machine: each is said in a line that names what is missing.
+//! Devices that cannot be had, and limits of who starts a machine: each is said in a line that
+//! names what is missing.
 
 use harness::assign::{AssignLab, Mode, rogue_script};
 use lab::LabConfig;
@@ -6,7 +7,8 @@ use lab::assigned::{self, Device};
 
 use super::common::guest;
 
-/// Two functions behind a bridge that does not tell them apart, one of which the host's own driver has.
+/// Two functions behind a bridge that does not tell them apart, one of which the host's own driver
+/// has.
 fn with_shared_group(mut config: LabConfig) -> LabConfig {
     let args = [
         "-device",
@@ -84,8 +86,9 @@ fn devices_that_cannot_be_had_and_limits_are_said_in_a_line() {
     little_locked_memory(&lab);
 }
 
-/// A user who is not root, and may lock four pages: the guest's own VFIO maps more for `edu`, and sees that no DMA arrives. The
-/// guest goes on. (A driver of the guest's kernel would try again for minutes.)
+/// A user who is not root, and may lock four pages: the guest's own VFIO maps more for `edu`, and
+/// sees that no DMA arrives. The guest goes on. (A driver of the guest's kernel would try again for
+/// minutes.)
 fn little_locked_memory(lab: &AssignLab) {
     lab.bind(Device::Edu).unwrap();
     let host = lab.host();
