@@ -1,4 +1,5 @@
-//! Guests whose memory is reclaimed while a controller reads and writes it: by the host's kernel, and by the pager.
+//! Guests whose memory is reclaimed while a controller reads and writes it: by the host's kernel,
+//! and by the pager.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,8 @@ fn the_host_reclaims_what_no_device_uses() {
     };
     let full = current();
     let goal = (MEMORY << 20) * 45 / 100;
-    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there before each turn.
+    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there
+    // before each turn.
     let reclaim = format!(
         "cd /root && : >reclaims; (while [ ! -e enough ]; do read -r now <{group}/memory.current; echo $now >>reclaims; \
          [ $now -le {goal} ] || echo $((now - {goal})) >{group}/memory.reclaim; sleep 0.3; done) </dev/null >/dev/null 2>&1 &"
