@@ -117,12 +117,12 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
             }
         }
         // What has been measured is kept if a later run fails.
-        figures.write(&args.report, start.elapsed())?;
+        write(args, &mut figures, start)?;
     }
     if args.has("rogue") {
         eprintln!("assign-lab: {} s: rogue DMA", start.elapsed().as_secs());
         figures.rogue(rogue(&lab));
-        figures.write(&args.report, start.elapsed())?;
+        write(args, &mut figures, start)?;
     }
     // What comes now writes to all of the drive.
     let (_, content) = lab.shutdown()?;
@@ -135,17 +135,23 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
             start.elapsed().as_secs()
         );
         figures.reclaimed(in_a_lab(|lab| runs::reclaim_under_load(lab, 60, 10_000)));
-        figures.write(&args.report, start.elapsed())?;
+        write(args, &mut figures, start)?;
     }
     if args.has("kills") {
         eprintln!("assign-lab: {} s: {KILLS} kills", start.elapsed().as_secs());
         figures.kills(in_a_lab(|lab| runs::kill_at_random_points(lab, KILLS, 35)));
     }
-    let object = figures.write(&args.report, start.elapsed())?;
+    let object = write(args, &mut figures, start)?;
     print!("{}", results::tables(&object));
     println!("figures: {}", args.report.display());
-    write_docs(args, &object)?;
     Ok(u8::from(!figures.holds()))
+}
+
+/// The report and the page, as far as they are.
+fn write(args: &AssignLabArgs, figures: &mut Figures, start: Instant) -> Result<report::Object> {
+    let object = figures.write(&args.report, start.elapsed())?;
+    write_docs(args, &object)?;
+    Ok(object)
 }
 
 fn write_docs(args: &AssignLabArgs, object: &report::Object) -> Result<()> {
