@@ -75,6 +75,10 @@ pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<K
         }
         std::thread::sleep(Duration::from_millis(wait));
         let held = pinned_pages(lab)? - before;
+        ensure!(
+            is_early || held > 0,
+            "nothing is pinned for a guest that works"
+        );
         running.signal(libc::SIGKILL)?;
         let outcome = running.wait()?;
         ensure!(outcome.exit != 0, "it had ended: {}", outcome.tail());

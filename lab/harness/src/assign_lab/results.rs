@@ -6,6 +6,7 @@ use report::Object;
 use serde_json::Value;
 
 use super::matrix::{Boot, round};
+use super::peer::COUNTS;
 
 /// Columns of the tables: a heading, and the key of a window.
 const EXITS: [(&str, &str); 10] = [
@@ -234,7 +235,44 @@ pub fn page(object: &Object) -> String {
          A read returns to the same buffer, so an optimistic host finds it again; each write is from another page, at the same IOVA.\n"
     );
     table(&mut text, object, &CALLS);
+    peer(&mut text, object);
     text
+}
+
+/// QEMU beside.
+fn peer(text: &mut String, object: &Object) {
+    let _ = writeln!(
+        text,
+        "\n## QEMU beside\n\nIts `intel-iommu` in caching mode (registers trap) and `vfio-pci`, the same drive, kernel and initramfs, in the same lab: exits\n\
+         of one request as KVM counts them for the whole guest; an access to a register is one of `mmio_exits`.\n"
+    );
+    let reason = object.text("qemu_reason");
+    if !reason.is_empty() {
+        let _ = writeln!(
+            text,
+            "Not measured: {}.",
+            reason.lines().next().unwrap_or("")
+        );
+        return;
+    }
+    let _ = writeln!(text, "| QEMU | {} | locked, KiB |", COUNTS.join(" | "));
+    let _ = writeln!(text, "|---{}|--:|", "|--:".repeat(COUNTS.len()));
+    for (name, says) in [("qemu", "strict"), ("qemu_none", "no IOMMU")] {
+        let number = |key: String| match object.get(&key) {
+            Some(number) => format!("{number:.2}"),
+            None => "-".into(),
+        };
+        for work in ["read", "write"] {
+            let cells = COUNTS.map(|count| number(format!("{name}_{work}_{count}_per_io")));
+            let locked = object.get(&format!("{name}_locked_kib"));
+            let locked = locked.map_or("-".into(), |kib| format!("{kib:.0}"));
+            let _ = writeln!(
+                text,
+                "| {says}, {work} | {} | {locked} |",
+                cells.join(" | ")
+            );
+        }
+    }
 }
 
 #[cfg(test)]
