@@ -27,9 +27,11 @@ pub struct Kills {
     pub clean: usize,
 }
 
-/// Pages that the emulated host's kernel has pinned for devices' drivers.
+/// Pages that the emulated host's kernel has pinned for devices' drivers. Its processors count by
+/// themselves, and are asked.
 fn pinned_pages(lab: &AssignLab) -> Result<i64> {
-    let script = "sed -n 's/^nr_foll_pin_[a-z]* //p' /proc/vmstat";
+    let script =
+        "echo 1 >/proc/sys/vm/stat_refresh; sed -n 's/^nr_foll_pin_[a-z]* //p' /proc/vmstat";
     let text = lab.host().script(script)?;
     let numbers = text
         .lines()
@@ -75,6 +77,10 @@ pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<K
         }
         std::thread::sleep(Duration::from_millis(wait));
         let held = pinned_pages(lab)? - before;
+        ensure!(
+            is_early || held > 0,
+            "nothing is pinned for a guest that works"
+        );
         running.signal(libc::SIGKILL)?;
         let outcome = running.wait()?;
         ensure!(outcome.exit != 0, "it had ended: {}", outcome.tail());

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::case::{Case, HostPolicy, Unmapping, Work};
 use super::matrix::{Boot, Row};
+use super::peer::Peer;
 use crate::assign::runs::{Kills, Reclaimed};
 use crate::assign::{AssignLab, Host, Mode};
 
@@ -161,6 +162,28 @@ impl Figures {
                 self.after_detach_pages = Some(after.max(before));
             }
             Err(error) => self.failed("reclaim", &error),
+        }
+    }
+
+    /// What came of QEMU beside. That it does not run is no failure of ours.
+    pub fn peer(&mut self, of: Result<[Peer; 2]>) {
+        let peers = match of {
+            Ok(peers) => peers,
+            Err(error) => {
+                eprintln!("assign-lab: QEMU: {error:#}");
+                self.object.value("qemu_reason", format!("{error:#}"));
+                return;
+            }
+        };
+        for (name, peer) in ["qemu", "qemu_none"].into_iter().zip(peers) {
+            for (work, counts) in [("read", &peer.read), ("write", &peer.write)] {
+                for (count, value) in counts {
+                    let key = format!("{name}_{work}_{count}_per_io");
+                    self.object.number(&key, rounded(*value, 3));
+                }
+            }
+            self.object
+                .value(&format!("{name}_locked_kib"), peer.locked_kib);
         }
     }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`case`] | the guests, the host's policies, what is done |
 //! | [`matrix`] | one boot: windows of the ledger under one policy after the other, changed while the guest runs |
+//! | [`peer`] | QEMU in the same lab beside it |
 //! | [`figures`] | what is judged, and the report |
 //! | [`results`] | tables, and `docs/assign-results.md` |
 //!
@@ -13,6 +14,7 @@
 mod case;
 mod figures;
 mod matrix;
+mod peer;
 mod results;
 
 use std::path::PathBuf;
@@ -57,13 +59,11 @@ pub struct AssignLabArgs {
 const PATTERN: usize = 16 << 20;
 
 /// Parts beside the guests of the matrix.
-const PARTS: [&str; 4] = ["matrix", "rogue", "reclaim", "kills"];
+const PARTS: [&str; 5] = ["matrix", "rogue", "qemu", "reclaim", "kills"];
 
 fn parts() -> clap::builder::PossibleValuesParser {
     let names = Case::ALL.iter().map(Case::name);
-    let all = ["matrix".to_owned(), "rogue".to_owned()]
-        .into_iter()
-        .chain(names);
+    let all = PARTS.map(str::to_owned).into_iter().chain(names);
     // They are made once, when the arguments are read.
     let all: Vec<&'static str> = all.map(|name| &*name.leak()).collect();
     all.into()
@@ -117,12 +117,17 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
             }
         }
         // What has been measured is kept if a later run fails.
-        figures.write(&args.report, start.elapsed())?;
+        write(args, &mut figures, start)?;
     }
     if args.has("rogue") {
         eprintln!("assign-lab: {} s: rogue DMA", start.elapsed().as_secs());
         figures.rogue(rogue(&lab));
-        figures.write(&args.report, start.elapsed())?;
+        write(args, &mut figures, start)?;
+    }
+    if args.has("qemu") {
+        eprintln!("assign-lab: {} s: QEMU beside", start.elapsed().as_secs());
+        figures.peer(peer::run(&lab, args.count));
+        write(args, &mut figures, start)?;
     }
     // What comes now writes to all of the drive.
     let (_, content) = lab.shutdown()?;
@@ -135,17 +140,23 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
             start.elapsed().as_secs()
         );
         figures.reclaimed(in_a_lab(|lab| runs::reclaim_under_load(lab, 60, 10_000)));
-        figures.write(&args.report, start.elapsed())?;
+        write(args, &mut figures, start)?;
     }
     if args.has("kills") {
         eprintln!("assign-lab: {} s: {KILLS} kills", start.elapsed().as_secs());
         figures.kills(in_a_lab(|lab| runs::kill_at_random_points(lab, KILLS, 35)));
     }
-    let object = figures.write(&args.report, start.elapsed())?;
+    let object = write(args, &mut figures, start)?;
     print!("{}", results::tables(&object));
     println!("figures: {}", args.report.display());
-    write_docs(args, &object)?;
     Ok(u8::from(!figures.holds()))
+}
+
+/// The report and the page, as far as they are.
+fn write(args: &AssignLabArgs, figures: &mut Figures, start: Instant) -> Result<report::Object> {
+    let object = figures.write(&args.report, start.elapsed())?;
+    write_docs(args, &object)?;
+    Ok(object)
 }
 
 fn write_docs(args: &AssignLabArgs, object: &report::Object) -> Result<()> {

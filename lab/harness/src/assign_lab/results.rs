@@ -6,6 +6,7 @@ use report::Object;
 use serde_json::Value;
 
 use super::matrix::{Boot, round};
+use super::peer::COUNTS;
 
 /// Columns of the tables: a heading, and the key of a window.
 const EXITS: [(&str, &str); 10] = [
@@ -131,14 +132,21 @@ pub fn tables(object: &Object) -> String {
     text
 }
 
-/// Keys of the native figures, with what they are.
-const NATIVE: [(&str, &str); 6] = [
+/// Parts of the native keys, with what they are.
+const NATIVE: [(&str, &str); 7] = [
     ("poll", "the sidecore polls"),
-    ("sleep", "the sidecore sleeps and is woken"),
+    (
+        "invalidation",
+        "— of that the unit's part: an emulated device, not told",
+    ),
+    ("shadow", "— the shadow's, with calls made in place"),
+    (
+        "hand_over",
+        "— the hand-over to the thread that makes the call",
+    ),
+    ("logic", "— shadow and hand-over"),
+    ("sleep", "the sidecore sleeps, and is woken"),
     ("package", "the sidecore polls on another package"),
-    ("emulated", "no assigned device: the unit alone, polling"),
-    ("invalidation", "of `poll`: the unit's part"),
-    ("logic", "of `poll`: shadow, hand-over, call"),
 ];
 
 fn native(text: &mut String, object: &Object) {
@@ -163,6 +171,18 @@ fn native(text: &mut String, object: &Object) {
         let cells = cells.map(|(call, pages)| cell(call, pages)).join(" | ");
         let _ = writeln!(text, "| {says} | {cells} |");
     }
+    let ratio = |call: &str, pages: u32| match object.get(&format!("{call}_ratio_{pages}")) {
+        Some(ratio) => format!("{ratio:.1}"),
+        None => "-".into(),
+    };
+    let _ = writeln!(
+        text,
+        "| polling, ÷ an emulated device | {} | {} | {} | {} |",
+        ratio("map", 1),
+        ratio("unmap", 1),
+        ratio("map", 32),
+        ratio("unmap", 32)
+    );
     let reason = object.text("package_reason");
     if !reason.is_empty() {
         let _ = writeln!(text, "\nNot measured on another package: {reason}.");
@@ -202,15 +222,90 @@ pub fn page(object: &Object) -> String {
     let _ = writeln!(
         text,
         "\n## Exits of 1,000 requests\n\nA request is 4 KiB of the drive (`sequential`: through the guest's page cache), or a datagram and its\n\
-         answer. The guest's name says its registers, and how its kernel unmaps (`lazy`: DMA-FQ). A cause with * depends on time.\n"
+         answer. The guest's name says its registers, and how its kernel unmaps (`lazy`: DMA-FQ). A cause with * depends on time.\n\n\
+         A submission is one store, one exit where registers trap. There Linux also reads the fault status while it waits, an exit each,\n\
+         so that it takes the more of them the longer the host's call takes: `trap` has more than one exit for a map or an unmap.\n"
     );
     table(&mut text, object, &EXITS);
     let _ = writeln!(
         text,
         "\n## Calls, pages and stale mappings\n\nCalls and invalidations of 1,000 requests, of both devices; pages of 4 KiB and stale mappings of the device that\n\
          works: *ended* are mappings that the unmap calls ended, *stale most* and *oldest* since the policy was set, beside what it\n\
-         allows. Where there is no IOMMU all memory is pinned.\n"
+         allows. Where there is no IOMMU all memory is pinned. Stale mappings may be 10 s old here, since the lab is slow: numbers bound them.\n\
+         A read returns to the same buffer, so an optimistic host finds it again; each write is from another page, at the same IOVA.\n"
     );
     table(&mut text, object, &CALLS);
+    peer(&mut text, object);
     text
+}
+
+/// QEMU beside.
+fn peer(text: &mut String, object: &Object) {
+    let _ = writeln!(
+        text,
+        "\n## QEMU beside\n\nIts `intel-iommu` in caching mode (registers trap) and `vfio-pci`, the same drive, kernel and initramfs, in the same lab: exits\n\
+         of one request as KVM counts them for the whole guest; an access to a register is one of `mmio_exits`.\n"
+    );
+    let reason = object.text("qemu_reason");
+    if !reason.is_empty() {
+        let _ = writeln!(
+            text,
+            "Not measured: {}.",
+            reason.lines().next().unwrap_or("")
+        );
+        return;
+    }
+    let _ = writeln!(text, "| QEMU | {} | locked, KiB |", COUNTS.join(" | "));
+    let _ = writeln!(text, "|---{}|--:|", "|--:".repeat(COUNTS.len()));
+    for (name, says) in [("qemu", "strict"), ("qemu_none", "no IOMMU")] {
+        let number = |key: String| match object.get(&key) {
+            Some(number) => format!("{number:.2}"),
+            None => "-".into(),
+        };
+        for work in ["read", "write"] {
+            let cells = COUNTS.map(|count| number(format!("{name}_{work}_{count}_per_io")));
+            let locked = object.get(&format!("{name}_locked_kib"));
+            let locked = locked.map_or("-".into(), |kib| format!("{kib:.0}"));
+            let _ = writeln!(
+                text,
+                "| {says}, {work} | {} | {locked} |",
+                cells.join(" | ")
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_missed_failed_or_not_measured_is_on_the_page() {
+        let mut object = Object::default();
+        object.value("judged", json!(["a_figure: 3 (at most 2): missed"]));
+        object.value(
+            "failed",
+            json!(["kills: no second guest\nwith its console"]),
+        );
+        object.value("package_reason", "all CPUs are of one package");
+        object.number("map_cycles_1_poll", 25_000.4);
+        object.value(
+            "windows",
+            json!([{ "guest": "shared_strict", "policy": "strict", "work": "read", "total_exits_per_1000": 4100.5,
+                     "maps_per_1000": 1000.0, "stale_allowed": null }]),
+        );
+        let page = page(&object);
+        for line in [
+            "- a_figure: 3 (at most 2): missed",
+            "- failed: kills: no second guest",
+            "Not measured on another package: all CPUs are of one package.",
+        ] {
+            assert!(page.lines().any(|it| it == line), "{line:?}:\n{page}");
+        }
+        assert!(page.contains("| the sidecore polls | 25000 | - | - | - |"));
+        assert!(page.contains("| shared_strict | strict | read | 4100.5 | - |"));
+        assert!(page.contains("| shared_strict | strict | read | 1000 | - |"));
+    }
 }
