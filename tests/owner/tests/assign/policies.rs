@@ -238,12 +238,14 @@ fn a_stale_mapping_that_comes_back_needs_no_call() {
 #[test]
 fn a_detach_and_a_switch_and_te_off_tear_all_down_first() {
     for policy in policies(8) {
-        for how in ["detach", "switch", "TE off"] {
+        // Also where nothing was stale before.
+        let cases = ["detach", "switch", "TE off"].map(|how| [(how, 3), (how, 0)]);
+        for (how, stale) in cases.into_iter().flatten() {
             let (mut world, table) = world(policy);
             for at in 0..6 {
                 world.map((table, 1), 16 + 2 * at, DATA + at, 1, RW);
             }
-            for at in 0..3 {
+            for at in 0..stale {
                 world.unmap((table, 1), 16 + 2 * at, 1);
             }
             match how {
@@ -257,7 +259,7 @@ fn a_detach_and_a_switch_and_te_off_tear_all_down_first() {
                 }
                 _ => world.translate(false),
             }
-            let live: Vec<_> = (3..6).map(|at| (16 + 2 * at, DATA + at)).collect();
+            let live: Vec<_> = (stale..6).map(|at| (16 + 2 * at, DATA + at)).collect();
             let reached = world.pages(0);
             assert!(
                 live.iter().all(|page| !reached.contains(page)),
