@@ -5,10 +5,12 @@
 //! seen of a run from outside is what assignment has to answer for:
 //!
 //! * [`LockedMemory`]: how much memory the program had pinned for its devices, sampled by another
-//!   process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0
-//!   whatever is pinned.
-//! * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified of it.
-//! * the guest's console and the exit ledger, in [`Outcome`].
+//! process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0
+//! whatever is pinned. * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified
+//! of it. * the guest's console and the exit ledger, in [`Outcome`].
+//!
+//! A [`Session`] is a guest that takes one step after the other, so that the host looks, or does
+//! something, between two of them.
 //!
 //! The devices are used by `workload`, in a guest: its commands for disks take any block device,
 //! `/dev/nvme0n1` as well; `workload udp-echo` through an assigned card reaches the [`EchoPeer`] of
@@ -190,8 +192,8 @@ impl AssignLab {
         self.with_devices(guest.clone(), devices)?.spawn(&self.host)
     }
 
-    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is
-    /// [`SCRIPT`].
+    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script
+    /// is [`SCRIPT`].
     ///
     /// # Errors
     /// It does not come so far.
