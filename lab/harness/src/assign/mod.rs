@@ -5,9 +5,10 @@
 //! seen of a run from outside is what assignment has to answer for:
 //!
 //! * [`LockedMemory`]: how much memory the program had pinned for its devices, sampled by another
-//! process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0
-//! whatever is pinned. * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified
-//! of it. * the guest's console and the exit ledger, in [`Outcome`].
+//!   process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0
+//!   whatever is pinned.
+//! * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified of it.
+//! * the guest's console and the exit ledger, in [`Outcome`].
 //!
 //! A [`Session`] is a guest that takes one step after the other, so that the host looks, or does
 //! something, between two of them.
