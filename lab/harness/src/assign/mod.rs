@@ -10,6 +10,9 @@
 //! * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified of it.
 //! * the guest's console and the exit ledger, in [`Outcome`].
 //!
+//! A [`Session`] is a guest that takes one step after the other, so that the host looks, or does
+//! something, between two of them.
+//!
 //! The devices are used by `workload`, in a guest: its commands for disks take any block device,
 //! `/dev/nvme0n1` as well; `workload udp-echo` through an assigned card reaches the [`EchoPeer`] of
 //! this process, behind QEMU's own network; `workload dma-rogue` has `edu` try what no mapping
@@ -193,8 +196,8 @@ impl AssignLab {
         self.with_devices(guest.clone(), devices)?.spawn(&self.host)
     }
 
-    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script is
-    /// [`SCRIPT`].
+    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script
+    /// is [`SCRIPT`].
     ///
     /// # Errors
     /// It does not come so far.

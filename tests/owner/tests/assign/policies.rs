@@ -270,7 +270,11 @@ fn a_detach_and_a_switch_and_te_off_tear_all_down_first() {
                 [],
                 "{how} completes while what is stale is reached: {policy:?}"
             );
-            assert_eq!(world.reach.pages(), 0);
+            assert_eq!(
+                world.reach.pages(),
+                0,
+                "{how} completes while pages are in use: {policy:?}"
+            );
             check_contract(&mut world, policy);
         }
     }
