@@ -79,23 +79,7 @@ impl Figures {
         let mut object = Object::new(&report::Host::read(), host.label());
         object.value("host_kernel", host.kernel_release()?);
         object.value("requests_per_window", count);
-        match native {
-            Some(native) => {
-                for (key, value) in native.keys() {
-                    // The machine is the same; how it was measured is not.
-                    let key = match object.keys().contains_key(key) {
-                        true => format!("native_{key}"),
-                        false => key.clone(),
-                    };
-                    object.value(&key, value.clone());
-                }
-            }
-            None => {
-                for pages in [1, 32] {
-                    object.missing(&format!("map_unmap_cycles_{pages}"));
-                }
-            }
-        }
+        add_native(&mut object, native);
         Ok(Self {
             object,
             rows: Vec::new(),
@@ -226,7 +210,8 @@ impl Figures {
             sum.compared += row.per_io().compared() * requests;
             sum.maps += sums.maps;
             sum.unmaps += sums.unmaps;
-            sum.not_pages += sums.domains_told + sums.others_told;
+            // One of a domain is told to a device of another as well, which counts it among the others.
+            sum.domains += sums.domains_told;
         }
         sum
     }
@@ -244,8 +229,7 @@ impl Figures {
             // Two windows, two unknowns: in a lazy guest's nearly all invalidations are of maps, one submission each.
             let per_map = match lazy.requests > 0.0 {
                 true => {
-                    (lazy.register_exits - per_submission(mode) * lazy.not_pages).max(0.0)
-                        / lazy.maps
+                    (lazy.register_exits - per_submission(mode) * lazy.domains).max(0.0) / lazy.maps
                 }
                 false => both,
             };
@@ -374,6 +358,26 @@ impl Figures {
     }
 }
 
+/// Adds what was measured natively. The machine is the same; how it was measured is not, so that keys of both begin with `native_` then.
+pub fn add_native(object: &mut Object, native: Option<&Object>) {
+    let Some(native) = native else {
+        for pages in [1, 32] {
+            object.missing(&format!("map_unmap_cycles_{pages}"));
+        }
+        return;
+    };
+    for (key, value) in native.keys() {
+        let key = match CONDITIONS.contains(&key.as_str()) {
+            true => format!("native_{key}"),
+            false => key.clone(),
+        };
+        object.value(&key, value.clone());
+    }
+}
+
+/// Keys that each report begins with.
+const CONDITIONS: [&str; 5] = ["machine", "kernel", "mode", "commit", "load_average"];
+
 /// Register exits that an invalidation takes which is of no page.
 fn per_submission(mode: Mode) -> f64 {
     match mode {
@@ -390,8 +394,8 @@ struct Judged {
     compared: f64,
     maps: f64,
     unmaps: f64,
-    /// Invalidations that are of no pages.
-    not_pages: f64,
+    /// Invalidations of a domain.
+    domains: f64,
 }
 
 /// Pages that were pinned beyond what the guest maps and the policy allows, at each window's end; and beyond the book's own most,

@@ -89,14 +89,17 @@ impl AssignLabArgs {
 
 /// Runs all boots; the status is 1 when one failed, or a figure is not what it is to be.
 pub fn main(args: &AssignLabArgs) -> Result<u8> {
+    let native = args.native.as_deref().map(report::Object::read).transpose();
+    let native = native.context("reading the native figures")?;
     if args.again {
-        let object = report::Object::read(&args.report)
+        let mut object = report::Object::read(&args.report)
             .with_context(|| format!("reading {}", args.report.display()))?;
+        if native.is_some() {
+            figures::add_native(&mut object, native.as_ref());
+        }
         return write_docs(args, &object).map(|()| 0);
     }
     let start = Instant::now();
-    let native = args.native.as_deref().map(report::Object::read).transpose();
-    let native = native.context("reading the native figures")?;
     eprintln!("assign-lab: starting the host that runs the guests …");
     let lab = start_lab()?;
     let mut figures = Figures::new(lab.host(), args.count, native.as_ref())?;
