@@ -109,7 +109,7 @@ fn table(text: &mut String, object: &Object, columns: &[(&str, &str)]) {
     }
 }
 
-/// What is printed at the end.
+/// Tables that are printed at the end.
 pub fn tables(object: &Object) -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_missed_failed_or_not_measured_is_on_the_page() {
+    fn a_page_names_what_was_missed_failed_or_not_measured() {
         let mut object = Object::default();
         object.value("judged", json!(["a_figure: 3 (at most 2): missed"]));
         object.value(
