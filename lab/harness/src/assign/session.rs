@@ -1,5 +1,5 @@
-//! A guest that is told on its console what to do next, so that what is seen of it from outside lies
-//! between two of its steps.
+//! A guest that is told on its console what to do next, so that what is seen of it from outside
+//! lies between two of its steps.
 
 use std::time::Duration;
 

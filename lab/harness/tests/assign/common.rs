@@ -30,10 +30,10 @@ pub fn all_with(options: &str) -> [(Device, &str); 3] {
     DEVICES.map(|device| (device, options))
 }
 
-/// A guest that takes steps, and whose sidecore sleeps: a polling one takes a processor, and the machine of the test has two.
+/// A guest that takes steps, with a sidecore that polls: each of its sleeps would be one more
+/// change of threads, and the lab has few processors.
 pub fn guest(mode: Mode) -> Guest {
     let mut guest = Guest::new(mode, SCRIPT);
-    guest.idle = "sleep";
     guest.limit = std::time::Duration::from_secs(600);
     guest
 }
@@ -53,8 +53,8 @@ pub fn line<'a>(said: &'a str, start: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("no line {start:?}:\n{said}"))
 }
 
-/// Script that writes the pattern and checks it, and reads, writes, flushes and discards behind it for
-/// so long: 4 KiB to 256 KiB each, direct, one at a time and many in flight.
+/// Script that writes the pattern and checks it, and reads, writes, flushes and discards behind it
+/// for so long: 4 KiB to 256 KiB each, direct, one at a time and many in flight.
 pub fn disk_script(seconds: u32) -> String {
     format!(
         "workload write-pattern {DISK} --bytes {PATTERN} --seed {SEED} && \
@@ -82,8 +82,8 @@ const ROGUES: [&str; 5] = ["unmapped", "read-only", "revoked", "unmapped", "revo
 /// Pause between them: the kernel's log takes ten lines in five seconds, three for each.
 pub const PAUSE: &str = "--pause-ms 2000";
 
-/// Asserts that `edu` was refused each access that `workload dma-rogue` tried, by what it said and by the log of the host's
-/// IOMMU, by address. Number of these accesses.
+/// Asserts that `edu` was refused each access that `workload dma-rogue` tried, by what it said and
+/// by the log of the host's IOMMU, by address. Number of these accesses.
 pub fn check_rogues(lab: &AssignLab, said: &str, log: &FaultLog) -> usize {
     let attempts: Vec<&str> = said
         .lines()
@@ -108,7 +108,8 @@ pub fn check_rogues(lab: &AssignLab, said: &str, log: &FaultLog) -> usize {
     attempts.len()
 }
 
-/// Has a guest's own VFIO drive `edu` where no mapping allows it, and asserts that the host refused all of that; what was said.
+/// Has a guest's own VFIO drive `edu` where no mapping allows it, and asserts that the host refused
+/// all of that; what was said.
 pub fn rogue(lab: &AssignLab, session: &mut Session<'_>, options: &str) -> String {
     // What others were refused before this is theirs.
     let before = lab.take_faults().unwrap();
@@ -143,14 +144,15 @@ pub fn sum(devices: &[Value], key: &str) -> u64 {
         .sum()
 }
 
-/// KiB that may have been pinned for devices: pages in the guest's mappings, each mapping counted, at most, and what the policies may leave
-/// stale.
+/// KiB that may have been pinned for devices: pages in the guest's mappings, each mapping counted,
+/// at most, and what the policies may leave stale.
 pub fn bound_kib(run: &AssignedRun) -> u64 {
     let devices = devices(&run.outcome.ledger);
     4 * (sum(devices, "guest_pages_peak") + sum(devices, "stale_allowed"))
 }
 
-/// Asserts that pins stayed within their bound, and rose and fell. Nothing else of the program's is locked.
+/// Asserts that pins stayed within their bound, and rose and fell. Nothing else of the program's is
+/// locked.
 pub fn check_pins(run: &AssignedRun) {
     let locked = &run.locked;
     let (first, most) = (locked.samples()[0], locked.max());

@@ -1,7 +1,8 @@
-//! How a device's use ends and begins again: its reset, decoding that goes off, a reboot, a VMM that is killed.
+//! How a device's use ends and begins again: its reset, decoding that goes off, a reboot, a VMM
+//! that is killed.
 
-use harness::assign::Mode;
 use harness::assign::runs::kill_at_random_points;
+use harness::assign::{AssignLab, Mode, Session};
 use lab::LabConfig;
 use lab::assigned::Device;
 
@@ -37,14 +38,14 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     let said = session.run(&reset).unwrap();
     assert!(said.contains("flr") && said.contains("mixed ok"), "{said}");
 
-    // Under load memory decoding goes off, and on again; a driver whose doorbells were lost waits for its limit.
+    // Under load memory decoding goes off, and on again; a driver whose doorbells were lost waits
+    // for its limit.
     let decode = format!(
-        "{} && C=/sys/bus/pci/devices/$A/config && echo 2000 >/sys/class/block/nvme0n1/queue/io_timeout && \
-         (workload mixed {DISK} --seconds 3 --depth 8 --skip {BEHIND}; echo load ended with $?) & sleep 1; {}; \
+        "{}; C=/sys/bus/pci/devices/$A/config; echo 2000 | tee /sys/class/nvme/nvme0/nvme0*n1/queue/io_timeout; \
+         (workload mixed {DISK} --seconds 3 --depth 8 --skip {BEHIND}; echo load ended with $?) & sleep 1; \
          for i in 1 2 3 4 5; do printf '\\000\\004' | dd of=$C bs=2 seek=2 conv=notrunc 2>/dev/null; \
          printf '\\006\\004' | dd of=$C bs=2 seek=2 conv=notrunc 2>/dev/null; done; wait; {}",
         find(),
-        format_args!("{} && C=/sys/bus/pci/devices/$A/config", find()),
         again(1)
     );
     let said = session.run(&decode).unwrap();
@@ -62,6 +63,7 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
         );
         assert!(session.locked().unwrap() > 0);
     }
+    ejected(&lab, &mut session);
     let run = session.end().unwrap();
     run.outcome.check().unwrap();
     assert_eq!(
@@ -71,6 +73,28 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
         run.outcome.log
     );
     assert!(run.faults.is_empty(), "{}", run.faults);
+}
+
+/// The guest ejects the controller: it is gone there, nothing is pinned for it, and its group is
+/// free, while the machine goes on.
+fn ejected(lab: &AssignLab, session: &mut Session<'_>) {
+    let all = session.locked().unwrap();
+    let eject = format!(
+        "{} && for s in /sys/bus/pci/slots/*; do if grep -q ${{A%.*}} $s/address; then echo 0 >$s/power; fi; done; \
+         [ ! -e /sys/bus/pci/devices/$A ] && [ ! -e {DISK} ]",
+        find()
+    );
+    session.run(&eject).unwrap();
+    let rest = session.locked().unwrap();
+    eprintln!("ejected: {all} KiB pinned before, {rest} then");
+    assert!(rest < all);
+    let group = format!(
+        "exec 3<>/dev/vfio/$(basename $(readlink /sys/bus/pci/devices/{}/iommu_group))",
+        lab.address(Device::Nvme)
+    );
+    lab.host().script(&group).expect("its group is free");
+    let said = session.run(&lab.network_script("eth0", 5)).unwrap();
+    assert!(said.contains("udp-echo ok count=5"), "{said}");
 }
 
 /// Kills.

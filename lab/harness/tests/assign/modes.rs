@@ -1,4 +1,5 @@
-//! A guest with an NVMe controller, a network card and `edu`, each in its own group, in each register mode.
+//! A guest with an NVMe controller, a network card and `edu`, each in its own group, in each
+//! register mode.
 
 use harness::assign::{AssignLab, AssignedRun, Guest, Mode};
 use lab::LabConfig;
@@ -18,18 +19,11 @@ fn a_guest_uses_devices_of_the_host_which_reach_what_it_maps_alone() {
         return;
     }
     let lab = bound(LabConfig::default());
-    let run = uses_all(&lab, polled(Mode::Shared), 1);
+    let run = uses_all(&lab, guest(Mode::Shared), 1);
     assert_eq!(run.outcome.ledger["whole"]["exits"]["iommu"], 0);
     let (answered, content) = lab.shutdown().unwrap();
     assert!(answered >= 20, "{answered} echoes");
     pattern::check(SEED, 0, &content[..PATTERN]).expect("what the guest wrote");
-}
-
-/// A guest that takes steps, with a sidecore that sees each of its register writes.
-fn polled(mode: Mode) -> Guest {
-    let mut guest = guest(mode);
-    guest.idle = "poll";
-    guest
 }
 
 /// Data through the controller and the card, DMA that no mapping allows, pins that come and go.
@@ -70,7 +64,7 @@ pub fn uses_all(lab: &AssignLab, guest: Guest, seconds: u32) -> AssignedRun {
 fn devices_work_alike_in_each_register_mode() {
     let lab = bound(LabConfig::default());
     for mode in Mode::VTD {
-        let run = uses_all(&lab, polled(mode), 2);
+        let run = uses_all(&lab, guest(mode), 2);
         let exits = run.outcome.ledger["whole"]["exits"]["iommu"]
             .as_u64()
             .unwrap();

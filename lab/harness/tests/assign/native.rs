@@ -1,4 +1,5 @@
-//! The same commands on devices that are not assigned, in the emulated host itself: what a guest's results are held against.
+//! The same commands on devices that are not assigned, in the emulated host itself: what a guest's
+//! results are held against.
 
 use harness::assign::{AssignLab, Guest, Mode, rogue_script};
 use lab::LabConfig;

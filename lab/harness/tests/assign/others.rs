@@ -25,7 +25,8 @@ fn guests_that_use_their_iommu_otherwise_get_what_they_ask_for_and_it_is_said() 
     without_an_iommu_all_is_pinned(&lab);
 }
 
-/// Maps and unmaps of random size by the guest's own VFIO, which the guest's kernel makes of large pages too.
+/// Maps and unmaps of random size by the guest's own VFIO, which the guest's kernel makes of large
+/// pages too.
 fn two_vcpus_with_pieces_cut_by_the_guest(lab: &AssignLab) {
     let mut guest = guest(Mode::Shared);
     guest.cpus = 2;

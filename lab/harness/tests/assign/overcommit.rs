@@ -1,4 +1,5 @@
-//! Guests whose memory is reclaimed while a controller reads and writes it: by the host's kernel, and by the pager.
+//! Guests whose memory is reclaimed while a controller reads and writes it: by the host's kernel,
+//! and by the pager.
 
 use std::time::{Duration, Instant};
 

@@ -318,8 +318,8 @@ impl<C: Caller> Shadow<C> {
     }
 
     fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
-        // One that has not begun and looks at the same, or at more. What it holds already holds this invalidation's WAIT, too; a
-        // guest that waits for nothing would have it hold ever more.
+        // One that has not begun and looks at the same, or at more. Its hold keeps this
+        // invalidation's WAIT, too: a hold for each would be a list that a guest makes grow.
         if let Some(last) = self.tasks.back_mut()
             && matches!(last.phase, Phase::Begin)
             && (last.what == what || last.what == What::Everything)
@@ -704,10 +704,6 @@ impl<C: Caller> Shadow<C> {
                 self.map_refused(mapping, was_refused, refusal, mem);
             }
             (Asked::Unmap(mappings), Ok(())) => self.unmapped(mappings),
-            // It was asked for while the container was being closed, which has ended these, too.
-            (Asked::Unmap(mappings), Err(_)) if self.state == State::Closed => {
-                self.unmapped(mappings);
-            }
             (Asked::Unmap(mappings), Err(refusal)) => {
                 self.unended.extend(mappings);
                 self.fail(&refusal.text);
