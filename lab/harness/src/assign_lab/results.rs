@@ -241,12 +241,15 @@ pub fn page(object: &Object) -> String {
 
 /// QEMU beside.
 fn peer(text: &mut String, object: &Object) {
+    let reason = object.text("qemu_reason");
+    if reason.is_empty() && object.get("qemu_locked_kib").is_none() {
+        return;
+    }
     let _ = writeln!(
         text,
         "\n## QEMU beside\n\nIts `intel-iommu` in caching mode (registers trap) and `vfio-pci`, the same drive, kernel and initramfs, in the same lab: exits\n\
          of one request as KVM counts them for the whole guest; an access to a register is one of `mmio_exits`.\n"
     );
-    let reason = object.text("qemu_reason");
     if !reason.is_empty() {
         let _ = writeln!(
             text,
