@@ -35,7 +35,7 @@ pub struct Guest {
     /// Waiting gives its CPU to others: there are more threads that work than CPUs.
     pub yields: bool,
     page: RegisterPage,
-    /// What its stores to registers go through: the mapping that is protected while the owner sleeps.
+    /// Way of its stores to registers: the mapping that is protected while the owner sleeps.
     mapping: Arc<SlotMapping>,
     tail: u64,
     waits: u32,
@@ -93,7 +93,8 @@ impl Guest {
     fn store(&self, offset: u16, value: u32) {
         let register = self.mapping.hva().raw() + u64::from(offset);
         let register = std::ptr::with_exposed_provenance_mut::<u32>(register as usize);
-        // SAFETY: an aligned word of the mapping, which `mapping` keeps; all other accesses of it are atomic.
+        // SAFETY: an aligned word of the mapping, which `mapping` keeps; all other accesses of it
+        // are atomic.
         unsafe { AtomicU32::from_ptr(register) }.store(value, Ordering::Release);
     }
 
@@ -123,8 +124,8 @@ impl Guest {
         self.command(1 << 26 | 1 << 31, 1 << 31);
     }
 
-    /// Tells of pages, a power of two of them that lie at a multiple of it: cycles from before the descriptors until the wait's status is
-    /// seen.
+    /// Tells of pages, a power of two of them that lie at a multiple of it: cycles from before the
+    /// descriptors until the wait's status is seen.
     pub fn tell(&mut self, first: u64, pages: u64) -> u64 {
         let address = (IOVA + first * PAGE_SIZE) | u64::from(pages.trailing_zeros());
         // Both drains, as Linux asks for them.

@@ -46,7 +46,7 @@ functions! {
 
 type Owner = machine::Owner<Units, Functions, GuestRam>;
 
-/// What is behind the unit.
+/// Function behind the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// [`Functions::Threaded`].
@@ -128,7 +128,7 @@ impl Machine {
         Ok((Self { core }, guest))
     }
 
-    /// What the shadow has done; all 0 of a device that has none.
+    /// Returns the shadow's counts; all 0 of a device that has none.
     pub fn counts(&self) -> Result<Counts> {
         let of = |owner: &mut Owner| match owner.function(0) {
             Some(Functions::Threaded(assigned)) => assigned.shadow().counts(),
@@ -139,7 +139,8 @@ impl Machine {
         counts.map_err(|error| anyhow::anyhow!("the sidecore does not answer: {error:?}"))
     }
 
-    /// Ends it. Where there is a shadow it has to have made so many calls since `before`, of so many pages each.
+    /// Ends it. Where there is a shadow it has to have made so many calls since `before`, of so
+    /// many pages each.
     pub fn end(self, before: Counts, calls: u64, pages: u64) -> Result<()> {
         let after = self.counts()?;
         let made = (

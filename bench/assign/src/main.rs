@@ -1,10 +1,11 @@
-//! `make bench-assign`, its native part: what a map and an unmap of a guest cost for an assigned device, without a virtual machine
-//! and without an IOMMU of the host.
+//! `make bench-assign`, its native part: what a map and an unmap of a guest cost for an assigned
+//! device, without a virtual machine and without an IOMMU of the host.
 //!
-//! A thread plays the guest's processor: it changes entries of a table in RAM, then stores a descriptor that invalidates these pages
-//! and a WAIT, stores IQT to the shared register page, and spins until it sees the WAIT's status. What is timed begins with the descriptor.
-//! The unit, the owner, the sidecore, the shadow, its call thread and its container's table are the program's own; the kernel behind
-//! them answers at once.
+//! A thread plays the guest's processor: it changes entries of a table in RAM, then stores a
+//! descriptor that invalidates these pages and a WAIT, stores IQT to the shared register page, and
+//! spins until it sees the WAIT's status. What is timed begins with the descriptor. The unit, the
+//! owner, the sidecore, the shadow, its call thread and its container's table are the program's
+//! own; the kernel behind them answers at once.
 //!
 //! | key | what stands behind the unit |
 //! |---|---|
@@ -18,14 +19,14 @@
 //! | `{map,unmap}_ratio_{1,32}` | `…_poll` ÷ `…_emulated`, of the same round |
 //! | `map_unmap_cycles_{1,32}` | a map and an unmap, `…_poll` |
 //!
-//! Cycles are of the time-stamp counter. Of a round the middle submission is taken; figures are medians of rounds, in which all
-//! cases take turns.
+//! Cycles are of the time-stamp counter. Of a round the middle submission is taken; figures are
+//! medians of rounds, in which all cases take turns.
 //!
 //! **Three threads work for one submission** (guest, sidecore, call thread). On fewer CPUs the guest yields while it waits, which
-//! `mode` says, and the hand-over is to a CPU that somebody has to leave.
+//! `mode` says, and the hand-over is to a CPU that one of the other threads has to leave.
 //!
-//! Left out: the exit of a trapped register, which needs a guest; what the host's kernel does in a call (pinning, its own
-//! IOMMU's tables and invalidation).
+//! Left out: the exit of a trapped register, which needs a guest; what the host's kernel does in a
+//! call (pinning, its own IOMMU's tables and invalidation).
 #![deny(unsafe_code)]
 
 mod guest;
@@ -58,7 +59,8 @@ struct Args {
     /// Rounds, each of all cases.
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Maps, and as many unmaps, of each case in a round; a fifth of that where the sidecore sleeps.
+    /// Maps, and as many unmaps, of each case in a round; a fifth of that where the sidecore
+    /// sleeps.
     #[arg(long, default_value_t = 1000)]
     submissions: u64,
 }

@@ -1,4 +1,4 @@
-//! What stands for a device, its interrupts and the host's kernel: all of it does nothing, at once.
+//! Stand-ins for a device, its interrupts and the host's kernel: they do nothing, at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,8 +12,8 @@ use guest_mem::SourceId;
 use platform::interrupt::{InterruptLines, InterruptSink, Message};
 use vfio::Errno;
 
-/// A container's kernel that maps nothing and answers as if it had, so that what is measured is ours. `vfio::testing` keeps a record of
-/// each call under a lock, which grows.
+/// A container's kernel that maps nothing and answers as if it had, so that what is measured is
+/// ours. `vfio::testing` keeps a record of each call under a lock, which grows.
 pub struct NullKernel;
 
 #[expect(

@@ -1,4 +1,5 @@
-//! Runs whose figures are reported as well as tested: a VMM killed at random points, and memory reclaimed under load.
+//! Runs whose figures are reported as well as tested: a VMM killed at random points, and memory
+//! reclaimed under load.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,13 @@ const SEED: u64 = 7;
 /// Of the kills, one in so many is at some time of a guest's start.
 const EARLY: u64 = 5;
 
-/// What came of kills.
+/// Result of kills.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kills {
     /// Pages that were pinned at each.
     pub held: Vec<i64>,
-    /// Kills after which no page was pinned, and the next guest found its devices, and its drive usable.
+    /// Kills after which no page was pinned, and the next guest found its devices, and its drive
+    /// usable.
     pub clean: usize,
 }
 
@@ -43,8 +45,8 @@ fn pinned_pages(lab: &AssignLab) -> Result<i64> {
     }
 }
 
-/// Kills a VMM so often (SIGKILL) while its guest starts, reads and writes; the last guest is left to its end. All devices are
-/// [bound](AssignLab::bind).
+/// Kills a VMM so often (SIGKILL) while its guest starts, reads and writes; the last guest is left
+/// to its end. All devices are [bound](AssignLab::bind).
 ///
 /// # Errors
 /// A guest found its devices unusable, or the lab died: what comes after that is of no use.
@@ -97,7 +99,7 @@ pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<K
     Ok(of)
 }
 
-/// What came of memory that was reclaimed under load.
+/// Result of memory that was reclaimed under load.
 #[derive(Debug)]
 pub struct Reclaimed {
     /// Bytes of guest memory.
@@ -125,8 +127,9 @@ impl Reclaimed {
     }
 }
 
-/// Holds the memory of a guest with an assigned drive down to less than half by `memory.reclaim`, while it reads and writes for at least
-/// `seconds`, and as many requests. All of its user's memory has been used before. The drive is [bound](AssignLab::bind).
+/// Holds the memory of a guest with an assigned drive down to less than half by `memory.reclaim`,
+/// while it reads and writes for at least `seconds`, and as many requests. All of its user's memory
+/// has been used before. The drive is [bound](AssignLab::bind).
 ///
 /// # Errors
 /// A request came back wrong, or the run could not be made.
@@ -146,7 +149,8 @@ pub fn reclaim_under_load(lab: &AssignLab, seconds: u64, requests: u64) -> Resul
     let text = host.script(&format!("cat {group}/memory.current"))?;
     let full: u64 = text.trim().parse().context("memory.current")?;
     let goal = (MEMORY << 20) * 45 / 100;
-    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there before each turn.
+    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there
+    // before each turn.
     host.script(&format!(
         "echo $(({full} - {goal})) >{group}/memory.reclaim; cd /root && rm -f enough && : >reclaims; \
          (while [ ! -e enough ]; do read -r now <{group}/memory.current; echo $now >>reclaims; \

@@ -9,7 +9,8 @@ use crate::assign::{Guest, Mode, SCRIPT};
 /// How a guest's kernel unmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unmapping {
-    /// Each unmap waits for its invalidation: what stock Linux does by itself under a unit with caching mode.
+    /// Each unmap waits for its invalidation: what stock Linux does by itself under a unit with
+    /// caching mode.
     Strict,
     /// Invalidations of its whole domain, for many unmaps: `DMA-FQ`, told to each device's group.
     Lazy,
@@ -65,7 +66,7 @@ impl HostPolicy {
         Self::Optimistic(4096),
     ];
 
-    /// What stands in the policy's file; empty where there is none.
+    /// Text of the policy's file; empty where there is none.
     pub fn text(self) -> String {
         match self {
             Self::Off => String::new(),
@@ -157,7 +158,8 @@ impl Case {
         Self::smp(Mode::Shared, Unmapping::Lazy),
     ];
 
-    /// What is counted in it: everything where nothing is to be measured but what the device does anyway, and beside it.
+    /// Works that are counted in it: all where nothing is to be measured but what the device does
+    /// anyway, and beside it.
     pub fn works(&self) -> &'static [Work] {
         let is_plain = self.cpus == 1 && self.idle == "poll" && self.unmapping == Unmapping::Strict;
         match self.mode {
@@ -166,7 +168,8 @@ impl Case {
         }
     }
 
-    /// Requests of its windows, of about `count`. A register that traps takes an emulated machine milliseconds.
+    /// Requests of its windows, of about `count`. A register that traps takes an emulated machine
+    /// milliseconds.
     pub fn count(&self, count: u32) -> u32 {
         match self.mode {
             Mode::Trap => (count / 2).max(16),
@@ -200,7 +203,8 @@ impl Case {
         guest
     }
 
-    /// The step that has the guest's kernel unmap as the case says, and says of which type the devices' groups are.
+    /// The step that has the guest's kernel unmap as the case says, and says of which type the
+    /// devices' groups are.
     pub fn prepare(&self) -> Option<String> {
         if self.mode == Mode::None {
             return None;
@@ -215,7 +219,7 @@ impl Case {
         ))
     }
 
-    /// What [`prepare`](Self::prepare) writes for each device.
+    /// Text that [`prepare`](Self::prepare) writes for each device.
     pub fn says(&self) -> &'static str {
         match self.unmapping {
             Unmapping::Strict => "is DMA\n",
@@ -224,18 +228,19 @@ impl Case {
     }
 }
 
-/// What is counted, in a window of the ledger each.
+/// Requests of one kind, counted in a window of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     /// 4 KiB written, one at a time.
     Write,
-    /// What was written is read and compared, one at a time.
+    /// 4 KiB that were written, read and compared, one at a time.
     Read,
     /// 4 KiB read at random places, one at a time.
     Random,
-    /// What was written is read and compared, 32 at a time.
+    /// The same, 32 at a time.
     Deep,
-    /// Read in order through the page cache, whose requests are as large as it makes them: for each page of 4 KiB.
+    /// Read in order through the page cache, whose requests are as large as it makes them: for each
+    /// page of 4 KiB.
     Sequential,
     /// A datagram and its answer, one at a time.
     Echo,

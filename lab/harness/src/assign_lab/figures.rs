@@ -15,7 +15,7 @@ use super::peer::Peer;
 use crate::assign::runs::{Kills, Reclaimed};
 use crate::assign::{AssignLab, Host, Mode};
 
-/// What a figure is to be.
+/// Bound of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bar {
     AtMost(f64),
@@ -58,7 +58,7 @@ const BARS: [(&str, Bar); 13] = [
 /// Place of the guest with shared registers that is judged.
 const SHARED: usize = 2;
 
-/// What is judged of works that do one request at a time.
+/// Works that are judged: one request at a time.
 const JUDGED: [Work; 2] = [Work::Write, Work::Read];
 
 /// Figures so far.
@@ -79,23 +79,7 @@ impl Figures {
         let mut object = Object::new(&report::Host::read(), host.label());
         object.value("host_kernel", host.kernel_release()?);
         object.value("requests_per_window", count);
-        match native {
-            Some(native) => {
-                for (key, value) in native.keys() {
-                    // The machine is the same; how it was measured is not.
-                    let key = match object.keys().contains_key(key) {
-                        true => format!("native_{key}"),
-                        false => key.clone(),
-                    };
-                    object.value(&key, value.clone());
-                }
-            }
-            None => {
-                for pages in [1, 32] {
-                    object.missing(&format!("map_unmap_cycles_{pages}"));
-                }
-            }
-        }
+        add_native(&mut object, native);
         Ok(Self {
             object,
             rows: Vec::new(),
@@ -133,7 +117,7 @@ impl Figures {
         self.failed.push(format!("{what}: {error:#}"));
     }
 
-    /// What came of rogue DMA.
+    /// Adds the result of rogue DMA.
     pub fn rogue(&mut self, blocked: Result<u32>) {
         match blocked {
             Ok(blocked) => self.object.value("rogue_blocked_of_3", blocked),
@@ -144,7 +128,7 @@ impl Figures {
         }
     }
 
-    /// What came of memory that was reclaimed under load.
+    /// Adds the result of memory that was reclaimed under load.
     pub fn reclaimed(&mut self, of: Result<Reclaimed>) {
         match of {
             Ok(of) => {
@@ -165,7 +149,7 @@ impl Figures {
         }
     }
 
-    /// What came of QEMU beside. That it does not run is no failure of ours.
+    /// Adds the result of QEMU beside. That it does not run is no failure of ours.
     pub fn peer(&mut self, of: Result<[Peer; 2]>) {
         let peers = match of {
             Ok(peers) => peers,
@@ -187,7 +171,7 @@ impl Figures {
         }
     }
 
-    /// What came of kills.
+    /// Adds the result of kills.
     pub fn kills(&mut self, of: Result<Kills>) {
         match of {
             Ok(of) => {
@@ -201,7 +185,8 @@ impl Figures {
         }
     }
 
-    /// Windows of `mode` and `unmapping`, polling with one vCPU under this policy, whose works are judged.
+    /// Windows of `mode` and `unmapping`, polling with one vCPU under this policy, whose works are
+    /// judged.
     fn judged(&self, mode: Mode, unmapping: Unmapping, idle: &str) -> Judged {
         let is_one = |row: &&Row| {
             let Case {
@@ -226,7 +211,8 @@ impl Figures {
             sum.compared += row.per_io().compared() * requests;
             sum.maps += sums.maps;
             sum.unmaps += sums.unmaps;
-            sum.not_pages += sums.domains_told + sums.others_told;
+            // A device of another domain counts it among the others.
+            sum.domains += sums.domains_told;
         }
         sum
     }
@@ -241,11 +227,11 @@ impl Figures {
             }
             let lazy = self.judged(mode, Unmapping::Lazy, "poll");
             let both = sum.register_exits / (sum.maps + sum.unmaps);
-            // Two windows, two unknowns: in a lazy guest's nearly all invalidations are of maps, one submission each.
+            // Two windows, two unknowns: in a lazy guest's nearly all invalidations are of maps,
+            // one submission each.
             let per_map = match lazy.requests > 0.0 {
                 true => {
-                    (lazy.register_exits - per_submission(mode) * lazy.not_pages).max(0.0)
-                        / lazy.maps
+                    (lazy.register_exits - per_submission(mode) * lazy.domains).max(0.0) / lazy.maps
                 }
                 false => both,
             };
@@ -278,7 +264,8 @@ impl Figures {
         }
     }
 
-    /// Maps of these works that found their page stale, of all, with shared registers and so many kept.
+    /// Maps of these works that found their page stale, of all, with shared registers and so many
+    /// kept.
     fn set_hits(&mut self, key: &str, most: u32, works: &[Work]) {
         let case = Case::ALL[SHARED];
         let is_one = |row: &&Row| {
@@ -350,7 +337,7 @@ impl Figures {
         Ok(self.object.clone())
     }
 
-    /// What is not as it is to be, and every bar with what was found.
+    /// Figures that miss their bars, and every bar with the figure found.
     fn judge(&self) -> (Vec<String>, Vec<String>) {
         let (mut missed, mut judged) = (Vec::new(), Vec::new());
         for (key, bar) in BARS {
@@ -374,6 +361,27 @@ impl Figures {
     }
 }
 
+/// Adds what was measured natively. The machine is the same; how it was measured is not, so that
+/// keys of both begin with `native_` then.
+pub fn add_native(object: &mut Object, native: Option<&Object>) {
+    let Some(native) = native else {
+        for pages in [1, 32] {
+            object.missing(&format!("map_unmap_cycles_{pages}"));
+        }
+        return;
+    };
+    for (key, value) in native.keys() {
+        let key = match CONDITIONS.contains(&key.as_str()) {
+            true => format!("native_{key}"),
+            false => key.clone(),
+        };
+        object.value(&key, value.clone());
+    }
+}
+
+/// Keys that each report begins with.
+const CONDITIONS: [&str; 5] = ["machine", "kernel", "mode", "commit", "load_average"];
+
 /// Register exits that an invalidation takes which is of no page.
 fn per_submission(mode: Mode) -> f64 {
     match mode {
@@ -390,19 +398,20 @@ struct Judged {
     compared: f64,
     maps: f64,
     unmaps: f64,
-    /// Invalidations that are of no pages.
-    not_pages: f64,
+    /// Invalidations of a domain.
+    domains: f64,
 }
 
-/// Pages that were pinned beyond what the guest maps and the policy allows, at each window's end; and beyond the book's own most,
-/// as the kernel counts. Negative: within the bound by so many.
+/// Pages that were pinned beyond what the guest maps and the policy allows, at each window's end;
+/// and beyond the book's own most, as the kernel counts. Negative: within the bound by so many.
 fn over_bound(boot: &Boot) -> Vec<f64> {
     let mut over = Vec::new();
     for row in &boot.rows {
         for device in row.devices() {
             let number = |key| Row::number(device, key);
             let allowed = device["stale_allowed"].as_f64().unwrap_or(0.0);
-            // A mapping that one invalidation made may have several pages; here each has as many as a request: 32 at most.
+            // A mapping that one invalidation made may have several pages; here each has as many as
+            // a request: 32 at most.
             over.push(number("pinned") - number("guest_pages") - allowed * 32.0);
         }
     }
@@ -414,7 +423,7 @@ fn over_bound(boot: &Boot) -> Vec<f64> {
     over
 }
 
-/// What of a window is beyond the contract of its policy.
+/// Violations of the contract of its policy in a window.
 fn over_contract(row: &Row) -> Vec<String> {
     let mut over = Vec::new();
     for device in row.devices() {

@@ -1,4 +1,5 @@
-//! One boot: a guest with an NVMe drive and a network card, whose host's policy changes while it runs.
+//! One boot: a guest with an NVMe drive and a network card, whose host's policy changes while it
+//! runs.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ use crate::demo::PerIo;
 /// File in the emulated host that has the policy of both devices.
 const POLICY: &str = "policy";
 
-/// How long what is stale may be so, ms: long beside what an emulated machine takes for a request, so that numbers and not the
-/// lab's time decide what becomes of it.
+/// Longest age of a stale mapping, ms: long beside what an emulated machine takes for a request, so
+/// that numbers and not the lab's time decide what becomes of it.
 const AGE_MS: u32 = 10_000;
 
 /// A window of the ledger, and what it is of.
@@ -24,15 +25,15 @@ pub struct Row {
     pub case: Case,
     /// The host's policy in it.
     pub policy: HostPolicy,
-    /// What was counted.
+    /// Kind of the requests.
     pub work: Work,
-    /// How many requests.
+    /// Number of requests.
     pub requests: u32,
     /// The window.
     pub window: Value,
 }
 
-/// What came of a boot.
+/// Result of a boot.
 pub struct Boot {
     /// Its windows.
     pub rows: Vec<Row>,
@@ -86,7 +87,7 @@ impl Row {
         self.window["exits"]["iommu"].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// What was done for both devices.
+    /// Counts of both devices.
     pub fn sums(&self) -> Sums {
         let of = |key: &str| self.devices().iter().map(|it| Self::number(it, key)).sum();
         Sums {
@@ -179,8 +180,8 @@ impl Row {
     }
 }
 
-/// KiB that are locked once the owner has heard of the last policy, and torn down what the one before had kept: for which it is given a
-/// moment.
+/// KiB that are locked once the owner has the last policy, and torn down what the one before had
+/// kept: for which it is given a moment.
 fn locked_at_rest(guest: &Session<'_>) -> Result<u64> {
     let since = Instant::now();
     loop {
@@ -199,7 +200,8 @@ pub fn round(value: f64) -> f64 {
     report::object::round(value, 2)
 }
 
-/// Boots the guest of `case` with both devices, and counts each of `works`, of about `count` requests, under each of its policies.
+/// Boots the guest of `case` with both devices, and counts each of `works`, of about `count`
+/// requests, under each of its policies.
 ///
 /// # Errors
 /// A step failed, what came back was wrong, or a window is not what it is taken for.
@@ -241,7 +243,8 @@ pub fn boot(lab: &AssignLab, case: Case, works: &[Work], count: u32) -> Result<B
             plan.push((*policy, *work));
         }
     }
-    // Without drivers nothing is mapped; with all memory pinned it stays so. What a policy keeps is no driver's.
+    // Without drivers nothing is mapped; with all memory pinned it stays so. What a policy keeps is
+    // no driver's.
     if *first != HostPolicy::Off {
         host.put(POLICY, HostPolicy::Strict.text().as_bytes())?;
     }

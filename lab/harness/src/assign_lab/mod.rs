@@ -1,5 +1,6 @@
-//! `exitless-lab assign-lab` (`make bench-assign`): what a stock guest with an assigned NVMe drive and network card costs, by its
-//! kernel's policy, the host's, and the register mode, and with all memory pinned (`--iommu none`).
+//! `exitless-lab assign-lab` (`make bench-assign`): what a stock guest with an assigned NVMe drive
+//! and network card costs, by its kernel's policy, the host's, and the register mode, and with all
+//! memory pinned (`--iommu none`).
 //!
 //! | module | |
 //! |---|---|
@@ -9,7 +10,8 @@
 //! | [`figures`] | what is judged, and the report |
 //! | [`results`] | tables, and `docs/assign-results.md` |
 //!
-//! Counts only: in the lab time means nothing. Cycles of a map and an unmap are `bench/assign`'s, natively.
+//! Counts only: in the lab time means nothing. Cycles of a map and an unmap are `bench/assign`'s,
+//! natively.
 
 mod case;
 mod figures;
@@ -35,7 +37,8 @@ pub struct AssignLabArgs {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/assign.json")]
     pub report: PathBuf,
-    /// Measured requests of each window, half of that where registers trap; 64 more come before them to warm up.
+    /// Measured requests of each window, half of that where registers trap; 64 more come before
+    /// them to warm up.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(16..=2000))]
     count: u32,
     /// Only guests of these names (shared_strict, for example), and parts.
@@ -89,14 +92,17 @@ impl AssignLabArgs {
 
 /// Runs all boots; the status is 1 when one failed, or a figure is not what it is to be.
 pub fn main(args: &AssignLabArgs) -> Result<u8> {
+    let native = args.native.as_deref().map(report::Object::read).transpose();
+    let native = native.context("reading the native figures")?;
     if args.again {
-        let object = report::Object::read(&args.report)
+        let mut object = report::Object::read(&args.report)
             .with_context(|| format!("reading {}", args.report.display()))?;
+        if native.is_some() {
+            figures::add_native(&mut object, native.as_ref());
+        }
         return write_docs(args, &object).map(|()| 0);
     }
     let start = Instant::now();
-    let native = args.native.as_deref().map(report::Object::read).transpose();
-    let native = native.context("reading the native figures")?;
     eprintln!("assign-lab: starting the host that runs the guests …");
     let lab = start_lab()?;
     let mut figures = Figures::new(lab.host(), args.count, native.as_ref())?;
@@ -191,7 +197,8 @@ fn start_lab() -> Result<AssignLab> {
     Ok(lab)
 }
 
-/// DMA that no mapping allows, by `edu` in a guest: of three states how many were blocked, and are in the host's log.
+/// DMA that no mapping allows, by `edu` in a guest: of three states how many were blocked, and are
+/// in the host's log.
 fn rogue(lab: &AssignLab) -> Result<u32> {
     use crate::assign::{Guest, Mode, rogue_script};
     use lab::assigned::DmaAccess;

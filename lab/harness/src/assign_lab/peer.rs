@@ -1,8 +1,10 @@
-//! QEMU in the same lab beside ours: its own `intel-iommu` in caching mode and `vfio-pci`, the same drive, kernel and initramfs.
+//! QEMU in the same lab beside ours: its own `intel-iommu` in caching mode and `vfio-pci`, the same
+//! drive, kernel and initramfs.
 //!
-//! What KVM counts for all virtual machines of the host is read before and after a program of the guest that does some hundred
-//! requests, and one that does more: the difference is that of the requests between them, and no start of a program is in it. QEMU
-//! has no ledger, so causes are KVM's: an access to a register is one of `mmio_exits`.
+//! KVM's counts for all virtual machines of the host are read before and after a program of the
+//! guest that does some hundred requests, and one that does more: the difference is that of the
+//! requests between them, and no start of a program is in it. QEMU has no ledger, so causes are
+//! KVM's: an access to a register is one of `mmio_exits`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,7 +32,7 @@ const FEW: u32 = 100;
 /// A step of the guest takes so long at most.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What came of one guest.
+/// Result of one guest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Peer {
     /// Exits of a 4 KiB read, by KVM's names.
@@ -41,7 +43,8 @@ pub struct Peer {
     pub locked_kib: u64,
 }
 
-/// Files of QEMU, its libraries and its loader among them: where they are, and their names in the lab.
+/// Files of QEMU, its libraries and its loader among them: where they are, and their names in the
+/// lab.
 fn files() -> Result<Vec<(PathBuf, String)>> {
     let packages = Packages::get(&Needs::default(), &|line| eprintln!("{line}"))?;
     let (program, args, environment) = packages.qemu();
@@ -156,11 +159,11 @@ fn counts(host: &Host) -> Result<Vec<f64>> {
     numbers.collect::<Result<_, _>>().context("KVM's counts")
 }
 
-/// Runs the guest under QEMU, with its IOMMU or without, which pins all memory; of so many requests each. The drive is
-/// [bound](AssignLab::bind).
+/// Runs the guest under QEMU, with its IOMMU or without, which pins all memory; of so many requests
+/// each. The drive is [bound](AssignLab::bind).
 ///
 /// # Errors
-/// QEMU does not run in the lab, or its guest does not do what it is told.
+/// QEMU does not run in the lab, or its guest does not carry out a step.
 pub fn run(lab: &AssignLab, requests: u32) -> Result<[Peer; 2]> {
     let host = lab.host();
     let Host::Lab(emulated) = host else {

@@ -109,7 +109,7 @@ fn table(text: &mut String, object: &Object, columns: &[(&str, &str)]) {
     }
 }
 
-/// What is printed at the end.
+/// Tables that are printed at the end.
 pub fn tables(object: &Object) -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -241,12 +241,15 @@ pub fn page(object: &Object) -> String {
 
 /// QEMU beside.
 fn peer(text: &mut String, object: &Object) {
+    let reason = object.text("qemu_reason");
+    if reason.is_empty() && object.get("qemu_locked_kib").is_none() {
+        return;
+    }
     let _ = writeln!(
         text,
         "\n## QEMU beside\n\nIts `intel-iommu` in caching mode (registers trap) and `vfio-pci`, the same drive, kernel and initramfs, in the same lab: exits\n\
          of one request as KVM counts them for the whole guest; an access to a register is one of `mmio_exits`.\n"
     );
-    let reason = object.text("qemu_reason");
     if !reason.is_empty() {
         let _ = writeln!(
             text,
@@ -282,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_missed_failed_or_not_measured_is_on_the_page() {
+    fn a_page_names_what_was_missed_failed_or_not_measured() {
         let mut object = Object::default();
         object.value("judged", json!(["a_figure: 3 (at most 2): missed"]));
         object.value(

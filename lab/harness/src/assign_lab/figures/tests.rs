@@ -10,7 +10,8 @@ fn case(mode: Mode, unmapping: Unmapping) -> Case {
     *case.expect("one of the matrix")
 }
 
-/// A window of 100 requests: exits in all and of registers, maps, unmaps, and invalidations of the domain.
+/// A window of 100 requests: exits in all and of registers, maps, unmaps, and invalidations of the
+/// domain.
 fn row(case: Case, policy: HostPolicy, counts: [u64; 5]) -> Row {
     let [total, iommu, maps, unmaps, domains] = counts;
     Row {
@@ -74,7 +75,7 @@ fn register_exits_of_maps_and_of_unmaps_are_told_apart_by_two_windows() {
 }
 
 #[test]
-fn what_depends_on_time_is_not_in_the_difference_to_all_memory_pinned() {
+fn a_difference_to_all_memory_pinned_leaves_out_what_depends_on_time() {
     let mut figures = figures(vec![
         row(
             case(Mode::None, Unmapping::Strict),
