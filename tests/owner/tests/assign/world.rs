@@ -110,10 +110,11 @@ pub struct Seat {
 }
 
 pub struct World<M> {
+    // Before the owner.
+    pub seats: Vec<Seat>,
     pub owner: Owner<M>,
     pub mem: M,
     pub reach: Reach,
-    pub seats: Vec<Seat>,
     /// Lead of the clock over the host's, ns.
     pub skew: u64,
     wakes: Wakes,
@@ -122,12 +123,11 @@ pub struct World<M> {
     next_table: u64,
 }
 
-/// A test that fails while calls are held ends, too: call threads are joined when the owner is dropped.
-impl<M> Drop for World<M> {
+/// A test that fails while calls are held ends, too: call threads are joined when the owner is
+/// dropped, which is after the seats.
+impl Drop for Seat {
     fn drop(&mut self) {
-        for seat in &self.seats {
-            seat.kernel.release();
-        }
+        self.kernel.release();
     }
 }
 
