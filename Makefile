@@ -7,7 +7,7 @@ SHELL := /bin/bash
 LAB := target/release/exitless-lab
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native eli eli-soak vfio debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,16 @@ bench-swap: build ## what guests with too little memory move, in the lab: the ho
 
 bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
 	$(LAB) swap-figures --report $(REPORT)/swap-figures.json
+
+bench-assign-native: setup ## cycles of a map and an unmap for an assigned device, the unit, the shadow and the call apart; a minute on idle CPUs -> target/report/assign-native.json
+	cargo run --release --quiet -p assign-bench -- --report $(REPORT)/assign-native.json
+
+bench-assign: build ## an assigned NVMe drive and network card, in the lab: exits, VFIO calls, pages pinned and stale mappings, by the guest's policy, the host's (changed live) and register mode, one boot each, and all memory pinned; rogue DMA; before it bench-assign-native: 45 minutes -> target/report/assign.json, docs/assign-results.md
+	cargo run --release --quiet -p assign-bench -- --report $(REPORT)/assign-native.json
+	$(LAB) assign-lab --native $(REPORT)/assign-native.json --report $(REPORT)/assign.json --docs docs/assign-results.md
+
+bench-assign-docs: build ## docs/assign-results.md from the figures of the last bench-assign
+	$(LAB) assign-lab --again --report $(REPORT)/assign.json --docs docs/assign-results.md
 
 eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate; nine attacks, each without its defence and with it; 8 minutes -> target/report/eli.json
 	$(LAB) eli --all --reads 20000 --report $(REPORT)/eli.json

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 
 use clap::{Parser, Subcommand};
-use harness::{demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
+use harness::{assign_lab, demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
 use vmm::{log, program, run, serve};
 
 use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Program};
@@ -137,6 +137,10 @@ enum Command {
     /// once; what `make bench-swap-figures` runs.
     #[command(hide = true)]
     SwapFigures(swap_figures::SwapFiguresArgs),
+    /// Count what guests with assigned devices cost, by the guest's policy, the host's and the
+    /// register mode; what `make bench-assign` runs.
+    #[command(hide = true)]
+    AssignLab(assign_lab::AssignLabArgs),
     /// Force a sidecore to sleep under a small guest, and count lost wake-ups.
     #[command(hide = true)]
     Payload(selftest::payload::PayloadArgs),
@@ -199,6 +203,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
         Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),
         Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),
+        Command::AssignLab(args) => with_report(&args.report, || assign_lab::main(&args)),
         Command::Payload(args) => selftest::payload::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions(args) => program::completions::<Cli>(&args),

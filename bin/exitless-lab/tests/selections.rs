@@ -34,6 +34,7 @@ fn an_empty_selection_fails_and_lists_the_choices() {
         (&["eli", "--mode", "nosuchmode"], "baseline"),
         (&["eli", "--mode", "eli", "--attacks"], "--attacks"),
         (&["eli", "--mode", "eli", "--soak"], "--soak"),
+        (&["assign-lab", "--only", "nosuchpart"], "matrix"),
         (&["swap-lab", "--only", "nosuchway"], "baseline"),
         (&["swap-figures", "--only", "nosuchsection"], "sweep"),
         (
@@ -68,7 +69,14 @@ fn an_empty_selection_fails_and_lists_the_choices() {
 #[test]
 fn a_report_that_cannot_be_written_is_refused_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["demo", "eli", "serve-lab", "swap-lab", "swap-figures"] {
+    for command in [
+        "assign-lab",
+        "demo",
+        "eli",
+        "serve-lab",
+        "swap-lab",
+        "swap-figures",
+    ] {
         let ended = run(folder.path(), &[command, "--report", "/dev/null/x"]);
         assert_eq!(ended.status, Some(2), "{command}: {ended:?}");
         assert!(ended.error.contains("--report /dev/null/x"), "{ended:?}");

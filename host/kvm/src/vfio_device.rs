@@ -4,7 +4,9 @@
 //! Where a device's DMA is not coherent with the processors' caches, KVM lets the guest's choice of
 //! memory types and its `WBINVD` take effect only while such a group is known to it.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_DEV_VFIO_GROUP, KVM_DEV_VFIO_GROUP_ADD, KVM_DEV_VFIO_GROUP_DEL, kvm_create_device,
@@ -32,23 +34,23 @@ impl VfioDevice {
         fd.map(Self).map_err(refused("its VFIO device"))
     }
 
-    /// Makes a VFIO group known to KVM, which keeps it open until it is removed or the machine has
-    /// ended.
+    /// Makes a VFIO group known to KVM, which keeps it open, until the value is dropped.
     ///
     /// # Errors
-    /// KVM refuses: it is no VFIO group, or known already.
-    pub fn add_group(&self, group: BorrowedFd<'_>) -> Result<(), KvmError> {
-        self.set(KVM_DEV_VFIO_GROUP_ADD, group)
-            .map_err(refused("a VFIO group"))
-    }
-
-    /// Makes KVM forget a group.
-    ///
-    /// # Errors
-    /// KVM refuses: it does not know it.
-    pub fn remove_group(&self, group: BorrowedFd<'_>) -> Result<(), KvmError> {
-        self.set(KVM_DEV_VFIO_GROUP_DEL, group)
-            .map_err(refused("to forget a VFIO group"))
+    /// KVM refuses: it is no VFIO group, or known already; or there is no descriptor left.
+    pub fn add_group(self: &Arc<Self>, group: BorrowedFd<'_>) -> Result<KnownGroup, KvmError> {
+        let no_descriptor = |error: io::Error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            refused("a VFIO group")(kvm_ioctls::Error::new(errno))
+        };
+        // KVM knows the group by its open file, which the clone shares.
+        let group = group.try_clone_to_owned().map_err(no_descriptor)?;
+        self.set(KVM_DEV_VFIO_GROUP_ADD, group.as_fd())
+            .map_err(refused("a VFIO group"))?;
+        Ok(KnownGroup {
+            device: self.clone(),
+            group,
+        })
     }
 
     fn set(&self, attribute: u32, group: BorrowedFd<'_>) -> Result<(), kvm_ioctls::Error> {
@@ -64,11 +66,23 @@ impl VfioDevice {
     }
 }
 
+/// VFIO group that KVM knows. It has to go before another process can open the group: an ejected
+/// device's does so while the machine runs.
+pub struct KnownGroup {
+    device: Arc<VfioDevice>,
+    group: OwnedFd,
+}
+
+impl Drop for KnownGroup {
+    fn drop(&mut self) {
+        if let Err(error) = self.device.set(KVM_DEV_VFIO_GROUP_DEL, self.group.as_fd()) {
+            tracing::warn!(%error, "KVM keeps a VFIO group open until the machine has ended");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-    use std::os::fd::BorrowedFd;
-
     use vmm_sys_util::eventfd::EventFd;
 
     use super::*;
@@ -81,7 +95,7 @@ mod tests {
         };
         let vm = Vm::bare(&kvm).unwrap();
         let device = match VfioDevice::new(&vm) {
-            Ok(device) => device,
+            Ok(device) => Arc::new(device),
             Err(error) => {
                 eprintln!("skipped: {error}");
                 return;
@@ -90,9 +104,9 @@ mod tests {
         let eventfd = EventFd::new(0).unwrap();
         // SAFETY: `eventfd` is open for as long as the borrow.
         let other = unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) };
-        for fd in [other, std::io::stderr().as_fd()] {
+        for fd in [other, io::stderr().as_fd()] {
             assert!(device.add_group(fd).is_err());
-            assert!(device.remove_group(fd).is_err());
+            assert_eq!(Arc::strong_count(&device), 1);
         }
         // A second device of one machine is refused too, and says what was.
         let again = VfioDevice::new(&vm).err().map(|error| error.to_string());

@@ -11,12 +11,14 @@
 //! * [`swap_figures`]: the same by memory allowed, by program, and of four at once.
 //! * [`eli`]: exits of a guest under `exitless-hv`, and attacks on that.
 //! * [`assign`]: guests with devices of the emulated host; memory pinned for them, refused DMA.
+//! * [`assign_lab`]: what such guests cost, by the guest's policy, the host's and the register mode.
 //! * [`lab_cmd`]: a command of the user's in the lab.
 //!
 //! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel, makes a machine of the
 //! library's parts itself.
 
 pub mod assign;
+pub mod assign_lab;
 pub mod demo;
 pub mod eli;
 pub mod lab_cmd;

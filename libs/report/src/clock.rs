@@ -71,9 +71,10 @@ impl Default for Clock {
 
 /// The counter behind [`Clock`]: cycles of the time-stamp counter.
 #[cfg(target_arch = "x86_64")]
+#[must_use]
 #[inline]
 #[expect(unsafe_code, reason = "the intrinsic is declared so")]
-fn cycles() -> u64 {
+pub fn cycles() -> u64 {
     // SAFETY: every x86-64 processor has the instruction, and the kernel lets user space use it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }

@@ -60,9 +60,16 @@ impl Tree {
         }
     }
 
-    /// This package, and those of ours that it is built from.
+    /// This package, and those of ours that it is built from. A package of tests alone is built from
+    /// nothing, and tests the products that it is tested with.
     fn built_from(&self, package: &Package) -> BTreeSet<String> {
         let (mut open, mut found) = (vec![package], BTreeSet::new());
+        if package.needs.is_empty() {
+            let tested = package.tested_with.iter();
+            let tested = tested.filter_map(|name| self.packages.get(name));
+            let tests = root().join("tests");
+            open.extend(tested.filter(|package| !package.folder.starts_with(&tests)));
+        }
         while let Some(package) = open.pop() {
             if found.insert(package.name.clone()) {
                 let needs = package.needs.iter().chain(&package.may_need);
@@ -74,7 +81,7 @@ impl Tree {
 
     /// Differences between what a mutant names and what is there, in words: a mistake is made in
     /// what is tested, not in what tests it, and in the package of its test or one that this is
-    /// built from; and there is such a test.
+    /// built from ([`built_from`](Self::built_from)); and there is such a test.
     fn faults(&self, mutant: &Mutant) -> Vec<String> {
         let head = &mutant.head;
         let Some(package) = self.packages.get(&head.package) else {

@@ -7,9 +7,10 @@
 //! device's interrupt ─▶ eventfd ─▶ KVM ─▶ guest           lines: a message for each, or none: kept
 //! guest's IOMMU ─ invalidation ─▶ Shadow ─▶ container
 //! ```
-//! **Order of a command write.** Where memory decoding goes off, the slots are gone before this hears of it, and where it goes on, they
-//! come after this has turned it on in the device (`PlaceMemory`): a vCPU that reached one while it is off would end the machine. Bus
-//! mastering goes off in the device before the guest's write is answered.
+//! **Order of a command write.** Memory slots go before this receives the write that turns decoding
+//! off, and come after it has turned decoding on in the device (`PlaceMemory`): a vCPU that reached
+//! one while it is off would end the machine. Bus mastering goes off in the device before the
+//! guest's write is answered.
 //!
 //! **What the guest hears of the host.** Nothing of DMA faults; of an error of the device, or when the host wants it back, that it
 //! is gone: all reads answer ones, as from an empty slot.

@@ -79,7 +79,8 @@ impl<O> OwnedFunction<O> {
         call(&self.owner, Target::Function(self.number), op)
     }
 
-    /// Calls `place` with the memory, the number of each BAR, where it is shown, and where `bars` decodes it.
+    /// Calls `place` with the memory, the number of each BAR, where it is shown, and where `bars`
+    /// decodes it.
     fn place_memory(
         &self,
         bars: &Bars,
@@ -119,7 +120,8 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
             let base = bars.decoded(usize::from(*bar));
             doorbells.place(base.and_then(|base| base.checked_add(range.start)));
         }
-        // Gone before the function turns decoding off: an access of another vCPU would find memory that does not answer.
+        // Gone before the function turns decoding off: an access of another vCPU would find memory
+        // that does not answer.
         self.place_memory(bars, |memory, bar, shown, wanted| {
             if shown.is_some() && *shown != wanted {
                 memory.place(bar, None);

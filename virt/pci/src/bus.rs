@@ -233,8 +233,9 @@ impl PciBus {
         let Some(plugged) = self.plugged(number) else {
             return;
         };
-        // What the guest turns off must not be reached after the function knows: decode first. The lock is held until it does, so
-        // that two vCPUs that write one function's BARs at once get one order here and there.
+        // What the guest turns off must not be reached after the function knows: decode first. The
+        // lock is held until it does, so that two vCPUs that write one function's BARs at once get
+        // one order here and there.
         let mut bars = lock(&plugged.bars);
         if let Some(bars) = &mut *bars
             && bars.write(reg, len, value)

@@ -25,8 +25,8 @@ pub trait FunctionPort: Send + Sync {
     /// block: only who writes to the same BARs waits.
     fn decodes(&self, _bars: &Bars) {}
 
-    /// The function has received the write after which these BARs are decoded. Called behind each write that [`decodes`](Self::decodes)
-    /// was called for, with the same lock still held.
+    /// The function has received the write after which these BARs are decoded. Called after each
+    /// write that [`decodes`](Self::decodes) was called for, with the same lock still held.
     fn has_decoded(&self, _bars: &Bars) {}
 
     /// Reads `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`. `data` arrives as all ones.

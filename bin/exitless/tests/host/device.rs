@@ -1,6 +1,8 @@
-//! `--device` on hosts that do not give the device: `/sys` and `/dev/vfio` show what such a host has.
+//! `--device` on hosts that do not give the device: `/sys` and `/dev/vfio` show what such a host
+//! has.
 //!
-//! Each refusal is one line that names the device and the remedy, of `--check` and of the machine alike, before a guest runs.
+//! Each refusal is one line that names the device and the remedy, of `--check` and of the machine
+//! alike, before a guest runs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -72,7 +74,8 @@ impl Tree {
         self.path("sys/bus/pci/devices").join(ADDRESS)
     }
 
-    /// A host that shows this. Where `/dev/vfio` is not there nothing can be mounted over it, nor need be if it is to be empty.
+    /// A host that shows this. Where `/dev/vfio` is absent nothing can be mounted over it, nor need
+    /// be if it is to be empty.
     fn denied(&self) -> Denied {
         let shown = |name| self.path(name).to_str().unwrap().to_owned();
         let denied = Denied::default().replaced("/sys", &shown("sys"));

@@ -20,9 +20,10 @@ use dma_map::mapper::{Optimistic, Window};
 use guest_mem::{GuestRam, HugePages, PAGE_SIZE, PhysMem, SlotMapping};
 use kvm::bar_memory::{BarMemory, BarPiece};
 use kvm::lines::KvmLines;
-use kvm::vfio_device::VfioDevice;
+use kvm::vfio_device::{KnownGroup, VfioDevice};
 use machine::Request as Ask;
 use platform::layout;
+use platform::memory::PlaceMemory;
 use vfio::VfioError;
 use vtd::{AddressWidth, LargePages};
 
@@ -71,8 +72,20 @@ impl HostIommu {
 pub struct Devices {
     /// By number of function: the address on the host, and who follows a policy's file.
     pub numbers: Vec<(usize, DeviceConfig)>,
-    /// KVM's knowledge of groups whose DMA is not coherent, as long as the machine exists.
-    _groups: Option<VfioDevice>,
+}
+
+/// What shows a device's BARs to the guest. It goes when the device is ejected.
+struct DeviceMemory {
+    // Before the group: it keeps the device open.
+    bars: BarMemory,
+    /// KVM's knowledge of the group, where its DMA is not coherent with the processors' caches.
+    _group: Option<KnownGroup>,
+}
+
+impl PlaceMemory for DeviceMemory {
+    fn place(&self, bar: u8, at: Option<u64>) {
+        self.bars.place(bar, at);
+    }
 }
 
 impl Devices {
@@ -111,18 +124,27 @@ pub fn add_all<F: Functions, M: PhysMem>(
     let host = HostIommu::of(&opened);
     let groups = match host.is_coherent {
         true => None,
-        false => Some(VfioDevice::new(parts.vm)?),
+        false => Some(Arc::new(VfioDevice::new(parts.vm)?)),
     };
-    let mut devices = Devices {
-        numbers: Vec::new(),
-        _groups: groups,
-    };
+    let mut devices = Devices::default();
     for (config, opened) in opened {
-        if let (Some(groups), false) = (&devices._groups, opened.is_coherent) {
-            groups.add_group(opened.group.as_fd())?;
-        }
-        let number = add(plugs, &config, opened, options, parts, reach, &host)
-            .with_context(|| format!("--device vfio={}", config.address))?;
+        let on_device = || format!("--device vfio={}", config.address);
+        let groups = groups.as_ref().filter(|_| !opened.is_coherent);
+        let known = groups.map(|groups| groups.add_group(opened.group.as_fd()));
+        let memory = DeviceMemory {
+            _group: known.transpose().with_context(on_device)?,
+            bars: bar_memory(&opened, parts).with_context(on_device)?,
+        };
+        let number = add(
+            plugs,
+            &config,
+            (opened, memory),
+            options,
+            parts,
+            reach,
+            &host,
+        )
+        .with_context(on_device)?;
         devices.numbers.push((number, config));
     }
     Ok(devices)
@@ -162,7 +184,7 @@ fn one_of_each_group(devices: &[(DeviceConfig, Opened)]) -> Result<()> {
 fn add<F: Functions, M: PhysMem>(
     plugs: &mut Plugs<'_, F, M>,
     config: &DeviceConfig,
-    opened: Opened,
+    (opened, memory): (Opened, DeviceMemory),
     options: &UnitOptions,
     parts: &Parts<'_>,
     reach: &Reach,
@@ -170,7 +192,6 @@ fn add<F: Functions, M: PhysMem>(
 ) -> Result<usize> {
     let source = parts.bus.reserve()?;
     say_what_is_missing(&opened);
-    let memory = bar_memory(&opened, parts)?;
     let vectors = AssignedDevice::lines_of(&opened.config);
     let lines = KvmLines::new(parts.vm.clone(), parts.routes.clone(), vectors)
         .context("interrupt lines")?;

@@ -157,7 +157,6 @@ pub fn attach<F: Functions, M: Memory<F>>(
             ended: None,
             paging,
             balloon,
-            _assigned: devices,
         })),
     })
 }
@@ -297,8 +296,6 @@ struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     paging: Option<Box<dyn Paging>>,
     /// Asks the guest for its statistics.
     balloon: Option<Beside>,
-    /// What keeps assigned devices as the guest needs them.
-    _assigned: assigned::Devices,
 }
 
 impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {

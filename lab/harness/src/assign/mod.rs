@@ -23,6 +23,7 @@
 
 mod echo_peer;
 mod locked;
+pub mod runs;
 mod session;
 
 use std::fs::File;
@@ -149,6 +150,11 @@ impl AssignLab {
         LockedWatch::start(lab_of(&self.host)?, program)
     }
 
+    /// Address and port by which a guest reaches the peer.
+    pub fn peer_address(&self) -> String {
+        format!("{GATEWAY}:{}", self.peer.port())
+    }
+
     /// Shell script that has the network card `interface`, in a guest or in the emulated host,
     /// exchange echoes with the peer.
     pub fn network_script(&self, interface: &str, echoes: u32) -> String {
@@ -167,10 +173,7 @@ impl AssignLab {
     /// The run could not be made or watched. How it ended is in its outcome ([`Outcome::check`]).
     pub fn run(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<AssignedRun> {
         let guest = self.with_devices(guest.clone(), devices)?;
-        self.take_faults()?;
-        // A run that is refused writes none, and must not have that of another.
-        self.host.script("rm -f /root/ledger-*.json")?;
-        let locked = self.watch_locked(guest.program().name())?;
+        let locked = self.watch_run(&guest)?;
         let outcome = guest.try_run(&self.host)?;
         let locked = locked
             .finish()
@@ -200,6 +203,14 @@ impl AssignLab {
     /// It does not come so far.
     pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
         Session::begin(self, &self.with_devices(guest.clone(), devices)?)
+    }
+
+    /// Begins to watch a guest that is started next.
+    fn watch_run(&self, guest: &Guest) -> Result<LockedWatch<'_>> {
+        self.take_faults()?;
+        // A run that is refused writes none, and must not have that of another.
+        self.host.script("rm -f /root/ledger-*.json")?;
+        self.watch_locked(guest.program().name())
     }
 
     /// The guest with flags for these devices.

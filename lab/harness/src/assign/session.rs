@@ -31,10 +31,7 @@ pub struct Session<'a> {
 impl<'a> Session<'a> {
     /// Starts a guest, whose script is [`SCRIPT`], and waits until it takes steps.
     pub(super) fn begin(lab: &'a AssignLab, guest: &Guest) -> Result<Self> {
-        lab.take_faults()?;
-        // One that is refused writes none, and must not have that of another.
-        lab.host().script("rm -f /root/ledger-*.json")?;
-        let watch = lab.watch_locked(guest.program().name())?;
+        let watch = lab.watch_run(guest)?;
         let guest = guest.spawn(lab.host())?;
         let mut session = Self {
             lab,

@@ -1,12 +1,10 @@
 //! How a device's use ends and begins again: its reset, decoding that goes off, a reboot, a VMM
 //! that is killed.
 
-use std::time::Duration;
-
-use harness::assign::{AssignLab, Guest, Mode, Session};
+use harness::assign::runs::kill_at_random_points;
+use harness::assign::{AssignLab, Mode, Session};
 use lab::LabConfig;
 use lab::assigned::Device;
-use workload::pattern::Random;
 
 use super::common::{BEHIND, DISK, PATTERN, SEED, all_with, bound, check_disk, disk_script, guest};
 
@@ -101,76 +99,13 @@ fn ejected(lab: &AssignLab, session: &mut Session<'_>) {
 const LABS: u64 = 4;
 const KILLS: u64 = 5;
 
-/// Pages that devices' drivers have pinned in the emulated host, all in all. Its processors count
-/// by themselves, and are asked.
-fn pinned_pages(lab: &AssignLab) -> i64 {
-    let text = lab
-        .host()
-        .script(
-            "echo 1 >/proc/sys/vm/stat_refresh; sed -n 's/^nr_foll_pin_[a-z]* //p' /proc/vmstat",
-        )
-        .unwrap();
-    let mut numbers = text.lines().map(|line| line.parse::<i64>().unwrap());
-    let (acquired, released) = (numbers.next().unwrap(), numbers.next().unwrap());
-    assert_eq!(numbers.next(), None, "{text}");
-    acquired - released
-}
-
 #[test]
 #[ignore = "eight minutes of the lab: make soak"]
 fn a_killed_vmm_leaves_no_pin_no_busy_group_and_a_usable_device() {
-    let mut random = Random::new(35);
-    for _ in 0..LABS {
+    for seed in 0..LABS {
         let lab = bound(LabConfig::default());
-        killed(&lab, &mut random);
+        let of = kill_at_random_points(&lab, KILLS, 35 + seed).unwrap();
+        eprintln!("{KILLS} kills: pages pinned at each {:?}", of.held);
+        assert_eq!(of.clean as u64, KILLS);
     }
-}
-
-/// One guest after the other is killed; the last one powers off.
-fn killed(lab: &AssignLab, random: &mut Random) {
-    let before = pinned_pages(lab);
-    let mut guest = Guest::new(
-        Mode::Shared,
-        format!(
-            "workload write-pattern {DISK} --bytes {PATTERN} --seed {SEED} && {} && echo usable $((1+1)) && \
-             while workload mixed {DISK} --seconds 20 --depth 8 --skip {BEHIND}; do :; done",
-            again(1)
-        ),
-    );
-    guest.limit = Duration::from_secs(300);
-    let mut pins = Vec::new();
-    for kill in 0..KILLS {
-        let mut started = lab.spawn(&guest, &all_with("")).unwrap();
-        let is_early = kill == 1;
-        let wait = Duration::from_millis(500 + random.below(if is_early { 10_000 } else { 2000 }));
-        if is_early {
-            // A point in its start: nothing is waited for.
-            std::thread::sleep(wait);
-        } else {
-            started.wait_for("usable 2").unwrap();
-            std::thread::sleep(wait);
-        }
-        let held = pinned_pages(lab) - before;
-        started.signal(libc::SIGKILL).unwrap();
-        let outcome = started.wait().unwrap();
-        assert_ne!(outcome.exit, 0, "{}", outcome.tail());
-        let left = pinned_pages(lab) - before;
-        eprintln!(
-            "kill {kill} after {wait:?} (early: {is_early}): pages pinned {held}, then {left}"
-        );
-        assert!(is_early || held > 0);
-        assert_eq!(left, 0);
-        pins.push(held);
-    }
-    let script = format!(
-        "{} && workload reads {DISK} --count 10 --random 1 --no-markers",
-        again(1)
-    );
-    let mut last = Guest::new(Mode::Shared, script);
-    last.limit = Duration::from_secs(240);
-    let run = lab.run(&last, &all_with("")).unwrap();
-    run.outcome.check().unwrap();
-    assert!(run.faults.is_empty(), "{}", run.faults);
-    assert_eq!(pinned_pages(lab), before);
-    eprintln!("{KILLS} kills: pages pinned at each {pins:?}");
 }

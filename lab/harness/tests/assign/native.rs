@@ -1,7 +1,7 @@
 //! The same commands on devices that are not assigned, in the emulated host itself: what a guest's
 //! results are held against.
 
-use harness::assign::{AssignLab, rogue_script};
+use harness::assign::{AssignLab, Guest, Mode, rogue_script};
 use lab::LabConfig;
 use lab::assigned::Device;
 use workload::pattern;
@@ -18,6 +18,7 @@ fn devices_work_in_the_host_and_reach_what_is_mapped_alone() {
     revoked_iova_that_is_mapped_again_reaches_the_new_page_alone(&lab);
     network_card_exchanges_echoes(&lab);
     namespace_is_read_and_written(&lab);
+    refused_start_is_an_outcome(&lab);
 
     let (answered, content) = lab.shutdown().unwrap();
     assert!(answered >= 50, "{answered} echoes");
@@ -60,6 +61,15 @@ fn network_card_exchanges_echoes(lab: &AssignLab) {
     let said = lab.host().script(&script).expect("echoes");
     assert!(said.contains("udp-echo ok count=50"), "{said}");
     assert!(lab.peer().answered() >= 50);
+}
+
+fn refused_start_is_an_outcome(lab: &AssignLab) {
+    let mut guest = Guest::new(Mode::Trap, "true");
+    guest.flags.push("--no-such-flag".into());
+    let run = lab.run(&guest, &[]).expect("it ends");
+    assert_eq!(run.outcome.exit, 2, "{}", run.outcome.tail());
+    assert_eq!(run.outcome.script, None);
+    assert!(run.outcome.ledger.is_null(), "{}", run.outcome.ledger);
 }
 
 /// The same commands as for a virtio disk.

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use harness::assign::runs::reclaim_under_load;
 use harness::assign::{AssignLab, AssignedRun, Guest, Mode, Session};
 use lab::LabConfig;
 use lab::assigned::Device;
@@ -27,62 +28,23 @@ const TURNS: u64 = 15;
 #[ignore = "three minutes of the lab: make soak"]
 fn the_host_reclaims_what_no_device_uses() {
     let lab = bound(LabConfig::default());
-    let host = lab.host();
-    host.script(
-        "lab-load zram && echo 512M >/sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0",
-    )
-    .unwrap();
-    let group = host.script("mktemp -d /sys/fs/cgroup/run.XXXXXX").unwrap();
-    let group = group.trim();
-    let mut guest = guest(Mode::Shared);
-    guest.group = Some(group.to_owned());
-    let mut session = lab.begin(&guest, &[(Device::Nvme, "")]).unwrap();
-    check_disk(&session.run(&disk_script(1)).unwrap());
-    session
-        .run(&format!("workload age --mib {FILLED}"))
-        .unwrap();
-    let current = || -> u64 {
-        let text = host.script(&format!("cat {group}/memory.current")).unwrap();
-        text.trim().parse().unwrap()
-    };
-    let full = current();
-    let goal = (MEMORY << 20) * 45 / 100;
-    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there
-    // before each turn.
-    let reclaim = format!(
-        "cd /root && : >reclaims; (while [ ! -e enough ]; do read -r now <{group}/memory.current; echo $now >>reclaims; \
-         [ $now -le {goal} ] || echo $((now - {goal})) >{group}/memory.reclaim; sleep 0.3; done) </dev/null >/dev/null 2>&1 &"
-    );
-    host.script(&format!(
-        "echo $(({full} - {goal})) >{group}/memory.reclaim; true"
-    ))
-    .unwrap();
-    host.script(&reclaim).unwrap();
-    let (seconds, requests) = io(&mut session);
-    let looks = host
-        .script("cat /root/reclaims && : >/root/enough")
-        .unwrap();
-    let looks = looks.lines().map(|line| line.parse::<u64>().unwrap());
-    let (samples, most) = (looks.clone().count(), looks.max().unwrap());
-    let swapped = host
-        .script(&format!("cat {group}/memory.swap.current"))
-        .unwrap();
-    let swapped: u64 = swapped.trim().parse().unwrap();
+    let of = reclaim_under_load(&lab, SECONDS, REQUESTS).unwrap();
     eprintln!(
-        "{} MiB before, {} MiB at most in {samples} looks of {seconds} s, {} MiB in swap",
-        full >> 20,
-        most >> 20,
-        swapped >> 20
+        "{} MiB before, {} MiB at most in {} looks of {} s",
+        of.full >> 20,
+        of.most >> 20,
+        of.looks,
+        of.seconds
     );
-    assert!(most * 2 <= MEMORY << 20, "{most} bytes");
+    assert!(of.resident_percent() <= 50.0, "{} bytes", of.most);
     assert!(
-        full.saturating_sub(most) * 4 >= MEMORY << 20,
-        "{full} bytes, then {most}"
+        of.full.saturating_sub(of.most) * 4 >= of.memory,
+        "{} bytes, then {}",
+        of.full,
+        of.most
     );
-    session.run(UNBIND).unwrap();
-    assert_eq!(session.locked().unwrap(), 0);
-    let run = session.end().unwrap();
-    check(&run, requests);
+    assert_eq!(of.locked_after_detach_kib, 0);
+    check(&of.run, of.requests);
 }
 
 /// Verified requests for as long, and as many, as are asked for: seconds and requests.

@@ -1,4 +1,5 @@
-//! What a device is attached to, from power on: as stock Linux 6.1 does it, and as others might.
+//! Attachments of a device, from power on: as stock Linux 6.1 makes them, and as other guests
+//! might.
 
 use assign::shadow::Mode;
 use dma_map::iova::Access;
@@ -8,9 +9,10 @@ use vtd_guest::{cc_global, iotlb_domain, iotlb_global};
 use crate::memory::REGIONS;
 use crate::world::{DATA, Options, R, RW, W, World};
 
-/// SRTP; per device `Source` and `Domain` while translation is off; then TE. Nothing is told again of what was mapped before.
+/// SRTP; per device `Source` and `Domain` while translation is off; then TE. Linux does not
+/// invalidate again for mappings made before TE.
 #[test]
-fn what_linux_maps_before_te_is_reached_once_te_is_on_and_not_before() {
+fn a_mapping_from_before_te_is_reached_once_te_is_on_and_not_before() {
     let mut world = World::strict();
     world.start_unit();
     let table = world.table();
@@ -132,7 +134,8 @@ fn a_detach_ends_everything_and_an_attach_brings_it_back() {
     assert_eq!(world.pages(0), [(16, DATA), (17, DATA + 1)]);
 }
 
-/// A root table elsewhere, as after a kexec: contexts are looked at anew once the guest has invalidated.
+/// A root table elsewhere, as after a kexec: contexts are looked at anew once the guest has
+/// invalidated.
 #[test]
 fn another_root_table_is_followed() {
     let mut world = World::strict();

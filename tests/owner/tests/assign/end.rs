@@ -88,9 +88,10 @@ fn the_machine_ends_when_nothing_is_in_reach() {
     assert_eq!(numbers.len(), 2);
 }
 
-/// Stale mappings whose age is over while the container is being closed are in the closing call's hands.
+/// Stale mappings whose age is over while the container is being closed are in the closing call's
+/// hands.
 #[test]
-fn what_is_stale_when_a_device_ends_is_let_go_with_it() {
+fn stale_mappings_of_a_device_that_ends_are_released_with_it() {
     let mut world = World::<GuestRam>::with(Options {
         policy: HostPolicy::Deferred(Window::DEFAULT),
         ..Options::default()

@@ -1,4 +1,5 @@
-//! Unmaps that the kernel does not carry out: the device is cut off, and the guest is told only then.
+//! Unmaps that the kernel does not carry out: the device is cut off, and the WAIT completes only
+//! then.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +23,7 @@ fn mapped() -> (World<GuestRam>, u64) {
     (world, table)
 }
 
-/// What the kernel does with an unmap.
+/// Behaviour of the kernel at an unmap.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Fails,
@@ -121,8 +122,8 @@ fn a_container_is_closed_by_taking_its_groups_off() {
     assert_eq!(world.reach.pages(), 0);
 }
 
-/// The call does not return: after the hold's limit and the call's the device is cut off, at once; its WAIT waits until the container is
-/// closed.
+/// The call does not return: after the hold's limit and the call's the device is cut off, at once;
+/// its WAIT waits until the container is closed.
 #[test]
 fn an_unmap_that_does_not_return_cuts_the_device_off_and_its_wait_waits() {
     let (mut world, table) = mapped();

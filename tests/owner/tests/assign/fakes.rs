@@ -1,4 +1,4 @@
-//! A device without a bus, and interrupt lines without a hypervisor: both write down what they are told.
+//! A device without a bus, and interrupt lines without a hypervisor: both record their calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use assign::hardware::{Hardware, Notice, Vectors};
 use platform::interrupt::{InterruptLines, Message};
 
-/// What the device is told, and how it answers.
+/// State of the device, and a record of the calls to it.
 #[derive(Default)]
 pub struct Device {
     /// Memory Space and Bus Master.
@@ -92,7 +92,7 @@ impl Hardware for FakeHardware {
     }
 }
 
-/// What the hypervisor is told of lines.
+/// State of the lines, and a record of the calls that connect them.
 #[derive(Default)]
 pub struct LineState {
     pub messages: BTreeMap<u16, Option<Message>>,

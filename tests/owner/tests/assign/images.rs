@@ -5,8 +5,8 @@ use assign::config::{Device, GuestConfig};
 
 /// MSI-X vectors.
 pub const VECTORS: u16 = 4;
-/// Offsets in BAR 0, which has 16 KiB: of the MSI-X table, and of its pending bits. Registers are all else, right behind the table as
-/// well.
+/// Offsets in BAR 0, which has 16 KiB: of the MSI-X table, and of its pending bits. Registers are
+/// all else, right behind the table as well.
 pub const TABLE: u64 = 0x2000;
 pub const PENDING: u64 = 0x3000;
 const BARS: [u64; 6] = [0x4000, 0, 0, 0, 0, 0];

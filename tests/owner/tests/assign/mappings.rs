@@ -1,4 +1,4 @@
-//! What the guest maps and unmaps, and how it tells.
+//! Maps and unmaps of the guest, and its ways to invalidate.
 
 use dma_map::iova::Access;
 use guest_mem::PAGE_SIZE;
@@ -98,7 +98,7 @@ fn a_flush_of_the_domain_finds_all_that_has_changed() {
     }
     world.set(table, 0x2000, DATA + 200, 1, RW);
     world.settle();
-    assert_eq!(world.pages(0).len(), 64, "nobody has told");
+    assert_eq!(world.pages(0).len(), 64, "no invalidation has come");
     world.flush(&[iotlb_domain(1)]);
     let mut wanted: Vec<_> = (1..64)
         .step_by(2)
@@ -133,7 +133,8 @@ fn a_map_that_is_not_told_is_found_at_the_next_flush() {
     assert_eq!(world.pages(0), [(16, DATA), (17, DATA + 1)]);
 }
 
-/// A guest writes its tables while they are walked: what comes is one of what was there, and the next invalidation mends it.
+/// A guest writes its tables while they are walked: what comes is one of what was there, and the
+/// next invalidation mends it.
 #[test]
 fn tables_that_change_during_a_walk_do_no_harm() {
     let mut world = World::strict();

@@ -1,4 +1,5 @@
-//! Memory of these guests: RAM that is always there, and memory of which pages may be absent, which notes what it is asked for.
+//! Memory of these guests: RAM that is always there, and memory of which pages may be absent, which
+//! notes what it is asked for.
 
 use std::sync::{Arc, Mutex};
 

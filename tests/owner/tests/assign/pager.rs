@@ -103,7 +103,7 @@ fn a_map_of_a_page_that_is_out_waits_for_it_and_reaches_what_it_held() {
     assert_eq!(world.evict(&[DATA, DATA + 2, DATA + 4]), [DATA + 4]);
 }
 
-/// What cannot be brought in is refused, and the rest is mapped.
+/// A page that is lost is refused, and the rest is mapped.
 #[test]
 fn a_page_that_cannot_be_brought_in_is_refused() {
     let (mut world, table) = world();
@@ -120,7 +120,7 @@ fn a_page_that_cannot_be_brought_in_is_refused() {
     assert_eq!(world.in_use(&[DATA]), [0_u64; 0]);
 }
 
-/// A device that may write makes its pages dirty without a word: the pager hears so when they are lent.
+/// A device that may write makes its pages dirty: the pager learns so when they are lent.
 #[test]
 fn pages_that_a_device_may_write_are_asked_for_as_written() {
     let (mut world, table) = world();
@@ -191,9 +191,10 @@ fn tables_that_are_out_are_waited_for() {
     );
 }
 
-/// Between the answer to `host` and the call nothing is let go: an eviction is asked for at every turn, of every page.
+/// Between the answer to `host` and the call no page goes: an eviction is asked for at every turn,
+/// of every page.
 #[test]
-fn a_page_is_never_let_go_between_the_question_and_the_call() {
+fn a_page_is_never_evicted_between_the_question_and_the_call() {
     let (mut world, table) = world();
     let pages: Vec<_> = (DATA..DATA + 16).collect();
     for round in 0..8 {

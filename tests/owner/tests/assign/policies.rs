@@ -1,4 +1,5 @@
-//! When what the guest has unmapped is unmapped here, under each policy, and what stays true under all of them.
+//! The four policies: the time at which a mapping goes that the guest has unmapped, and what holds
+//! under each.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::memory::Paged;
 use crate::world::{DATA, Options, RW, World, tell};
 
 const AGE: Duration = Duration::from_millis(10);
-/// How much later than promised a teardown may be seen here: the turns of a loaded machine, and its calls.
+/// Slack of the age in these tests, ns: the turns of a loaded machine, and its calls.
 const SLACK: u64 = 5_000_000_000;
 
 pub fn optimistic(quota: usize) -> HostPolicy {
@@ -98,7 +99,8 @@ fn a_relaxed_policy_completes_unmaps_early_and_never_maps() {
     }
 }
 
-/// Many more than the bound, one by one and in one flush, with calls that are slow: never more are stale than promised.
+/// Many more than the bound, one by one and in one flush, with calls that are slow: never more are
+/// stale than promised.
 #[test]
 fn no_more_is_stale_than_a_policy_promises() {
     for policy in policies(4) {
@@ -144,9 +146,10 @@ fn no_more_is_stale_than_a_policy_promises() {
     }
 }
 
-/// What the guest believes gone and the device reaches is counted from outside: by what is mapped when a WAIT has completed.
+/// Counted from outside: mappings that the device reaches when the WAIT of their unmap has
+/// completed.
 #[test]
-fn what_is_reached_beyond_the_guests_belief_is_within_the_quota() {
+fn mappings_reached_beyond_the_guests_belief_are_within_the_quota() {
     for quota in [1, 2, 5] {
         for policy in [
             HostPolicy::Async(window(quota)),
@@ -171,9 +174,9 @@ fn what_is_reached_beyond_the_guests_belief_is_within_the_quota() {
     }
 }
 
-/// Nothing is told: time alone ends what is stale.
+/// Without an invalidation: time alone ends a stale mapping.
 #[test]
-fn what_is_stale_goes_when_its_age_is_over() {
+fn a_stale_mapping_goes_when_its_age_is_over() {
     for policy in [HostPolicy::Deferred(window(8)), optimistic(8)] {
         let (mut world, table) = world(policy);
         world.map((table, 1), 16, DATA, 1, RW);
@@ -192,7 +195,8 @@ fn what_is_stale_goes_when_its_age_is_over() {
     }
 }
 
-/// The same IOVA for another page, which is common: the stale mapping goes first, and the device reaches the new page.
+/// The same IOVA for another page, which is common: the stale mapping goes first, and the device
+/// reaches the new page.
 #[test]
 fn a_stale_iova_that_is_used_again_never_reaches_the_old_page() {
     for policy in policies(8) {
@@ -229,8 +233,8 @@ fn a_stale_mapping_that_comes_back_needs_no_call() {
     assert_eq!(world.pages(0), [(16, DATA)]);
 }
 
-/// A detach, a switch of the domain, a pass-through that is refused, translation off: nothing of the old is reached, live or stale,
-/// when they complete.
+/// A detach, a switch of the domain, a pass-through that is refused, translation off: nothing of
+/// the old is reached, live or stale, when they complete.
 #[test]
 fn a_detach_and_a_switch_and_te_off_tear_all_down_first() {
     for policy in policies(8) {
@@ -334,7 +338,7 @@ fn pages_that_are_stale_stay() {
     }
 }
 
-/// A teardown that nobody waits for fails: the device is cut off all the same.
+/// A teardown that no WAIT waits for fails: the device is cut off all the same.
 #[test]
 fn a_failed_teardown_of_what_is_stale_cuts_the_device_off() {
     for policy in &policies(8)[1..] {

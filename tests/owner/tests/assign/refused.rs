@@ -1,4 +1,4 @@
-//! What the guest maps and may not reach, and what the host's kernel refuses.
+//! Maps of the guest to no memory and to reserved IOVAs, and maps that the host's kernel refuses.
 
 use assign::shadow::Counts;
 use guest_mem::PAGE_SIZE;
@@ -16,10 +16,10 @@ const ENOMEM: Errno = Errno(12);
 const EFAULT: Errno = Errno(14);
 const ENOSPC: Errno = Errno(28);
 
-/// Each is refused by itself: counted, its WAIT completes, its neighbours of the same invalidation are reached, and nothing was asked of
-/// the kernel.
+/// Each is refused by itself: counted, its WAIT completes, its neighbours of the same invalidation
+/// are reached, and nothing was asked of the kernel.
 #[test]
-fn what_is_no_memory_is_refused_and_what_is_beside_it_is_reached() {
+fn an_address_that_is_no_memory_is_refused_and_its_neighbours_are_reached() {
     let unit = REGISTERS / PAGE_SIZE;
     let end = (REGIONS[1].0 + REGIONS[1].1) / PAGE_SIZE;
     let top = (1 << 46) / PAGE_SIZE;
@@ -59,7 +59,8 @@ fn what_is_no_memory_is_refused_and_what_is_beside_it_is_reached() {
     }
 }
 
-/// A run that begins in memory and ends outside, and a large page over the hole: the part in memory is reached.
+/// A run that begins in memory and ends outside, and a large page over the hole: the part in memory
+/// is reached.
 #[test]
 fn the_part_of_a_run_that_is_memory_is_reached() {
     let mut world = World::strict();
@@ -74,7 +75,8 @@ fn the_part_of_a_run_that_is_memory_is_reached() {
     assert_eq!(world.counts(0).not_ram, 2);
 }
 
-/// What the host's IOMMU reserves: a range of its own, and the MSI window, which to the unit is no IOVA at all.
+/// Two reserved ranges: one of the host's IOMMU, and the MSI window, which the unit takes for a
+/// hole.
 #[test]
 fn iovas_that_the_host_does_not_allow_are_refused() {
     for ((first, behind), count) in [(RESERVED, 2), (MSI_WINDOW, 0)] {
@@ -96,7 +98,8 @@ fn iovas_that_the_host_does_not_allow_are_refused() {
     }
 }
 
-/// The kernel refuses one of three maps: its WAIT completes, it is not reached and not in use, and the others are as they were.
+/// The kernel refuses one of three maps: its WAIT completes, it is not reached and not in use, and
+/// the others are as they were.
 #[test]
 fn a_map_that_the_kernel_refuses_leaves_nothing_and_touches_nothing() {
     for errno in [ENOMEM, ENOSPC, EFAULT, Errno(17), Errno(22)] {
@@ -134,7 +137,8 @@ fn a_map_that_the_kernel_refuses_leaves_nothing_and_touches_nothing() {
     }
 }
 
-/// As many mappings as may be, as much locked memory as may be: what the guest unmaps makes room again.
+/// As many mappings as may be, as much locked memory as may be: what the guest unmaps makes room
+/// again.
 #[test]
 fn a_full_container_refuses_what_is_too_much_and_no_more() {
     for by_memory in [false, true] {

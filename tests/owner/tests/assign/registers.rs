@@ -66,7 +66,8 @@ fn the_command_register_reaches_the_device_and_nothing_else_of_it_does() {
     assert!(hardware.device().accesses.is_empty());
 }
 
-/// Vectors are handed over all at once when MSI-X is turned on, and their lines connected in one call.
+/// Vectors are handed over all at once when MSI-X is turned on, and their lines connected in one
+/// call.
 #[test]
 fn msix_lines_are_connected_in_one_call_and_each_change_is_one_more() {
     let mut world = started();

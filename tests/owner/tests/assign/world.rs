@@ -1,8 +1,9 @@
-//! A machine with assigned devices, and its guest: tables in RAM, a queue of descriptors, registers that trap.
+//! A machine with assigned devices, and its guest: tables in RAM, a queue of descriptors, registers
+//! that trap.
 //!
-//! The unit, the owner, the functions, their call threads and their containers' tables are the real ones; the kernel behind the tables,
-//! the devices and the interrupt lines are fakes. After each turn of the owner [`World::check`] compares what devices reach with what
-//! is in use.
+//! The unit, the owner, the functions, their call threads and their containers' tables are the real
+//! ones; the kernel behind the tables, the devices and the interrupt lines are fakes. After each
+//! turn of the owner [`World::check`] compares what devices reach with what is in use.
 
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, channel};
@@ -59,7 +60,7 @@ pub const R: u64 = 1;
 pub const W: u64 = 2;
 pub const RW: u64 = 3;
 
-/// What the host's IOMMU does not allow: a range of its own, first page and behind the last.
+/// A range that the host's IOMMU does not allow: first page, and the one behind the last.
 pub const RESERVED: (u64, u64) = (0x20_0010, 0x20_0020);
 /// The MSI window, likewise.
 pub const MSI_WINDOW: (u64, u64) = (0xfee00, 0xfef00);
@@ -67,7 +68,7 @@ pub const MSI_WINDOW: (u64, u64) = (0xfee00, 0xfef00);
 pub const REGISTERS: u64 = 0xfed9_0000;
 
 const MS: u64 = 1_000_000;
-/// How long anything may take that is expected to happen.
+/// Longest time for anything that is expected to happen.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Turns in which nothing that was to happen would be left.
 const MANY: usize = 300;
@@ -113,7 +114,7 @@ pub struct World<M> {
     pub mem: M,
     pub reach: Reach,
     pub seats: Vec<Seat>,
-    /// How far the clock is ahead of the host's, ns.
+    /// Lead of the clock over the host's, ns.
     pub skew: u64,
     wakes: Wakes,
     tail: u64,
@@ -220,7 +221,7 @@ impl<M: Memory> World<M> {
         self.check();
     }
 
-    /// What a device reaches is in use, at any time.
+    /// Checks that each page that a device reaches is in use.
     pub fn check(&self) {
         for seat in &self.seats {
             let mut vaddrs: Vec<(u64, u64)> = Vec::new();
@@ -347,7 +348,8 @@ impl<M: Memory> World<M> {
         self.read_register(reg::GSTS) & mask == want
     }
 
-    /// The queue is turned on, a root table latched, and everything invalidated: with translation off.
+    /// The queue is turned on, a root table latched, and everything invalidated: with translation
+    /// off.
     pub fn start_unit(&mut self) {
         self.write_register(reg::IQT, 8, 0);
         self.write_register(reg::IQA, 8, QUEUE);
@@ -517,7 +519,7 @@ impl<M: Memory> World<M> {
         self.complete(wait);
     }
 
-    /// What a device reaches: by page of IOVA the page of guest memory, and what it may do.
+    /// Pages that a device reaches: IOVA page, page of guest memory, permission.
     pub fn reached(&self, seat: usize) -> Vec<(u64, u64, Access)> {
         let mapped = self.seats[seat].kernel.mapped();
         let pages = mapped.iter().flat_map(|mapping| {
@@ -529,7 +531,7 @@ impl<M: Memory> World<M> {
         pages.collect()
     }
 
-    /// The same without what it may do.
+    /// The same without the permission.
     pub fn pages(&self, seat: usize) -> Vec<(u64, u64)> {
         let reached = self.reached(seat);
         reached.iter().map(|(page, to, _)| (*page, *to)).collect()

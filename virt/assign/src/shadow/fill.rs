@@ -311,7 +311,7 @@ impl<C: Caller> Shadow<C> {
     }
 }
 
-/// The memory of a mapping, once it is there. A pager hears whether the device may write it.
+/// The memory of a mapping, once it is there. A pager learns whether the device may write it.
 fn memory_of<M: PhysMem>(mapping: &Mapping, mem: &M) -> MemAccess<Pinned> {
     let intent = match mapping.access {
         Access::Read => Intent::Read,

@@ -318,8 +318,8 @@ impl<C: Caller> Shadow<C> {
     }
 
     fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
-        // One that has not begun and looks at the same, or at more. What it holds already holds this invalidation's WAIT, too; a
-        // guest that waits for nothing would have it hold ever more.
+        // One that has not begun and looks at the same, or at more. Its hold keeps this
+        // invalidation's WAIT, too: a hold for each would be a list that a guest makes grow.
         if let Some(last) = self.tasks.back_mut()
             && matches!(last.phase, Phase::Begin)
             && (last.what == what || last.what == What::Everything)
@@ -602,13 +602,14 @@ impl<C: Caller> Shadow<C> {
         if old != mode {
             self.counts.attached += 1;
             self.is_granular = false;
-            // What the guest has unmapped in the old domain, and is on its way out, is waited for now.
+            // Unmaps of the old domain that are under way are waited for, under every policy.
             task.until = task.until.max(self.calls.back().map(|call| call.id));
         }
         let has_old = old != mode && self.book.stale() > 0;
         Ok(match mode {
             _ if old == mode && what == What::Attachment => Phase::Settle,
-            // Between two domains what both map stays, and what the new one lacks goes at once. Nothing that is stale stays.
+            // Between two domains what both map stays, and what the new one lacks goes at once.
+            // With stale mappings of the old one, everything goes first.
             Mode::Domain(_) if old != Mode::All && !has_old => {
                 Phase::Check(Check::of(0, LAST_PAGE, old != mode))
             }
@@ -703,10 +704,6 @@ impl<C: Caller> Shadow<C> {
                 self.map_refused(mapping, was_refused, refusal, mem);
             }
             (Asked::Unmap(mappings), Ok(())) => self.unmapped(mappings),
-            // It was asked for while the container was being closed, which has ended these, too.
-            (Asked::Unmap(mappings), Err(_)) if self.state == State::Closed => {
-                self.unmapped(mappings);
-            }
             (Asked::Unmap(mappings), Err(refusal)) => {
                 self.unended.extend(mappings);
                 self.fail(&refusal.text);

@@ -93,7 +93,8 @@ impl<C: Caller> Shadow<C> {
         self.ask_to_unmap(gone)
     }
 
-    /// Tears down what has been stale for long enough. Once the container is being closed, that ends it.
+    /// Tears down what has been stale for long enough. A container that is being closed ends it
+    /// anyway.
     pub(super) fn expire(&mut self) {
         if self.state != State::Open {
             return;

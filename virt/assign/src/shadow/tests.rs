@@ -751,7 +751,7 @@ fn invalidations_that_no_wait_follows_take_a_bounded_number_of_holds() {
 }
 
 #[test]
-fn what_became_too_old_while_the_container_was_closing_is_in_use_no_longer() {
+fn mapping_that_expires_while_the_container_closes_is_released() {
     let mut world = World::in_domain(HostPolicy::Optimistic(Optimistic::of(4)));
     world.map(64, 8, 2, Access::ReadWrite);
     world.pages(64, 2);
@@ -760,8 +760,9 @@ fn what_became_too_old_while_the_container_was_closing_is_in_use_no_longer() {
     world.pages(64, 2);
     world.finish();
     assert_eq!(world.reach.pages(), 2, "stale");
+    let expiry = world.shadow.deadline().unwrap();
     world.shadow.end();
-    world.now = world.shadow.deadline().unwrap();
+    world.now = expiry;
     world.poll();
     world.settle();
     assert!(world.shadow.has_ended());
