@@ -1,7 +1,7 @@
 //! A guest that is told on its console what to do next, so that what is seen of it from outside
 //! lies between two of its steps.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,6 +13,10 @@ use crate::system::guest::{Guest, RunningGuest};
 pub const SCRIPT: &str = "stty -echo; dmesg -n 1; n=0; echo step $n ended with 0; \
      while read -r line && [ \"$line\" != end ]; do sh -c \"$line\" </dev/null; \
      s=$?; n=$((n + 1)); echo step $n ended with $s; done";
+
+/// Longest time that a step may take, and between two looks for its end.
+const LIMIT: Duration = Duration::from_secs(600);
+const TURN: Duration = Duration::from_millis(100);
 
 /// Longest line of a terminal, less its end.
 const LINE_MAX: usize = 4000;
@@ -81,16 +85,29 @@ impl<'a> Session<'a> {
         Ok(output)
     }
 
+    /// Output of the step begun last, and its status: what the console has shown since the one before.
+    /// A guest of the same machine that was started again counts from 0, too.
     fn ended(&mut self) -> Result<(String, String)> {
         let key = format!("step {} ended with ", self.steps);
-        let line = self.guest.wait_for_line(&key)?;
-        let console = self.guest.so_far();
-        let (output, _) = console[self.seen..]
-            .split_once(&key)
-            .context("what a console has shown stays")?;
-        let output = output.replace('\r', "");
-        self.seen = console.len();
-        Ok((output, line[key.len()..].trim().to_owned()))
+        let began = Instant::now();
+        loop {
+            let console = self.guest.so_far();
+            let new = &console[self.seen..];
+            if let Some((output, rest)) = new.split_once(&key)
+                && let Some((status, _)) = rest.split_once('\n')
+            {
+                let (output, status) = (output.replace('\r', ""), status.trim().to_owned());
+                self.seen = console.len();
+                return Ok((output, status));
+            }
+            ensure!(
+                began.elapsed() < LIMIT,
+                "no end of step {}:\n{new}",
+                self.steps
+            );
+            // Nothing writes this: it waits, and fails if the guest has ended.
+            self.guest.writes_within(TURN, "\0")?;
+        }
     }
 
     /// A machine that was started again: its guest is waited for, and steps begin anew.
@@ -99,20 +116,7 @@ impl<'a> Session<'a> {
     /// It does not come.
     pub fn begin_again(&mut self) -> Result<()> {
         self.steps = 0;
-        let seen = self.seen;
-        let key = "step 0 ended with 0";
-        // The first guest's is behind us.
-        let deadline = std::time::Instant::now() + Duration::from_secs(240);
-        while !self.guest.so_far()[seen..].contains(key) {
-            ensure!(
-                std::time::Instant::now() < deadline,
-                "no second guest:\n{}",
-                &self.guest.so_far()[seen..]
-            );
-            self.guest.writes_within(Duration::from_millis(200), "\0")?;
-        }
-        self.seen = self.guest.so_far().len();
-        Ok(())
+        self.ended().map(drop)
     }
 
     /// The running guest.
