@@ -180,7 +180,7 @@ pub fn run(lab: &AssignLab, requests: u32) -> Result<[Peer; 2]> {
 }
 
 fn one(lab: &AssignLab, emulated: &Lab, requests: u32, has_iommu: bool) -> Result<Peer> {
-    const SCRIPT: &str = "stty -echo; echo ready for steps; while read -r line && [ x$line != xend ]; do $line; \
+    const SCRIPT: &str = "stty -echo; echo ready for steps; while read -r line && [ \"$line\" != end ]; do $line; \
                           echo step ended with $?; done";
     let options = match has_iommu {
         true => "intel_iommu=on iommu.strict=1",
