@@ -79,7 +79,7 @@ fn device_of(record: &str) -> Option<&str> {
         }
     };
     let end = behind.find(|c: char| c != ':' && c != '.' && !c.is_ascii_hexdigit())?;
-    Some(&behind[..end])
+    Some(behind[..end].trim_end_matches(':'))
 }
 
 #[cfg(test)]

@@ -106,7 +106,14 @@ impl<'a> Session<'a> {
                 self.steps
             );
             // Nothing writes this: it waits, and fails if the guest has ended.
-            self.guest.writes_within(TURN, "\0")?;
+            let waited = self.guest.writes_within(TURN, "\0");
+            waited.with_context(|| {
+                format!(
+                    "step {}, after {:?}",
+                    self.steps,
+                    &self.guest.so_far()[self.seen..]
+                )
+            })?;
         }
     }
 
