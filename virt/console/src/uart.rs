@@ -43,6 +43,35 @@ struct Chip {
     is_awaited: bool,
 }
 
+/// Registers: interrupt enable, interrupt identification, line control.
+const IER: u8 = 1;
+const IIR: u8 = 2;
+const LCR: u8 = 3;
+/// IER: an interrupt while bytes wait.
+const IER_RECEIVED: u8 = 1;
+/// LCR: registers 0 and 1 are the divisor.
+const LCR_DIVISOR: u8 = 0x80;
+
+impl Chip {
+    /// Bytes wait for the guest.
+    fn has_received(&self) -> bool {
+        self.serial.fifo_capacity() < self.depth
+    }
+
+    /// Has the received-data interrupt stand for as long as bytes wait, as a 16550's does (PC16550D, table 5). `vm-superio` takes it
+    /// back with the first byte that is read, so that a driver that reads some and asks for more would be told that there is none.
+    fn keep_received_interrupt(&mut self) {
+        if !self.has_received() || self.serial.read(LCR) & LCR_DIVISOR != 0 {
+            return;
+        }
+        let enabled = self.serial.read(IER);
+        if enabled & IER_RECEIVED != 0 {
+            // Enabling it anew raises it. The pin cannot fail.
+            let _ = self.serial.write(IER, enabled);
+        }
+    }
+}
+
 /// The chip. See the module's head.
 pub struct Uart {
     chip: Mutex<Chip>,
@@ -101,11 +130,13 @@ impl Uart {
 impl BusDevice for Uart {
     fn read(&self, offset: u64, data: &mut [u8]) -> AccessCause {
         let mut chip = self.chip();
+        if offset == u64::from(IIR) {
+            chip.keep_received_interrupt();
+        }
         for byte in data {
             *byte = chip.serial.read(offset as u8);
         }
-        let is_empty = chip.serial.fifo_capacity() == chip.depth;
-        let tells = is_empty && std::mem::take(&mut chip.is_awaited);
+        let tells = !chip.has_received() && std::mem::take(&mut chip.is_awaited);
         drop(chip);
         if tells {
             // Fails only when the counter is full, and then it is readable.

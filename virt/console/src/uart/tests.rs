@@ -102,3 +102,32 @@ fn a_full_buffer_takes_nothing_and_nobody_waits() {
     assert!(uart.emptied.read().is_err(), "63 are left to read");
     assert_eq!(uart.offer(b"y"), 1);
 }
+
+/// Linux reads 256 bytes for an interrupt, and asks the chip whether there is more. (A line of more than that, typed at once, stood
+/// in the buffer until something else was typed.)
+#[test]
+fn bytes_that_are_left_behind_a_read_are_told_of_when_the_interrupt_is_identified() {
+    let (uart, messages) = uart(Sink::nowhere());
+    uart.write(1, &[1]);
+    let identify = || {
+        let mut iir = [0];
+        uart.read(2, &mut iir);
+        iir[0] & 0xf
+    };
+    assert_eq!(uart.offer(&[b'x'; 64]), 64);
+    for left in (0..64).rev() {
+        assert_eq!(identify(), 4, "{left} are left behind this one");
+        uart.read(0, &mut [0]);
+    }
+    assert_eq!(identify(), 1, "nothing is left");
+    let sent = messages.0.lock().unwrap().len();
+    assert_eq!(identify(), 1);
+    assert_eq!(messages.0.lock().unwrap().len(), sent);
+    // Not while the driver does not want to hear of it.
+    uart.offer(b"y");
+    uart.write(1, &[0]);
+    identify();
+    assert_eq!(identify(), 1);
+    uart.write(1, &[1]);
+    assert_eq!(identify(), 4);
+}
