@@ -4,11 +4,11 @@
 //!
 //! | module | |
 //! |---|---|
-//! | [`case`] | the guests, the host's policies, what is done |
-//! | [`matrix`] | one boot: windows of the ledger under one policy after the other, changed while the guest runs |
-//! | [`peer`] | QEMU in the same lab beside it |
-//! | [`figures`] | what is judged, and the report |
-//! | [`results`] | tables, and `docs/assign-results.md` |
+//! | `case` | the guests, the host's policies, what is done |
+//! | `matrix` | one boot: windows of the ledger under one policy after the other, changed while the guest runs |
+//! | `peer` | QEMU in the same lab beside it |
+//! | `figures` | what is judged, and the report |
+//! | `results` | tables, and `docs/assign-results.md` |
 //!
 //! Counts only: in the lab time means nothing. Cycles of a map and an unmap are `bench/assign`'s,
 //! natively.
