@@ -64,7 +64,10 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     let run = session.end().unwrap();
     run.outcome.check().unwrap();
     assert_eq!(
-        run.outcome.log.matches("starting its machine again").count(),
+        run.outcome
+            .log
+            .matches("starting its machine again")
+            .count(),
         2,
         "{}",
         run.outcome.log
