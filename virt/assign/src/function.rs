@@ -31,7 +31,7 @@ use crate::calls::Caller;
 use crate::config::{self, Dynamic, GuestConfig};
 use crate::hardware::{Hardware, Notice, Vectors};
 use crate::reach::Reach;
-use crate::shadow::{Polled, Shadow};
+use crate::shadow::Shadow;
 use crate::unreached::Unreached;
 
 /// Polls between two looks for a word of the host about the device, each of which is a system call.
@@ -80,16 +80,15 @@ pub struct Assigned<H, C> {
 impl<H: Hardware, C: Caller> Assigned<H, C> {
     /// The function, with its device as the host has it: bus mastering off, no interrupts.
     pub fn new(parts: Parts<H, C>) -> Self {
-        let msix = parts.config.msix().map_or(0, |msix| msix.vectors);
-        let msi = parts.config.msi();
-        let lines = msix.max(msi.map_or(0, |msi| u16::from(msi.vectors())));
+        let lines = Self::lines_of(&parts.config);
+        let vectors = parts.config.msix().map_or(0, |msix| msix.vectors);
         Self {
             source: parts.source,
             hardware: parts.hardware,
             areas: parts.areas,
             lines: parts.lines,
-            msi: msi.map(Msi::new),
-            msix: MsixTable::new(msix),
+            msi: parts.config.msi().map(Msi::new),
+            msix: MsixTable::new(vectors),
             config: parts.config,
             routed: vec![None; usize::from(lines)],
             vectors: Vectors::Off,
@@ -383,7 +382,7 @@ impl<H: Hardware, C: Caller, E> DataPath<E> for Assigned<H, C> {
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, E>) -> Progress {
         let now = cx.now();
         let (unit, mem, out) = cx.follow();
-        let polled = self.shadow.poll(unit, mem, now, out);
+        let progress = self.shadow.poll(unit, mem, now, out);
         if let Some(why) = self.shadow.take_failure() {
             self.cut_off(&why);
         }
@@ -397,10 +396,7 @@ impl<H: Hardware, C: Caller, E> DataPath<E> for Assigned<H, C> {
         if self.polls.is_multiple_of(NOTICE_PERIOD) {
             self.look_for_notices();
         }
-        match polled {
-            Polled::Idle => Progress::Idle,
-            Polled::Busy => Progress::Busy,
-        }
+        progress
     }
 
     fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, E>) -> bool {

@@ -16,8 +16,10 @@ pub(super) struct Check {
     /// What is gone is unmapped before the invalidation completes, under every policy.
     at_once: bool,
     looking: Option<Looking>,
-    /// Gone, and not yet dealt with.
-    gone: Vec<Mapping>,
+    /// Gone, and not yet dealt with: those that are unmapped before the invalidation completes, and
+    /// those of which the policy decides.
+    gone_at_once: Vec<Mapping>,
+    gone_by_policy: Vec<Mapping>,
     /// Mappings that were cut, which are to be filled anew.
     cut: Vec<(u64, u64)>,
 }
@@ -42,7 +44,8 @@ impl Check {
             next: first,
             at_once,
             looking: None,
-            gone: Vec::new(),
+            gone_at_once: Vec::new(),
+            gone_by_policy: Vec::new(),
             cut: Vec::new(),
         }
     }
@@ -82,7 +85,7 @@ impl<C: Caller> Shadow<C> {
         budget: &mut Budget,
     ) -> Result<(), Pause> {
         loop {
-            if check.gone.len() >= TOGETHER {
+            if check.gone_at_once.len() + check.gone_by_policy.len() >= TOGETHER {
                 self.deal_with(check, task)?;
             }
             let mut looking = match check.looking.take() {
@@ -107,12 +110,15 @@ impl<C: Caller> Shadow<C> {
             let mapping = looking.mapping;
             if looking.is_gone && looking.stands {
                 self.counts.cut += 1;
-                // Not twice what was told.
                 check.cut.push((mapping.first, mapping.last()));
                 self.is_granular = true;
             }
             if looking.is_gone {
-                check.gone.push(mapping);
+                // The rest of one that was cut is mapped anew, for which it has to be gone.
+                match check.at_once || looking.stands {
+                    true => check.gone_at_once.push(mapping),
+                    false => check.gone_by_policy.push(mapping),
+                }
             }
             match mapping.last().checked_add(1) {
                 Some(next) => check.next = next,
@@ -171,18 +177,15 @@ impl<C: Caller> Shadow<C> {
 
     /// Unmaps what is gone, or keeps it as the policy has it.
     fn deal_with(&mut self, check: &mut Check, task: &mut Task) -> Result<(), Pause> {
-        if check.gone.is_empty() {
+        if check.gone_at_once.is_empty() && check.gone_by_policy.is_empty() {
             return Ok(());
         }
         // In the worst case each is a call.
         if self.calls.len() >= MOST {
             return Err(Pause::Wait);
         }
-        let is_cut = |mapping: &Mapping| check.cut.contains(&(mapping.first, mapping.last()));
-        let gone = std::mem::take(&mut check.gone);
-        let (at_once, by_policy): (Vec<_>, Vec<_>) = gone
-            .into_iter()
-            .partition(|mapping| check.at_once || is_cut(mapping));
+        let at_once = std::mem::take(&mut check.gone_at_once);
+        let by_policy = std::mem::take(&mut check.gone_by_policy);
         self.unmap(at_once, by_policy, task);
         Ok(())
     }

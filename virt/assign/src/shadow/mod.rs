@@ -44,7 +44,7 @@ use std::os::fd::RawFd;
 
 use dma_map::risk::Risk;
 use guest_mem::{Attachment, Budget, Iommu, Iova, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket};
-use machine::{Effects, Hold, HoldId, Invalidation, Scope};
+use machine::{Effects, Hold, HoldId, Invalidation, Progress, Scope};
 
 use crate::book::{Book, Mapping};
 use crate::calls::{Call, CallId, Caller, Done, MOST};
@@ -158,6 +158,18 @@ struct Task {
     kept: Vec<u64>,
 }
 
+impl Task {
+    fn new(what: What, holds: Vec<HoldId>) -> Self {
+        Self {
+            what,
+            holds,
+            phase: Phase::Begin,
+            until: None,
+            kept: Vec::new(),
+        }
+    }
+}
+
 /// A call under way.
 #[derive(Debug)]
 struct UnderWay {
@@ -191,15 +203,6 @@ enum Pause {
     Budget,
     /// A call, or memory.
     Wait,
-}
-
-/// What a poll has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Polled {
-    /// Nothing was to do.
-    Idle,
-    /// Something was done, or can be done at once.
-    Busy,
 }
 
 /// See the module's head. All calls come from the owner's thread.
@@ -330,13 +333,7 @@ impl<C: Caller> Shadow<C> {
             last.holds.push(hold);
             return Hold::Yes;
         }
-        let mut new = Task {
-            what,
-            holds: vec![hold],
-            phase: Phase::Begin,
-            until: None,
-            kept: Vec::new(),
-        };
+        let mut new = Task::new(what, vec![hold]);
         if self.tasks.len() >= TASKS {
             // All that have not begun are one, that looks at everything.
             new.what = What::Everything;
@@ -362,14 +359,8 @@ impl<C: Caller> Shadow<C> {
     /// Looks at the device's attachment without having been told: at its start, and after a reset of its function.
     pub fn look(&mut self) {
         if self.state == State::Open {
-            let what = What::Everything;
-            self.tasks.push_back(Task {
-                what,
-                holds: Vec::new(),
-                phase: Phase::Begin,
-                until: None,
-                kept: Vec::new(),
-            });
+            let task = Task::new(What::Everything, Vec::new());
+            self.tasks.push_back(task);
         }
     }
 
@@ -436,9 +427,9 @@ impl<C: Caller> Shadow<C> {
         mem: &M,
         now: u64,
         out: &mut Effects<E>,
-    ) -> Polled {
+    ) -> Progress {
         self.now = now;
-        let mut polled = self.take_done(mem, out);
+        let mut progress = self.take_done(mem);
         self.expire();
         let mut budget = Budget::new(SLICE);
         while self.state == State::Open && self.awaited.is_none() {
@@ -448,19 +439,19 @@ impl<C: Caller> Shadow<C> {
             let step = self.go_on(&mut task, unit, mem, &mut budget);
             match step {
                 Ok(()) => {
-                    polled = Polled::Busy;
+                    progress = Progress::Busy;
                     self.finish(task, out);
                 }
                 Err(pause) => {
                     self.tasks.push_front(task);
                     if matches!(pause, Pause::Budget) {
-                        polled = Polled::Busy;
+                        progress = Progress::Busy;
                     }
                     break;
                 }
             }
             if budget.is_spent() {
-                polled = Polled::Busy;
+                progress = Progress::Busy;
                 break;
             }
         }
@@ -468,7 +459,7 @@ impl<C: Caller> Shadow<C> {
         if self.state == State::Closed {
             self.release_all(out);
         }
-        polled
+        progress
     }
 
     /// Whether a poll would find anything.
@@ -677,19 +668,16 @@ impl<C: Caller> Shadow<C> {
     }
 
     /// Takes calls that are over.
-    fn take_done<M: PhysMem, E>(&mut self, mem: &M, out: &mut Effects<E>) -> Polled {
-        let mut polled = Polled::Idle;
+    fn take_done<M: PhysMem>(&mut self, mem: &M) -> Progress {
+        let mut progress = Progress::Idle;
         // As many as were asked for.
         while !self.calls.is_empty()
             && let Some(done) = self.caller.take()
         {
-            polled = Polled::Busy;
+            progress = Progress::Busy;
             self.settle(done, mem);
         }
-        if self.state == State::Closed {
-            self.release_all(out);
-        }
-        polled
+        progress
     }
 
     fn settle<M: PhysMem>(&mut self, done: Done, mem: &M) {

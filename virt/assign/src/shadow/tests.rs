@@ -10,11 +10,11 @@ use guest_mem::{
     Access as MemAccess, Attachment, Budget, Found, Gpa, GuestRam, Iommu, Iova, LeaseTable, Next,
     PAGE_SIZE, Pages, Perm, PhysMem, Run, SourceId,
 };
-use machine::{Effects, Hold, HoldId, Invalidation, Scope, testing};
+use machine::{Effects, Hold, HoldId, Invalidation, Progress, Scope, testing};
 use proptest::prelude::*;
 use vfio::Lent;
 
-use super::{Limits, Polled, Shadow};
+use super::{Limits, Shadow};
 use crate::calls::{Call, CallId, Caller, Done, Refusal};
 use crate::policy::HostPolicy;
 use crate::reach::Reach;
@@ -344,15 +344,16 @@ impl World {
         });
     }
 
-    fn poll(&mut self) -> Polled {
-        let polled = self
+    /// Whether anything was done.
+    fn poll(&mut self) -> bool {
+        let progress = self
             .shadow
             .poll(&self.tables, &self.ram, self.now, &mut self.effects);
         for hold in testing::take_released(&mut self.effects) {
             assert!(self.held.remove(&hold), "{hold:?} is released once");
         }
         self.check_reach();
-        polled
+        progress != Progress::Idle
     }
 
     /// Whatever the device reaches is in use.
@@ -372,11 +373,11 @@ impl World {
     /// Until all that was held is released.
     fn finish(&mut self) {
         for _ in 0..100_000 {
-            let polled = self.poll();
+            let is_busy = self.poll();
             if self.held.is_empty() {
                 return;
             }
-            if polled == Polled::Idle {
+            if !is_busy {
                 self.kernel.make(1);
                 self.check_reach();
             }
@@ -388,11 +389,11 @@ impl World {
     fn settle(&mut self) {
         loop {
             self.kernel.make(usize::MAX);
-            let polled = self.poll();
+            let is_busy = self.poll();
             let is_idle = self
                 .kernel
                 .with(|inside| inside.waiting.is_empty() && inside.done.is_empty());
-            if polled == Polled::Idle && is_idle {
+            if !is_busy && is_idle {
                 return;
             }
         }
