@@ -4,19 +4,15 @@
 //! guest has to invalidate after it has made an entry present, too (CAP.CM), which a system applies to a whole unit, and the
 //! unit offers no more than the host's IOMMU can follow. The unit exists only in a machine that has such functions.
 
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use assign::calls::CallThread;
 use assign::function::Parts as FunctionParts;
-use assign::policy::HostPolicy;
 use assign::reach::Reach;
 use assign::shadow::{Limits, Shadow};
 use assign::vfio_device::{OpenError, Opened};
-use dma_map::mapper::{Optimistic, Window};
 use guest_mem::{GuestRam, HugePages, PAGE_SIZE, PhysMem, SlotMapping};
 use kvm::bar_memory::{BarMemory, BarPiece};
 use kvm::lines::KvmLines;
@@ -29,7 +25,8 @@ use vtd::{AddressWidth, LargePages};
 
 use super::attach::Parts;
 use super::composed::{AssignedDevice, Functions, Owner, Units};
-use super::device::{self, DeviceConfig};
+use super::device::DeviceConfig;
+use super::eventfds::clones;
 use super::memory::OwnerHandle;
 use super::plugs::Plugs;
 use super::units::{self, UnitOptions};
@@ -201,10 +198,10 @@ fn add<F: Functions, M: PhysMem>(
         allows_pass_through: !config.requires_dma_domains,
         maps_while_off: options.mode.is_none() || config.dma_before_te,
     };
-    let (hardware, table, space, areas) = opened.split(clones(&lines)?)?;
+    let (hardware, table, space, areas) = opened.split(clones(lines.fds())?)?;
     let name = format!("vfio-{}", config.address.trim_start_matches("0000:"));
     let calls = CallThread::start(&name, table).context("the thread of its container")?;
-    let mut shadow = Shadow::new(source, limits, policy(config.policy), reach.clone(), calls);
+    let mut shadow = Shadow::new(source, limits, config.policy, reach.clone(), calls);
     // A unit that is off, or none, tells nothing.
     shadow.look();
     let function = AssignedDevice::new(FunctionParts {
@@ -250,39 +247,12 @@ fn bar_memory(opened: &Opened, parts: &Parts<'_>) -> Result<BarMemory> {
     Ok(BarMemory::new(parts.vm.clone(), pieces))
 }
 
-fn clones(lines: &KvmLines) -> io::Result<Vec<OwnedFd>> {
-    lines
-        .fds()
-        .map(|fd| {
-            // SAFETY: the descriptor belongs to `fd`, which outlives this call.
-            unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }.try_clone_to_owned()
-        })
-        .collect()
-}
-
 /// Runs of pages of guest memory: first page and pages.
 fn pages_of(ram: &GuestRam) -> Vec<(u64, u64)> {
     let regions = ram.regions().iter();
     regions
         .map(|region| (region.gpa.raw() / PAGE_SIZE, region.len / PAGE_SIZE))
         .collect()
-}
-
-/// A policy, as the device's shadow has it.
-fn policy(of: device::HostPolicy) -> HostPolicy {
-    let window = |window: device::StaleWindow| Window {
-        entries: window.entries as usize,
-        age: window.age,
-    };
-    match of {
-        device::HostPolicy::Strict => HostPolicy::Strict,
-        device::HostPolicy::Async(of) => HostPolicy::Async(window(of)),
-        device::HostPolicy::Deferred(of) => HostPolicy::Deferred(window(of)),
-        device::HostPolicy::Optimistic { quota, age } => HostPolicy::Optimistic(Optimistic {
-            quota: quota as usize,
-            residency: age,
-        }),
-    }
 }
 
 /// Has the devices' policies follow their files, now that the owner runs.
@@ -298,7 +268,7 @@ pub fn follow_policies<F: Functions, M: PhysMem + Send + 'static>(
         config.follow_policy(Box::new(move |new| {
             let set = move |owner: &mut Owner<F, M>| {
                 if let Some(device) = owner.function(number).and_then(Functions::assigned) {
-                    device.shadow_mut().set_policy(policy(new));
+                    device.shadow_mut().set_policy(new);
                 }
             };
             // An owner that has ended has no devices.

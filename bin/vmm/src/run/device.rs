@@ -7,11 +7,12 @@
 //! Behind the emulated IOMMU a policy says when the guest's unmap completes ([`HostPolicy`]). Its
 //! bounds are fixed at the start; the policy itself may be read from a file while the guest runs.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use assign::policy::HostPolicy;
+use dma_map::mapper::{Optimistic, Window};
 
 use super::args::{IommuArg, RunArgs};
 use super::followed::follow;
@@ -25,62 +26,28 @@ use crate::values::nearest::hint;
 const MAX_ENTRIES: u64 = 65_536;
 /// Longest time for which a policy leaves a mapping stale, ms.
 const MAX_AGE_MS: u64 = 10_000;
-/// Bound in number where none is given.
-const DEFAULT_WINDOW: u32 = 250;
-/// Bound in time where none is given.
-const DEFAULT_AGE: Duration = Duration::from_millis(10);
 
 /// Name of the file that a policy is read from, in messages.
 const FILE: &str = "--device: policy-file";
 /// Names of the policies.
 const POLICIES: [&str; 4] = ["strict", "async", "deferred", "optimistic"];
 
-/// When an unmap of the guest completes, and what a device may reach after that.
-///
-/// A map always completes after the device can reach the page, and a page is unpinned only once the
-/// device cannot reach it any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostPolicy {
-    /// After the host's unmap has returned: nothing is stale.
-    Strict,
-    /// When the host's unmap is queued; the queue is bounded.
-    Async(StaleWindow),
-    /// At once; the host unmaps when the window is full or its oldest entry is too old.
-    Deferred(StaleWindow),
-    /// At once; the mapping stays for the guest's next map of the same page at the same IOVA.
-    Optimistic {
-        /// Most idle mappings, 1 to 65,536.
-        quota: u32,
-        /// Longest time for which a mapping is idle.
-        age: Duration,
-    },
-}
-
-/// Bound of unmaps that have completed for the guest and not on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StaleWindow {
-    /// Most stale mappings, 1 to 65,536.
-    pub entries: u32,
-    /// Longest time until the host's unmap is begun.
-    pub age: Duration,
-}
-
-impl fmt::Display for HostPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut bounded = |name: &str, entries: u32, age: Duration| {
-            write!(
-                f,
-                "{name} (at most {} stale, for {} ms)",
-                counted(entries as usize, "mapping"),
-                age.as_millis()
-            )
-        };
-        match *self {
-            Self::Strict => f.write_str("strict"),
-            Self::Async(window) => bounded("async", window.entries, window.age),
-            Self::Deferred(window) => bounded("deferred", window.entries, window.age),
-            Self::Optimistic { quota, age } => bounded("optimistic", quota, age),
+/// Text of a policy with its bounds, for people.
+fn policy_text(policy: HostPolicy) -> String {
+    let bounded = |entries: usize, age: Duration| {
+        format!(
+            "{} (at most {} stale, for {} ms)",
+            policy.name(),
+            counted(entries, "mapping"),
+            age.as_millis()
+        )
+    };
+    match policy {
+        HostPolicy::Strict => policy.name().into(),
+        HostPolicy::Async(window) | HostPolicy::Deferred(window) => {
+            bounded(window.entries, window.age)
         }
+        HostPolicy::Optimistic(bound) => bounded(bound.quota, bound.residency),
     }
 }
 
@@ -99,9 +66,10 @@ impl PolicyBounds {
     /// # Errors
     /// It is none of them.
     pub fn policy(self, text: &str) -> Result<HostPolicy> {
-        let age = self.age.unwrap_or(DEFAULT_AGE);
-        let entries = self.window.unwrap_or(DEFAULT_WINDOW);
-        let window = StaleWindow { entries, age };
+        let age = self.age.unwrap_or(Window::DEFAULT.age);
+        let entries = self.window.map(|entries| entries as usize);
+        let entries = entries.unwrap_or(Window::DEFAULT.entries);
+        let window = Window { entries, age };
         let (name, number) = match text.split_once('=') {
             Some((name, number)) => (name, Some(number)),
             None => (text, None),
@@ -112,8 +80,9 @@ impl PolicyBounds {
             ("deferred", None) => HostPolicy::Deferred(window),
             ("optimistic", Some(number)) => {
                 let number = crate::values::size::number(number).context("optimistic")?;
-                let quota = within("optimistic", number, MAX_ENTRIES, "")? as u32;
-                HostPolicy::Optimistic { quota, age }
+                let quota = within("optimistic", number, MAX_ENTRIES, "")? as usize;
+                let residency = age;
+                HostPolicy::Optimistic(Optimistic { quota, residency })
             }
             ("optimistic", None) => {
                 bail!("optimistic needs the number of mappings that may be idle: optimistic=256")
@@ -134,7 +103,7 @@ impl PolicyBounds {
         let (has_window, has_age) = match policy {
             HostPolicy::Strict => (false, false),
             HostPolicy::Async(_) | HostPolicy::Deferred(_) => (true, true),
-            HostPolicy::Optimistic { .. } => (false, true),
+            HostPolicy::Optimistic(_) => (false, true),
         };
         if self.window.is_some() && !has_window {
             bail!("--device: window is for policy=async and policy=deferred");
@@ -238,7 +207,7 @@ impl DeviceConfig {
         if !has_iommu {
             return format!("device {address}: all memory pinned (--iommu none)");
         }
-        let mut line = format!("device {address}: policy {}", self.policy);
+        let mut line = format!("device {address}: policy {}", policy_text(self.policy));
         if let Some(file) = &self.policy_file {
             line += &format!(", followed in {}", file.display());
         }

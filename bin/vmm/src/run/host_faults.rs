@@ -15,12 +15,12 @@ const MOST: usize = 65_536;
 
 /// Faults since it was opened, by address of the device.
 pub struct HostFaults {
-    log: Option<Mutex<(File, BTreeMap<String, u64>)>>,
+    log: Mutex<(File, BTreeMap<String, u64>)>,
 }
 
 impl HostFaults {
-    /// From now on.
-    pub fn open() -> Self {
+    /// From now on; `None` for a process that may not read the log.
+    pub fn open() -> Option<Self> {
         let opened = File::options()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
@@ -29,16 +29,12 @@ impl HostFaults {
             log.seek(SeekFrom::End(0))?;
             Ok(Mutex::new((log, BTreeMap::new())))
         });
-        Self { log: log.ok() }
+        Some(Self { log: log.ok()? })
     }
 
-    /// Of the device of this address, such as `0000:00:04.0`; `None`: not known.
-    pub fn of(&self, address: &str) -> Option<u64> {
-        let mut log = self
-            .log
-            .as_ref()?
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+    /// Of the device of this address, such as `0000:00:04.0`.
+    pub fn of(&self, address: &str) -> u64 {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let (file, faults) = &mut *log;
         let mut record = [0; 8192];
         for _ in 0..MOST {
@@ -58,11 +54,11 @@ impl HostFaults {
         // The log leaves domain 0 out.
         let short = address.strip_prefix("0000:").unwrap_or(address);
         let count = |name| faults.get(name).copied().unwrap_or(0);
-        Some(if short == address {
+        if short == address {
             count(address)
         } else {
             count(address) + count(short)
-        })
+        }
     }
 }
 

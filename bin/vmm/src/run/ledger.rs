@@ -59,7 +59,7 @@ pub struct LedgerSource<F, M> {
     register_pages: Range<u64>,
     /// Assigned devices: numbers of their functions, and addresses on the host.
     devices: Vec<(usize, String)>,
-    host_faults: HostFaults,
+    host_faults: Option<HostFaults>,
 }
 
 impl<F, M> LedgerSource<F, M> {
@@ -91,7 +91,7 @@ impl<F, M> LedgerSource<F, M> {
             balloon: None,
             register_pages: layout::VTD..layout::VTD + layout::VTD_SIZE,
             devices: Vec::new(),
-            host_faults: HostFaults::open(),
+            host_faults: None,
         })
     }
 
@@ -103,6 +103,9 @@ impl<F, M> LedgerSource<F, M> {
 
     /// The same, of a machine with these assigned devices: numbers of their functions, and addresses on the host.
     pub fn with_devices(mut self, devices: Vec<(usize, String)>) -> Self {
+        if !devices.is_empty() {
+            self.host_faults = HostFaults::open();
+        }
         self.devices = devices;
         self
     }
@@ -197,7 +200,8 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
         let figures = self.owner.call(|reply| Request::ask(reply, figures));
         let (balloon, mut owner, mut devices) = figures.unwrap_or_default();
         for device in &mut devices {
-            device.counts.host_faults = self.host_faults.of(&device.address).unwrap_or(0);
+            let faults = self.host_faults.as_ref();
+            device.counts.host_faults = faults.map_or(0, |faults| faults.of(&device.address));
         }
         owner.doorbells += histogram.map_or(0, |histogram| self.forwarded_doorbells(histogram));
         Snapshot {

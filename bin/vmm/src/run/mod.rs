@@ -25,6 +25,7 @@ mod devices;
 mod disk;
 mod disks;
 mod ejection;
+mod eventfds;
 mod followed;
 mod holes;
 mod host_faults;

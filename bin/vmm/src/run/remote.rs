@@ -1,18 +1,14 @@
 //! Disks that another process serves: descriptors made, the back end connected to, the function put under the owner.
-//!
-//! UNSAFETY: eventfds are borrowed to be cloned, for want of a safe way in their crate.
 
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use guest_mem::PhysMem;
 use vhost_import::{Import, ImportConfig, ImportError};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::attach::Parts;
 use super::composed::Functions;
+use super::eventfds::clones;
 use super::plugs::Plugs;
 use super::remote_disk::RemoteDiskConfig;
 use crate::lacks;
@@ -75,13 +71,4 @@ fn hint(error: &ImportError) -> &'static str {
         ImportError::Call(_) => " (does something else use it? it serves one machine at a time)",
         _ => "",
     }
-}
-
-fn clones<'a>(fds: impl IntoIterator<Item = &'a EventFd>) -> io::Result<Vec<OwnedFd>> {
-    fds.into_iter()
-        .map(|fd| {
-            // SAFETY: the descriptor belongs to `fd`, which outlives this call.
-            unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }.try_clone_to_owned()
-        })
-        .collect()
 }

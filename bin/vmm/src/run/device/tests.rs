@@ -9,7 +9,7 @@ fn of(text: &str) -> Result<DeviceConfig> {
     DeviceConfig::check(text, IommuArg::Vtd)
 }
 
-fn message<T: fmt::Debug>(outcome: Result<T>) -> String {
+fn message<T: std::fmt::Debug>(outcome: Result<T>) -> String {
     format!("{:#}", outcome.expect_err("refused"))
 }
 
@@ -57,7 +57,7 @@ fn a_malformed_address_is_refused() {
 #[test]
 fn each_policy_is_read_with_its_bounds() {
     let ms = Duration::from_millis;
-    let window = |entries, age| StaleWindow { entries, age };
+    let window = |entries, age| Window { entries, age };
     for (keys, policy) in [
         ("", HostPolicy::Strict),
         (",policy=strict", HostPolicy::Strict),
@@ -72,17 +72,17 @@ fn each_policy_is_read_with_its_bounds() {
         ),
         (
             ",policy=optimistic=256",
-            HostPolicy::Optimistic {
+            HostPolicy::Optimistic(Optimistic {
                 quota: 256,
-                age: ms(10),
-            },
+                residency: ms(10),
+            }),
         ),
         (
             ",age=1,policy=optimistic=65536",
-            HostPolicy::Optimistic {
+            HostPolicy::Optimistic(Optimistic {
                 quota: 65_536,
-                age: ms(1),
-            },
+                residency: ms(1),
+            }),
         ),
     ] {
         let device = of(&format!("vfio=00:04.0{keys}")).expect(keys);
@@ -288,11 +288,14 @@ fn a_policy_is_followed_and_what_is_none_changes_nothing() {
             .expect("a policy")
     };
     let age = Duration::from_millis(3);
-    assert_eq!(
-        next(),
-        HostPolicy::Deferred(StaleWindow { entries: 7, age })
-    );
+    assert_eq!(next(), HostPolicy::Deferred(Window { entries: 7, age }));
     fs::write(&file, "nonsense").expect("written");
     fs::write(&file, "optimistic=4096").expect("written");
-    assert_eq!(next(), HostPolicy::Optimistic { quota: 4096, age });
+    assert_eq!(
+        next(),
+        HostPolicy::Optimistic(Optimistic {
+            quota: 4096,
+            residency: age
+        })
+    );
 }
