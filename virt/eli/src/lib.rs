@@ -17,6 +17,7 @@
 //! * [`policy`]: which writes to the local APIC, to interrupt messages and to the legacy controllers are let through.
 //! * [`hosts`]: which vectors are the host's own, and where one goes that the guest wants (§3.5.3).
 //! * [`watchdog`]: what an unmaskable tick finds, and what follows.
+//! * [`surface`]: everything that a guest can use, what it could take by it, and what contains it, as data; [`defence`]: the switches.
 //!
 //! **Who owns what.** In *direct mode* the real local APIC holds the guest's interrupts, in service and requested, and nothing
 //! is virtual. In *injection mode* every interrupt exits; what was acknowledged is requested virtually, and injected by priority.
@@ -29,11 +30,13 @@
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod defence;
 pub mod event;
 pub mod gate;
 pub mod hosts;
 mod mode;
 pub mod policy;
+pub mod surface;
 mod vectors;
 pub mod watchdog;
 

@@ -46,6 +46,7 @@ use core::arch::global_asm;
 
 use bare::multiboot::{Information, MAGIC};
 use bare::{apic, processor};
+use eli::defence::Defences;
 
 use crate::acpi::Tables;
 use crate::log::say;
@@ -70,6 +71,23 @@ fn refuse(why: &dyn core::fmt::Display) -> ! {
     power::off()
 }
 
+/// The defences, for people.
+struct Missing(Defences);
+
+impl core::fmt::Display for Missing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            Defences::ALL => f.write_str("on"),
+            Defences::NONE => f.write_str("off"),
+            some => {
+                f.write_str("on but for")?;
+                some.missing()
+                    .try_for_each(|defence| write!(f, " {}", defence.name()))
+            }
+        }
+    }
+}
+
 /// The start, in 64-bit mode.
 #[unsafe(no_mangle)]
 extern "C" fn bare_main(magic: u32, information: u32) -> ! {
@@ -90,7 +108,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     say!(
         "hv: mode {}, defences {}",
         options.mode.name(),
-        if options.defend { "on" } else { "off" }
+        Missing(options.defend)
     );
     say!(
         "hv: contained_dma=false: there is no IOMMU between devices and this memory: device trusted"

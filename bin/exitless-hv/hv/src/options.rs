@@ -1,15 +1,18 @@
 //! The command line.
 
+use eli::defence::{Defence, Defences};
 use eli::{VectorSet, Ways};
 
 /// Said when it makes no sense.
 pub const HELP: &str = "\
 exitless-hv: runs one guest on one core, with an assigned device's interrupts delivered and completed without an exit
   mode=baseline|delivery|eli|eli+timer   what goes without an exit (eli)
-  watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20; without defences there is none)
+  watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20)
   tick=MS           an interrupt of the host's own, 1 to 1000, 0 for none (0)
   assign=HEX,...    vectors that are assigned beside the device's (none)
-  defend=on|off     off: what contains a hostile guest is left out, to show that it is needed (on)
+  defend=on|off|-NAME,...
+                    what contains a hostile guest: all of it, nothing, or all but these defences, to show that they are needed (on)
+  linger=MS         after the guest's end, what else runs on this machine goes on for so long (0)
   until=MS          ends the machine then, 0: never (0)
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
@@ -58,8 +61,10 @@ pub struct Options {
     pub tick: u32,
     /// Assigned beside the device's.
     pub assign: VectorSet,
-    /// What contains a hostile guest is on.
-    pub defend: bool,
+    /// What contains a hostile guest, as far as it is on.
+    pub defend: Defences,
+    /// Milliseconds that the machine stays on after the guest's end.
+    pub linger: u32,
     /// Milliseconds after which the machine ends; 0: never.
     pub until: u32,
     /// Events that are still logged.
@@ -77,14 +82,15 @@ impl Options {
             watchdog: 20,
             tick: 0,
             assign: VectorSet::EMPTY,
-            defend: true,
+            defend: Defences::ALL,
+            linger: 0,
             until: 0,
             trace: 40,
         };
         for word in line.split_ascii_whitespace().skip(1) {
             options.word(word).ok_or(word)?;
         }
-        if !options.defend {
+        if !options.defend.has(Defence::Watchdog) {
             options.watchdog = 0;
         }
         Ok(options)
@@ -102,8 +108,8 @@ impl Options {
             "tick" => self.tick = milliseconds()?,
             "until" => self.until = value.parse().ok()?,
             "trace" => self.trace = value.parse().ok()?,
-            "defend" if value == "on" => self.defend = true,
-            "defend" if value == "off" => self.defend = false,
+            "defend" => self.defend = Defences::parse(value)?,
+            "linger" => self.linger = value.parse().ok()?,
             "assign" => {
                 for vector in value.split(',') {
                     let vector = u8::from_str_radix(vector, 16).ok().filter(|v| *v >= 32)?;

@@ -34,8 +34,8 @@ pub enum Protected {
 pub struct Intercepts {
     /// Interrupts are delivered without an exit, so the table that they go by is looked after.
     pub delivery: bool,
-    /// A hostile guest is defended against.
-    pub defend: bool,
+    /// The task priority is looked after.
+    pub priority: bool,
 }
 
 impl Intercepts {
@@ -46,7 +46,7 @@ impl Intercepts {
         const PROTECTION: u32 = 1 << 13;
         let tables = intercept::IDTR_READ | intercept::IDTR_WRITE | intercept::CR0_WRITE;
         vmcb.put(vmcb::INTERCEPTS, tables, self.delivery);
-        vmcb.put(vmcb::CR, intercept::CR8, self.defend);
+        vmcb.put(vmcb::CR, intercept::CR8, self.priority);
         let gates = if self.delivery { NOT_PRESENT } else { 0 };
         vmcb.set(vmcb::EXCEPTIONS, PROTECTION | gates);
     }

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use bare::apic;
+use eli::defence::Defence;
 use eli::event::{self, Event, Kind as EventKind};
 use eli::hosts::Source;
 use eli::watchdog::Verdict;
@@ -99,7 +100,7 @@ impl Vm {
             privilege: vmcb.get(vmcb::CPL),
         };
         let mut reflection = self.interrupts.reflect(fault);
-        if !self.options.defend {
+        if !self.defends(Defence::Reflection) {
             match self.undefended(fault, reflection) {
                 Some(other) => reflection = other,
                 None => return (kind, Cause::Guest),
@@ -197,7 +198,7 @@ impl Vm {
     /// are when the guest is entered next.
     pub(super) fn audit(&mut self) -> VectorSet {
         let real = host::in_service();
-        if !self.options.defend || real.is_empty() {
+        if !self.defends(Defence::Limit) || real.is_empty() {
             return real;
         }
         let Some(vector) = self.interrupts.audit(real) else {

@@ -2,6 +2,7 @@
 
 use bare::apic;
 use eli::Vector;
+use eli::defence::Defence;
 use eli::policy::{self, Command, LVT_MASKED, Lvt, Why};
 
 use super::Vm;
@@ -16,7 +17,11 @@ impl Vm {
     /// The guest's task priority.
     pub(super) fn set_task_priority(&mut self, priority: u8) {
         let real = self.interrupts.set_task_priority(priority);
-        let real = if self.options.defend { real } else { priority };
+        let real = if self.defends(Defence::Priority) {
+            real
+        } else {
+            priority
+        };
         // SAFETY: the host's class stays open; without defences that is what is to be shown.
         unsafe { apic::write(apic::TPR, u64::from(real)) }
     }
@@ -91,7 +96,7 @@ impl Vm {
 
     fn command(&mut self, value: u64) -> Outcome {
         let done = (Some(0), Kind::Apic, Cause::Guest);
-        if !self.options.defend {
+        if !self.defends(Defence::Commands) {
             // SAFETY: it is not; that is what is to be shown.
             unsafe { apic::write(apic::ICR, value) }
             return done;
@@ -143,7 +148,7 @@ impl Vm {
             0x1_a7ff
         };
         let mut write = policy::lvt(entry, value);
-        if !self.options.defend {
+        if !self.defends(Defence::Lvt) {
             write.real = value;
         } else if let Some(why) = write.why {
             // LINT1 as NMI is what every kernel writes; there is no such line here.

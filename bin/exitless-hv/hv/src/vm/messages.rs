@@ -1,6 +1,7 @@
 //! Interrupt messages that the guest programs: the device's (MSI-X), and the I/O APIC's. Policy
 //! looks at each before the hardware has it.
 
+use eli::defence::Defence;
 use eli::hosts::Source;
 use eli::policy::{self, Message};
 use eli::{Vector, VectorSet};
@@ -13,7 +14,7 @@ use crate::msix::{self, Entry};
 impl Vm {
     /// The host's tick leaves `vector` to the guest, if it has it. Whether the guest may have it.
     pub(super) fn claim(&mut self, what: &str, vector: Vector) -> bool {
-        if !self.options.defend {
+        if !self.defends(Defence::Messages) {
             return true;
         }
         match self.interrupts.claim(vector) {
@@ -64,7 +65,7 @@ impl Vm {
                 entry
             }
             Ok(_) => [entry[0], entry[1], entry[2], entry[3] | msix::MASKED],
-            Err(_) if !self.options.defend => entry,
+            Err(_) if !self.defends(Defence::Messages) => entry,
             Err(why) => {
                 self.refuse("a message of the device's", &why);
                 [0, 0, 0, msix::MASKED]
@@ -93,7 +94,7 @@ impl Vm {
 
     fn redirection(&mut self, entry: u64) -> u64 {
         const EXT_INT: u32 = 7;
-        if entry & ENTRY_MASKED != 0 || !self.options.defend {
+        if entry & ENTRY_MASKED != 0 || !self.defends(Defence::Messages) {
             return entry;
         }
         let low = entry as u32;

@@ -32,6 +32,7 @@ use core::sync::atomic::Ordering;
 
 use bare::{apic, processor};
 use eli::VectorSet;
+use eli::defence::Defence;
 use eli::event::Event;
 
 use crate::chips::Chips;
@@ -75,7 +76,7 @@ impl Vm {
         let ways = options.mode.ways();
         let intercepts = Intercepts {
             delivery: ways.delivery,
-            defend: options.defend,
+            priority: options.defend.has(Defence::Priority),
         };
         Self {
             pages,
@@ -99,6 +100,11 @@ impl Vm {
         let left = self.options.trace;
         self.options.trace = left.saturating_sub(1);
         left > 0
+    }
+
+    /// Whether a defence is on.
+    fn defends(&self, defence: Defence) -> bool {
+        self.options.defend.has(defence)
     }
 
     /// Logs what policy refused.
@@ -142,13 +148,14 @@ impl Vm {
         if plan.window {
             masking |= interrupts::IRQ | interrupts::PRIORITY | interrupts::IGNORE_TPR;
         }
+        let limits = self.defends(Defence::Limit);
         let vmcb = &mut self.pages.vmcb;
         vmcb.put(vmcb::INTERCEPTS, intercept::INTR, !plan.direct);
         vmcb.put(vmcb::INTERCEPTS, intercept::VINTR, plan.window);
         let kept = vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
         vmcb.set(vmcb::INTERRUPTS, kept | masking);
         if self.interrupts.core().is_engaged() {
-            let limit = if self.options.defend {
+            let limit = if limits {
                 plan.limit
             } else {
                 self.table.limit()

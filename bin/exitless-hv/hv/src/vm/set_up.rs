@@ -4,6 +4,7 @@
 use core::arch::asm;
 
 use bare::{apic, processor};
+use eli::defence::Defence;
 
 use super::{MARKERS, Vm};
 use crate::acpi::Tables;
@@ -88,11 +89,11 @@ impl Vm {
         // Registers of the local APIC in memory, and what a write there sends: not the guest's. It
         // has the model-specific ones.
         let nothing = self.pages.nothing.address();
-        let hides = self.options.defend;
+        let hides = self.defends(Defence::Pages);
         for page in LOCAL_APIC.step_by(PAGE as usize).filter(|_| hides) {
             self.map(page, nothing, Access::All);
         }
-        if let Some(page) = tables.io_apic.filter(|_| self.options.defend) {
+        if let Some(page) = tables.io_apic.filter(|_| self.defends(Defence::Messages)) {
             // SAFETY: ACPI says so.
             let chip = unsafe { IoApic::new(page) };
             self.chips.add_io_apic(chip);
