@@ -154,11 +154,15 @@ pub unsafe fn init() {
     }
 }
 
-/// Calls with the address of a table's limit and address, as LGDT and LIDT read it.
 fn load(page: &Page, limit: u16, instruction: impl FnOnce(*const u8)) {
+    load_at(page.address(), limit, instruction);
+}
+
+/// Calls with the address of a table's limit and address, as LGDT and LIDT read it.
+fn load_at(address: u64, limit: u16, instruction: impl FnOnce(*const u8)) {
     let mut operand = [0; 10];
     operand[..2].copy_from_slice(&limit.to_le_bytes());
-    operand[2..].copy_from_slice(&page.address().to_le_bytes());
+    operand[2..].copy_from_slice(&address.to_le_bytes());
     instruction(operand.as_ptr());
 }
 
@@ -167,6 +171,43 @@ fn set_gate(table: &Page, vector: usize, number: usize) {
     let low = handler & 0xffff | (handler >> 16 & 0xffff) << 48;
     table.set(2 * vector + 1, handler >> 32);
     table.set(2 * vector, GATE | (stack(vector) as u64) << 32 | low);
+}
+
+/// Makes the stack of exceptions another one, which ends at `top`.
+pub fn set_exceptions_stack(top: u64) {
+    let at = (STATE as usize + 36 + 8 * (stack(6) - 1)) / 8;
+    SEGMENTS.set(at, SEGMENTS.get(at) & 0xffff_ffff | top << 32);
+    SEGMENTS.set(at + 1, SEGMENTS.get(at + 1) & !0xffff_ffff | top >> 32);
+}
+
+/// The end of the stack of exceptions, as it is at first.
+pub fn exceptions_stack() -> u64 {
+    STACKS[2 * (stack(6) - 1)].address() + 2 * PAGE as u64
+}
+
+/// Loads an interrupt table from another address; the own one's is [`own_table`]. A short limit leaves no gate.
+pub fn load_interrupts(address: u64, limit: u16) {
+    load_at(
+        address,
+        limit,
+        // SAFETY: what becomes of the guest is the caller's purpose.
+        |at| unsafe { asm!("lidt [{}]", in(reg) at, options(nostack)) },
+    );
+}
+
+/// The address of the own interrupt table.
+pub fn own_table() -> u64 {
+    OWN.address()
+}
+
+/// A virtual address whose page table is at the physical `table`.
+pub fn map_through(table: u64) -> u64 {
+    const INDEX: usize = 256;
+    DIRECTORY.set(INDEX, table | MAPPED);
+    let address = (INDEX as u64) << 21;
+    // SAFETY: nothing uses the 2 MiB.
+    unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) }
+    address
 }
 
 /// Makes a gate of the own table present, or not.

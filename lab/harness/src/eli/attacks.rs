@@ -177,7 +177,7 @@ pub fn judge(ran: &Ran, payload: &str) -> Outcome {
         }
         "e6" => (
             forged(&window),
-            alive(&window) && number("ran") == Some(100),
+            alive(&window) && number("ran") == Some(600),
         ),
         "e7" | "e7tpr" => {
             let starved = ticks(&window).is_some_and(|(seen, made)| made > 50 && seen <= 2);
@@ -268,7 +268,7 @@ mod tests {
         // Nothing was stolen, but nothing reached the host either.
         assert_eq!(e3(0, 0), Outcome::Unclear);
         let e6 = |ticks| {
-            let console = "attack e6: ran=100\nattack e6: done\n";
+            let console = "attack e6: ran=600\nattack e6: done\n";
             judge(&ran(console, &window(ticks, 2)), "e6")
         };
         assert_eq!(e6(102), Outcome::Succeeded);
