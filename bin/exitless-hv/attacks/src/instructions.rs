@@ -1,11 +1,11 @@
 //! Instructions and registers: data breakpoints on the stack of their own delivery (db), caches dropped (invd), MONITOR and MWAIT (mwait),
-//! model-specific registers that are the host's too (msr_*).
+//! model-specific registers that are the host's too (msr_*), and what no guest has (fixed).
 
 use core::arch::asm;
 
-use bare::processor;
+use bare::{apic, processor};
 
-use crate::interrupts::{self, attempt};
+use crate::interrupts::{self, OWN, attempt};
 use crate::{Run, WINDOW_MS, tables, time};
 
 /// How often, in a window.
@@ -50,6 +50,45 @@ pub fn mwait(run: &Run) {
             asm!("mwait", in("eax") 0, in("ecx") 0, options(nostack));
         }
     });
+}
+
+/// What no guest has, whatever its hypervisor's defences are: SVM's instructions and registers, RSM; and its own APIC base stays as it is.
+pub fn fixed(run: &Run) {
+    const UNDEFINED: Result<(), u8> = Err(6);
+    const HSAVE: u32 = 0xc001_0117;
+    const EFER: u32 = 0xc000_0080;
+    const SVM: u64 = 1 << 12;
+    let wrong = run.measured(|| {
+        macro_rules! is_undefined {
+            ($text:literal) => {
+                // SAFETY: each is refused; a handler goes on behind the attempt. Where one were not, nothing of this program's is
+                // at address 0.
+                attempt(|| unsafe { asm!($text, in("rax") 0_u64, in("ecx") 0_u32, options(nostack)) }) == UNDEFINED
+            };
+        }
+        // SAFETY: both are there.
+        let (base, efer) = unsafe { (processor::rdmsr(apic::BASE), processor::rdmsr(EFER)) };
+        interrupts::try_write(apic::BASE, 0);
+        // SAFETY: as above.
+        let is_kept = unsafe { processor::rdmsr(apic::BASE) } == base;
+        let all = [
+            is_undefined!("rsm"),
+            is_undefined!("vmrun rax"),
+            is_undefined!("vmmcall"),
+            is_undefined!("vmload rax"),
+            is_undefined!("vmsave rax"),
+            is_undefined!("stgi"),
+            is_undefined!("clgi"),
+            is_undefined!("invlpga rax, ecx"),
+            !interrupts::try_write(HSAVE, 0),
+            !interrupts::try_write(EFER, efer | SVM),
+            is_kept,
+            interrupts::send_and_count(OWN, 1) == 1,
+        ];
+        time::wait(WINDOW_MS);
+        all.iter().fold(0, |wrong, is_right| wrong << 1 | u32::from(!is_right))
+    });
+    run.result(format_args!("wrong={wrong:#b}"));
 }
 
 /// Debug control: branch records and what they trace are the host's too.

@@ -11,7 +11,7 @@ use core::sync::atomic::{
 
 use bare::{apic, processor::cpuid};
 
-use crate::{end, print, time};
+use crate::{end, modes, print, time};
 
 global_asm!(bare::stubs!(), include_str!("stubs.s"), options(att_syntax));
 
@@ -243,6 +243,12 @@ fn exception(vector: u8, frame: &mut Frame) {
     let refused = &raw const attacks_wrmsr_refused as u64;
     if vector == PROTECTION && frame.rip == here {
         frame.rip = refused;
+        return;
+    }
+    if vector == PROTECTION
+        && let Some(there) = modes::refused_at(frame.rip)
+    {
+        frame.rip = there;
         return;
     }
     // SAFETY: stubs.s has it, and this processor alone uses it.

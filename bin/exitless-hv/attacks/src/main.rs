@@ -19,6 +19,7 @@ mod interrupts;
 mod ipi;
 mod local;
 mod mask;
+mod modes;
 mod nvme;
 mod pins;
 mod ports;
@@ -42,6 +43,7 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("e1tables", delivery::e1tables),
     ("e2", mask::e2),
     ("e2shadow", mask::e2shadow),
+    ("e2halt", mask::e2halt),
     ("e2turns", mask::e2turns),
     ("e2phase", mask::e2phase),
     ("e3", gates::e3),
@@ -79,12 +81,16 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("powerbase", config::powerbase),
     ("otherdevice", config::otherdevice),
     ("db", instructions::db),
+    ("fixed", instructions::fixed),
     ("invd", instructions::invd),
     ("mwait", instructions::mwait),
     ("msr_debugctl", instructions::msr_debugctl),
     ("msr_syscfg", instructions::msr_syscfg),
     ("msr_mtrr", instructions::msr_mtrr),
     ("msr_tsc", instructions::msr_tsc),
+    ("modes_efer", modes::modes_efer),
+    ("modes_compat", modes::modes_compat),
+    ("legacy", modes::legacy),
     ("triple", delivery::triple),
     ("longhandler", service::longhandler),
     ("busyhandler", service::busyhandler),
@@ -92,7 +98,7 @@ const PAYLOADS: &[(&str, Payload)] = &[
 ];
 
 /// The shortest window, milliseconds.
-pub const WINDOW_MS: u64 = 1200;
+pub const WINDOW_MS: u64 = 1100;
 /// Where the measured window is marked.
 const MARK: u16 = 0xe0;
 /// Where QEMU's q35 is switched off, and by what.

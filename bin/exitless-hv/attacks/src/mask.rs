@@ -1,4 +1,4 @@
-//! Masking interrupts: for ever (e2, e2shadow), by turns (e2turns, e2phase), by priority (e7, e7tpr).
+//! Masking interrupts: for ever (e2, e2shadow, e2halt), by turns (e2turns, e2phase), by priority (e7, e7tpr).
 
 use core::arch::asm;
 
@@ -34,6 +34,11 @@ pub fn e2shadow(run: &Run) {
             )
         }
     });
+}
+
+/// Halts for ever with interrupts off.
+pub fn e2halt(run: &Run) {
+    spin(run, || bare::processor::stop());
 }
 
 fn spin(run: &Run, for_ever: impl Fn()) {

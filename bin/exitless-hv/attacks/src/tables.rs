@@ -84,6 +84,8 @@ const STATE: u64 = 2048;
 const STATE_LEN: u64 = 104;
 /// Its selector.
 const STATE_SELECTOR: u16 = 24;
+/// The selector of 32-bit code: the last.
+pub const CODE_32: u64 = 40;
 
 unsafe extern "C" {
     /// The third level of the tables that boot.s makes.
@@ -128,6 +130,7 @@ pub unsafe fn init() {
     let low = (state & 0xff_ffff) << 16 | (state >> 24 & 0xff) << 56;
     SEGMENTS.set(3, low | 0x89 << 40 | (STATE_LEN - 1));
     SEGMENTS.set(4, state >> 32);
+    SEGMENTS.set(CODE_32 as usize / 8, 0x00cf_9b00_0000_ffff);
     for index in 0..STACKS_LEN {
         // The stacks' addresses begin at offset 36, which is odd: low half, high half (it is 0: the image is low).
         let top = STACKS[2 * index].address() + 2 * PAGE as u64;
@@ -142,7 +145,7 @@ pub unsafe fn init() {
         asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack));
         load(
             &SEGMENTS,
-            STATE_SELECTOR + 15,
+            CODE_32 as u16 + 7,
             |at| asm!("lgdt [{}]", in(reg) at, options(nostack)),
         );
         asm!("ltr {0:x}", in(reg) STATE_SELECTOR, options(nostack));
@@ -198,6 +201,25 @@ pub fn load_interrupts(address: u64, limit: u16) {
 /// The address of the own interrupt table.
 pub fn own_table() -> u64 {
     OWN.address()
+}
+
+/// Where the page table entry of the own interrupt table is, and its value.
+pub fn own_slot() -> (u64, u64) {
+    let index = (OWN.address() >> 12) as usize % 512;
+    (TABLE.address() + 8 * index as u64, TABLE.get(index))
+}
+
+/// The page directory of the first GiB, and the root of the page tables.
+pub fn directory() -> u64 {
+    DIRECTORY.address()
+}
+
+/// See [`directory`].
+pub fn root() -> u64 {
+    let root;
+    // SAFETY: reading it changes nothing.
+    unsafe { asm!("mov {}, cr3", out(reg) root, options(nomem, nostack, preserves_flags)) }
+    root
 }
 
 /// A virtual address whose page table is at the physical `table`.
