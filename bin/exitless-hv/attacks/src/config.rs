@@ -16,8 +16,8 @@ const WINDOW: u8 = 0x60;
 const ON: u32 = 1;
 /// The LPC bridge's base of the power ports, where it is moved to, and power's control there.
 const POWER_BASE: u8 = 0x40;
-const MOVED: u32 = 0x700;
-const POWER: u16 = 0x704;
+const MOVED: u32 = 0xb000;
+const POWER: u16 = 0xb004;
 
 /// Configuration space over the hypervisor's memory.
 pub fn ecam(run: &Run) {
