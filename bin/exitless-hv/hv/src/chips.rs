@@ -4,7 +4,7 @@
 
 use eli::policy::{PicWrites, Pics, Why};
 
-use crate::hpet::Hpet;
+use crate::hpet::{Clock, Hpet};
 use crate::io_apic::{IoApic, Redirection};
 use crate::measurement::Time;
 use crate::msix::Msix;
@@ -76,15 +76,20 @@ impl Chips {
         }
     }
 
+    /// The host's clock, if it has one.
+    pub fn clock(&self) -> Option<Clock> {
+        self.hpet.map(|hpet| hpet.clock())
+    }
+
     /// Milliseconds of the host's clock, if it has one.
     pub fn ms(&self) -> Option<u64> {
-        self.hpet.map(|hpet| hpet.milliseconds())
+        self.clock().map(Clock::milliseconds)
     }
 
     /// The host's time, if it has a clock.
     pub fn time(&self) -> Option<Time> {
         self.hpet.map(|hpet| Time {
-            ms: hpet.milliseconds(),
+            ms: hpet.clock().milliseconds(),
             ticks: hpet.ticks(),
         })
     }

@@ -136,6 +136,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     let start = load(vm.memory(), information);
     vm.assign(&tables);
     vm.set_up(start);
+    vm.see_watchdog();
     say!("hv: entering the guest");
     vm.run()
 }

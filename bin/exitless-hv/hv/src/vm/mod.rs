@@ -117,6 +117,7 @@ impl Vm {
 
     /// Enters and exits for ever.
     pub fn run(&mut self) -> ! {
+        self.measurement.enter();
         let mut real = host::in_service();
         loop {
             self.enter(real);

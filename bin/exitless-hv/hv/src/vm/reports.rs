@@ -31,7 +31,7 @@ impl Vm {
     /// A line of JSON.
     pub(super) fn report(&self, what: &str, account: &Account) {
         use core::fmt::Write;
-        let mut out = crate::log::output();
+        let mut out = crate::log::Line::begin();
         let now = self.chips.time().unwrap_or_default();
         let core = self.interrupts.core().counts();
         let _ = write!(
@@ -50,6 +50,11 @@ impl Vm {
         let _ = write!(out, "\"cycles\":{cycles},");
         let _ = account.counts.keys(&mut out);
         for (key, value) in [
+            ("watchdog_ms", self.options.watchdog.into()),
+            ("tick_ms", self.options.tick.into()),
+            ("tick_gap_us", account.gaps.now),
+            ("tick_gap_us_max", account.gaps.window),
+            ("tick_gap_us_max_total", account.gaps.total),
             ("total_injected", core.injected),
             ("total_reflected", core.reflected),
             ("total_software", core.software),
@@ -60,6 +65,10 @@ impl Vm {
             ("total_relocated", core.relocated),
             ("qemu_spurious", host::HOST_SPURIOUS.load(Ordering::Relaxed)),
             ("core1_beats", core1::BEATS.load(Ordering::Relaxed)),
+            (
+                "core1_beats_extra",
+                core1::BEATS_EXTRA.load(Ordering::Relaxed),
+            ),
             ("core1_foreign", core1::FOREIGN.load(Ordering::Relaxed)),
             ("core1_nmis", core1::NMIS.load(Ordering::Relaxed)),
         ] {

@@ -2,6 +2,7 @@
 //! control block.
 
 use core::arch::asm;
+use core::sync::atomic::Ordering;
 
 use bare::{apic, processor};
 use eli::defence::Defence;
@@ -17,7 +18,7 @@ use crate::msix::Msix;
 use crate::nested::Access;
 use crate::pages::{RBX, RSI};
 use crate::vmcb::{self, intercept};
-use crate::{core1, power};
+use crate::{core1, host, power, refuse};
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -25,33 +26,40 @@ const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 impl Vm {
     /// Watchdog, tick, and the second core.
     pub fn start_timers(&mut self, tables: &Tables) {
+        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
         let Some(base) = tables.hpet else {
+            if watchdog != 0 {
+                refuse(&"there is no HPET, and so no watchdog (watchdog=0: without)");
+            }
             say!("hv: there is no HPET: no watchdog, no tick, no second core");
             return;
         };
         // SAFETY: ACPI says so, and its table is hidden from the guest.
         let mut hpet = match unsafe { Hpet::new(base) } {
             Ok(hpet) => hpet,
+            Err(why) if watchdog != 0 => refuse(&why),
             Err(why) => return say!("hv: the HPET is of no use: {why}"),
         };
-        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
         let vector = self.interrupts.core().hosts.of(eli::hosts::Source::Tick);
-        if watchdog != 0 {
-            match hpet.start_watchdog(watchdog) {
-                Ok(()) => say!("hv: watchdog every {watchdog} ms"),
-                Err(why) => say!("hv: no watchdog: {why}"),
-            }
+        if watchdog != 0
+            && let Err(why) = hpet.set_watchdog(watchdog)
+        {
+            refuse(&why);
         }
         if tick != 0 {
-            match hpet.start_tick(tick, vector) {
+            match hpet.set_tick(tick, vector) {
                 Ok(()) => say!("hv: tick every {tick} ms, vector {vector:#x}"),
                 Err(why) => say!("hv: no tick: {why}"),
             }
         }
+        hpet.start();
+        let clock = hpet.clock();
+        self.measurement.set_clock(clock);
+        self.chips.add_hpet(hpet);
         if let Some(id) = tables.other {
             // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in
-            // yet.
-            let came = unsafe { core1::start(id, &hpet) };
+            // yet; here alone, once.
+            let came = unsafe { core1::start(id, clock) };
             say!(
                 "hv: core {id} is {}",
                 if came {
@@ -61,9 +69,36 @@ impl Vm {
                 }
             );
         }
-        self.chips.add_hpet(hpet);
         let nothing = self.pages.nothing.address();
         self.map(base & !(PAGE - 1), nothing, Access::All);
+    }
+
+    /// Sees the watchdog tick: that its registers were written says nothing. The control block has
+    /// been set up.
+    pub fn see_watchdog(&mut self) {
+        /// Ticks that are waited for.
+        const TICKS: u64 = 2;
+        /// The most reads of a clock that stands.
+        const READS_MAX: u32 = 100_000_000;
+        let ms = self.options.watchdog;
+        let Some(clock) = self.chips.clock().filter(|_| ms != 0) else {
+            return;
+        };
+        let limit = clock.period().counts(1000 + 4 * ms);
+        let (start, mut seen) = (clock.now(), 0);
+        for _ in 0..READS_MAX {
+            seen += host::window_nmi();
+            if seen >= TICKS || clock.now() - start > limit {
+                break;
+            }
+        }
+        if seen < TICKS {
+            refuse(
+                &"the watchdog does not tick: the HPET's messages do not come as non-maskable interrupts",
+            );
+        }
+        core1::IS_GUARDED.store(true, Ordering::Relaxed);
+        say!("hv: watchdog every {ms} ms, seen to tick");
     }
 
     /// The device, and the I/O APIC.
