@@ -2,6 +2,7 @@
 //! messages, the I/O APIC, the 8259s and the host's timers. Each is found once, at start, and then
 //! stays.
 
+use eli::policy::ports::Ports;
 use eli::policy::{PicWrites, Pics, Why};
 
 use crate::hpet::{Clock, Hpet};
@@ -15,6 +16,7 @@ pub struct Chips {
     msix: Option<Msix>,
     io_apic: Option<IoApic>,
     pics: Pics,
+    ports: Ports,
     hpet: Option<Hpet>,
 }
 
@@ -32,6 +34,16 @@ impl Chips {
     /// Adds the host's timers, which run.
     pub fn add_hpet(&mut self, hpet: Hpet) {
         self.hpet = Some(hpet);
+    }
+
+    /// Sets the list of ports.
+    pub fn set_ports(&mut self, ports: Ports) {
+        self.ports = ports;
+    }
+
+    /// The list of ports.
+    pub fn ports(&self) -> &Ports {
+        &self.ports
     }
 
     /// The assigned device's messages.
@@ -58,6 +70,17 @@ impl Chips {
     pub fn redirect(&self, to: Redirection) {
         if let Some(chip) = &self.io_apic {
             chip.redirect(to);
+        }
+    }
+
+    /// Masks every pin of the I/O APIC, and the 8259s.
+    pub fn mask_all(&self) {
+        if let Some(chip) = &self.io_apic {
+            chip.mask_all();
+        }
+        for data in [0x21, 0xa1] {
+            // SAFETY: their masks.
+            unsafe { bare::port::out8(data, 0xff) }
         }
     }
 

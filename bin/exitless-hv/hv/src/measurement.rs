@@ -101,6 +101,11 @@ impl Measurement {
         }
     }
 
+    /// Returns how many windows have ended.
+    pub fn windows(&self) -> u32 {
+        self.windows
+    }
+
     /// Begins a window.
     pub fn begin(&mut self, now: Time, cycles: u64) {
         self.longest = self.longest.max(core1::TICKS.longest());

@@ -4,21 +4,22 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use bare::{apic, processor};
+use bare::{apic, port, processor};
 use eli::defence::Defence;
+use eli::policy::ports::Ports;
 
-use super::{MARKERS, Vm};
+use super::Vm;
 use crate::acpi::Tables;
 use crate::hpet::Hpet;
 use crate::io_apic::IoApic;
 use crate::loader::Start;
-use crate::log::{self, say};
+use crate::log::say;
 use crate::memory::PAGE;
 use crate::msix::Msix;
 use crate::nested::Access;
 use crate::pages::{RBX, RSI};
 use crate::vmcb::{self, intercept};
-use crate::{core1, host, power, refuse};
+use crate::{core1, host, refuse};
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -101,6 +102,27 @@ impl Vm {
         say!("hv: watchdog every {ms} ms, seen to tick");
     }
 
+    /// The list of ports. ACPI is turned on, since that takes one of firmware's that the guest has
+    /// not.
+    pub fn list_ports(&mut self, tables: &Tables) {
+        const IS_ON: u16 = 1;
+        const READS_MAX: u32 = 1_000_000;
+        let control = tables.ports.control[0];
+        self.chips.set_ports(Ports::new(&tables.ports));
+        let Some((command, value)) = tables.turn_on.filter(|_| control != 0) else {
+            return;
+        };
+        // SAFETY: firmware's tables name the two ports, and this use of them (ACPI 6.5, §4.8.2.5); the guest does not run yet.
+        let is_on = |_: &u32| unsafe { port::in16(control) } & IS_ON != 0;
+        if !is_on(&0) {
+            // SAFETY: as above.
+            unsafe { port::out8(command, value) }
+            if (0..READS_MAX).find(is_on).is_none() {
+                say!("hv: firmware does not turn ACPI on");
+            }
+        }
+    }
+
     /// The device, and the I/O APIC.
     pub fn assign(&mut self, tables: &Tables) {
         match Msix::find() {
@@ -141,13 +163,14 @@ impl Vm {
         const VM_HSAVE: u32 = 0xc001_0117;
         const EFER: u32 = 0xc000_0080;
         const SVME: u64 = 1 << 12;
-        let powers = power::ports().into_iter().filter(|port| *port != 0);
-        let powers = powers.flat_map(|port| [port, port + 1]);
-        let fixed = [MARKERS, 0x20, 0x21, 0xa0, 0xa1];
-        for port in fixed.into_iter().chain(powers).chain(log::output().ports()) {
-            let at = usize::from(port) / 8;
-            self.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
+        for port in 0..=u16::MAX {
+            if self.exits_port(port) {
+                let at = usize::from(port) / 8;
+                self.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
+            }
         }
+        // Behind the last port: of an access that goes round.
+        self.pages.io_map[2].0.fill(0xff);
         for register in 0x800..0x900 {
             self.pages.let_through(register, false, false);
         }
