@@ -3,13 +3,17 @@
 //! The HPET is ours, and a second core is not the guest's: the table of the one is given another name, and the entry of the other
 //! is marked not enabled, where they lie.
 
+use eli::policy::ports::Firmware;
+
 use crate::memory;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tables {
-    /// The ports to which power-off is written (PM1a and PM1b control); 0: none.
-    pub power: [u16; 2],
+    /// Ports of power management.
+    pub ports: Firmware,
+    /// Port and value by which ACPI is turned on, if it can be.
+    pub turn_on: Option<(u16, u8)>,
     /// The HPET's registers.
     pub hpet: Option<u64>,
     /// The I/O APIC's.
@@ -41,7 +45,7 @@ impl Tables {
         for index in (0..count.min(ITEMS_MAX)).map(|index| index as u64) {
             let table = u64::from(read32(rsdt + HEADER + index * 4));
             match &read32(table).to_le_bytes() {
-                b"FACP" => tables.power = [64, 68].map(|at| read32(table + at) as u16),
+                b"FACP" => tables.fixed(table),
                 b"HPET" => {
                     tables.hpet = Some(read64(table + 44));
                     // SAFETY: the caller's: the table is memory, and nobody reads it yet.
@@ -55,6 +59,22 @@ impl Tables {
             }
         }
         tables
+    }
+
+    /// Reads the fixed table (§5.2.9).
+    fn fixed(&mut self, table: u64) {
+        let port = |at| read32(table + at) as u16;
+        let byte = |at| read32(table + at) as u8;
+        self.ports = Firmware {
+            events: [56, 60].map(port),
+            events_len: byte(88),
+            control: [64, 68].map(port),
+            timer: port(76),
+            general: [80, 84].map(port),
+            general_len: [92, 93].map(byte),
+        };
+        let (command, value) = (port(48), byte(52));
+        self.turn_on = (command != 0 && value != 0).then_some((command, value));
     }
 
     /// # Safety

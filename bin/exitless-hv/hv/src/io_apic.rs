@@ -94,6 +94,13 @@ impl IoApic {
         None
     }
 
+    /// Masks every pin.
+    pub fn mask_all(&self) {
+        for pin in 0..PINS {
+            self.write(FIRST_ENTRY + pin * 2, ENTRY_MASKED as u32);
+        }
+    }
+
     /// Gives the chip an entry that policy has looked at: masked, changed, and then as it is to be.
     pub fn redirect(&self, to: Redirection) {
         let Redirection { pin, entry } = to;
