@@ -33,13 +33,40 @@ impl Vm {
         cause
     }
 
-    /// The watchdog's tick.
+    /// A non-maskable interrupt, the watchdog's. It is taken with what else waits.
     pub(super) fn nmi(&mut self) -> Cause {
-        self.measurement.add(Count::Nmis, host::window_nmi());
+        if !self.defends(Defence::Window) {
+            self.let_in_watchdog();
+            if self.interrupts.was_direct() && self.is_hosts_requested() {
+                self.interrupt();
+            }
+        }
+        Cause::Watchdog
+    }
+
+    /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest exit, keeps it waiting.
+    pub(super) fn let_in(&mut self) {
+        if self.defends(Defence::Window) {
+            self.let_in_watchdog();
+            if self.is_hosts_requested() {
+                self.interrupt();
+            }
+        }
+    }
+
+    /// Lets the watchdog's ticks in.
+    fn let_in_watchdog(&mut self) {
+        let ticks = host::window_nmi();
+        self.measurement.add(Count::Nmis, ticks);
+        (0..ticks).for_each(|_| self.watchdog());
+    }
+
+    /// A tick of the watchdog's.
+    fn watchdog(&mut self) {
         let is_direct = self.interrupts.was_direct();
         // With IF set only in the shadow of STI no interrupt is ever taken.
         let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
-        let masked = is_direct && (shadow || !self.pages.vmcb.interrupts());
+        let masked = is_direct && (shadow || !self.step.guest_interrupts(&self.pages.vmcb));
         let held = if is_direct {
             host::in_service().highest()
         } else {
@@ -63,16 +90,12 @@ impl Vm {
                 );
             }
         }
-        // The host's do not wait for the guest longer than to the next tick.
-        if is_direct && self.is_hosts_requested() {
-            self.interrupt();
-        }
-        Cause::Watchdog
     }
 
-    /// Whether an interrupt of the host's waits at the local APIC.
+    /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
     fn is_hosts_requested(&self) -> bool {
-        let requested = VectorSet::from_words(apic::words(apic::IRR));
+        let word = apic::read(apic::IRR + 7) as u32;
+        let requested = VectorSet::from_words([0, 0, 0, 0, 0, 0, 0, word]);
         requested
             .iter()
             .any(|vector| self.interrupts.source(vector).is_some())
@@ -134,8 +157,17 @@ impl Vm {
                 let vector = interrupt.map(|during| during.vector);
                 (kind, self.interrupts.cause(vector))
             }
-            Reflection::Shutdown => self.stop("the guest shut down (triple fault)"),
+            Reflection::Shutdown => self.shut_down(),
         }
+    }
+
+    /// Another exception, which exits so that its delivery cannot repeat itself in the processor: it is the guest's.
+    pub(super) fn exception(&mut self, code: u64, during: Option<Event>) -> Cause {
+        let vector = (code - 0x40) as Vector;
+        let word = self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32;
+        let event = Event::exception(vector, Event::has_code(vector).then_some(word));
+        self.raise_during(event, during);
+        Cause::Guest
     }
 
     /// Takes INT instructions and the guest's own absent gates for interrupts, as was done before
