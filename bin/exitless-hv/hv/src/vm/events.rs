@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use bare::apic;
 use eli::defence::Defence;
 use eli::event::{self, Event, Kind as EventKind};
-use eli::hosts::Source;
+use eli::hosts::{self, Source};
 use eli::watchdog::Verdict;
 use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 
@@ -27,7 +27,7 @@ impl Vm {
         let mut buffer = [NONE; WINDOW_MAX];
         let (taken, real) = host::window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
-        let cause = self.interrupts.cause(first);
+        let cause = self.interrupts.cause_of_real(first);
         self.interrupts
             .acknowledge(taken, real, &mut self.measurement);
         cause
@@ -94,11 +94,7 @@ impl Vm {
 
     /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
     fn is_hosts_requested(&self) -> bool {
-        let word = apic::read(apic::IRR + 7) as u32;
-        let requested = VectorSet::from_words([0, 0, 0, 0, 0, 0, 0, word]);
-        requested
-            .iter()
-            .any(|vector| self.interrupts.source(vector).is_some())
+        hosts::is_requested(apic::read(apic::IRR + 7) as u32)
     }
 
     /// #NP or #GP: an interrupt in disguise, an INT instruction, or the guest's own.
@@ -131,7 +127,7 @@ impl Vm {
         }
         match reflection {
             Reflection::Interrupt(vector) => {
-                let cause = self.interrupts.cause(Some(vector));
+                let cause = self.interrupts.cause_of_real(Some(vector));
                 let (taken, real) = host::taken(vector);
                 let counts = &mut self.measurement;
                 self.interrupts.acknowledge(&[taken], real, counts);
@@ -155,7 +151,12 @@ impl Vm {
                 self.raise(event);
                 let interrupt = during.filter(|during| during.kind == EventKind::External);
                 let vector = interrupt.map(|during| during.vector);
-                (kind, self.interrupts.cause(vector))
+                let cause = if self.interrupts.was_direct() {
+                    self.interrupts.cause_of_real(vector)
+                } else {
+                    self.interrupts.cause(vector)
+                };
+                (kind, cause)
             }
             Reflection::Shutdown => self.shut_down(),
         }
@@ -183,7 +184,7 @@ impl Vm {
         };
         Some(match (during.kind, reflection) {
             (EventKind::Software, Reflection::Software(injection)) => {
-                if self.interrupts.source(during.vector) == Some(Source::Tick) {
+                if Source::of(during.vector) == Some(Source::Tick) {
                     // Counted as the host's, and the guest goes on behind it.
                     self.measurement.add(Count::Ticks, 1);
                     let len = self.software_len().unwrap_or(0);
@@ -236,7 +237,7 @@ impl Vm {
         let Some(vector) = self.interrupts.audit(real) else {
             return real;
         };
-        let is_tick = self.interrupts.source(vector) == Some(Source::Tick);
+        let is_tick = Source::of(vector) == Some(Source::Tick);
         self.measurement.add(Count::Ticks, is_tick.into());
         say!("audit: the guest has the host's vector {vector:#x} in service");
         apic::eoi();
