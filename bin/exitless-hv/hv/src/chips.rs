@@ -92,13 +92,6 @@ impl Chips {
         self.pics.write(port, value)
     }
 
-    /// The host's tick has another vector from now on.
-    pub fn move_tick(&mut self, vector: u8) {
-        if let Some(hpet) = &mut self.hpet {
-            hpet.move_tick(vector);
-        }
-    }
-
     /// The host's clock, if it has one.
     pub fn clock(&self) -> Option<Clock> {
         self.hpet.map(|hpet| hpet.clock())

@@ -141,11 +141,6 @@ impl Hpet {
         self.write(CONFIGURATION, 1);
     }
 
-    /// The tick has another vector from now on.
-    pub fn move_tick(&mut self, vector: u8) {
-        self.write(0x110 + TICK * 0x20, u32::from(vector));
-    }
-
     /// Ticks made so far.
     pub fn ticks(&self) -> u64 {
         self.tick.map_or(0, |counts| self.clock.now() / counts)

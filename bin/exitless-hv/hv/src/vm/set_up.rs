@@ -41,7 +41,7 @@ impl Vm {
             Err(why) if watchdog != 0 => refuse(&why),
             Err(why) => return say!("hv: the HPET is of no use: {why}"),
         };
-        let vector = self.interrupts.core().hosts.of(eli::hosts::Source::Tick);
+        let vector = eli::hosts::Source::Tick.vector();
         if watchdog != 0
             && let Err(why) = hpet.set_watchdog(watchdog)
         {
