@@ -89,6 +89,10 @@ pub mod intercept {
     pub const NMI: u32 = 1 << 1;
     /// The guest could take the virtual interrupt.
     pub const VINTR: u32 = 1 << 4;
+    /// System management interrupts.
+    pub const SMI: u32 = 1 << 2;
+    /// INIT.
+    pub const INIT: u32 = 1 << 3;
     /// Writes of CR0 that change more than TS and MP.
     pub const CR0_WRITE: u32 = 1 << 5;
     /// SIDT.
@@ -97,14 +101,24 @@ pub mod intercept {
     pub const IDTR_WRITE: u32 = 1 << 10;
     /// CPUID.
     pub const CPUID: u32 = 1 << 18;
+    /// RSM.
+    pub const RSM: u32 = 1 << 19;
+    /// INVD.
+    pub const INVD: u32 = 1 << 22;
+    /// INVLPGA.
+    pub const INVLPGA: u32 = 1 << 26;
     /// Ports of the map.
     pub const IO: u32 = 1 << 27;
     /// Model-specific registers of the map.
     pub const MSR: u32 = 1 << 28;
+    /// Task switches.
+    pub const TASK_SWITCH: u32 = 1 << 29;
     /// Shutdown.
     pub const SHUTDOWN: u32 = 1 << 31;
     /// VMRUN, VMMCALL, VMLOAD, VMSAVE, STGI, CLGI, SKINIT: in the second word.
     pub const SVM: u32 = 0x7f;
+    /// MONITOR and MWAIT, armed or not: in the second word.
+    pub const MONITOR: u32 = 7 << 10;
     /// Reads and writes of CR8, in the word for control registers.
     pub const CR8: u32 = 1 << 8 | 1 << 24;
     /// Reads and writes of DR7, in the word for debug registers.

@@ -16,12 +16,13 @@
 //!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
-//! `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
+//! `instructions` (others), `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
 //! `reports` (lines of JSON). `set_up` is before the first entry, `end` behind the last exit.
 
 mod cpuid;
 mod end;
 mod events;
+mod instructions;
 mod local_apic;
 mod messages;
 mod msrs;
@@ -33,6 +34,7 @@ mod tables;
 
 use core::sync::atomic::Ordering;
 
+use self::instructions::exit;
 use bare::{apic, processor};
 use eli::VectorSet;
 use eli::defence::Defence;
@@ -225,6 +227,13 @@ impl Vm {
                 self.raise(Event::exception(6, None));
                 (Kind::Other, Cause::Guest)
             }
+            exit::SMI
+            | exit::INIT
+            | exit::RSM
+            | exit::INVD
+            | exit::INVLPGA
+            | exit::TASK_SWITCH
+            | exit::MONITOR..=exit::MWAIT_ARMED => (Kind::Other, self.instruction(code)),
             0x7f => self.shut_down(),
             _ => self.stop("an exit that nothing is done about"),
         };
