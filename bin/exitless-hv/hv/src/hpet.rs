@@ -7,6 +7,7 @@ use crate::memory;
 const PERIOD: u64 = 4;
 const CONFIGURATION: u64 = 0x10;
 const COUNTER: u64 = 0xf0;
+const SAMPLE: u64 = 0;
 const WATCHDOG: u64 = 1;
 const TICK: u64 = 2;
 
@@ -92,6 +93,36 @@ impl Hpet {
             }
             None => 0,
         }
+    }
+
+    /// When the tick was started, and the time between ticks, µs of [`microseconds`](Self::microseconds).
+    pub fn tick_us(&self) -> Option<(u64, u64)> {
+        let (start, ticks) = self.tick?;
+        Some((self.to_us(start), self.to_us(ticks)))
+    }
+
+    /// Microseconds since the timers were started; wraps with the counter.
+    pub fn microseconds(&self) -> u64 {
+        self.to_us(u64::from(self.read(COUNTER)))
+    }
+
+    /// A non-maskable interrupt once, at this time, which is ahead. It may be lost, if the counter passes it before it is set.
+    pub fn sample(&self, at_us: u64) {
+        const CAN_MESSAGE: u32 = 1 << 15;
+        // Message, enabled; once; edges; 32 bits.
+        const ONCE: u32 = 1 << 14 | 1 << 8 | 1 << 2;
+        let registers = 0x100 + SAMPLE * 0x20;
+        if self.read(registers) & CAN_MESSAGE != 0 {
+            let at = at_us * (FEMTOSECONDS_PER_MS / 1000) / self.period;
+            self.write(registers + 0x10, DELIVERY_NMI);
+            self.write(registers + 0x14, INTERRUPTS);
+            self.write(registers + 8, at as u32);
+            self.write(registers, ONCE);
+        }
+    }
+
+    fn to_us(self, counts: u64) -> u64 {
+        counts * self.period / (FEMTOSECONDS_PER_MS / 1000)
     }
 
     /// Milliseconds since the timers were started; wraps with the counter's 32 bits.

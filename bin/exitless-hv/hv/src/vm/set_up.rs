@@ -61,6 +61,10 @@ impl Vm {
                 }
             );
         }
+        if let Some((start_us, tick_us)) = hpet.tick_us() {
+            self.interrupts
+                .set_tick(start_us, tick_us, u64::from(watchdog) * 1000);
+        }
         self.chips.add_hpet(hpet);
         let nothing = self.pages.nothing.address();
         self.map(base & !(PAGE - 1), nothing, Access::All);
