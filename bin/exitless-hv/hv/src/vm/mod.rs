@@ -139,6 +139,8 @@ impl Vm {
     fn enter(&mut self, real: VectorSet) {
         let was_direct = self.interrupts.was_direct();
         let is_stepping = self.step.is_under_way();
+        let chips = &self.chips;
+        self.interrupts.resume(|| chips.us().unwrap_or(u64::MAX));
         let plan = self.interrupts.plan(&self.pages.vmcb, is_stepping, real);
         let turns = plan.direct && !was_direct;
         self.measurement.add(Count::TurnsDirect, turns.into());
@@ -204,7 +206,7 @@ impl Vm {
         }
         let vmcb = &self.pages.vmcb;
         let (kind, cause) = match code {
-            0x60 => (Kind::Intr, self.interrupt()),
+            0x60 => (Kind::Intr, self.interrupt(false)),
             0x61 => (Kind::Nmi, self.nmi()),
             0x64 => {
                 let requested = self.interrupts.core().requested();

@@ -55,7 +55,7 @@ impl Vm {
             }
         }
         hpet.start();
-        let clock = hpet.clock();
+        let (clock, tick_us) = (hpet.clock(), hpet.tick_us());
         self.measurement.set_clock(clock);
         self.chips.add_hpet(hpet);
         if let Some(id) = tables.other {
@@ -70,6 +70,10 @@ impl Vm {
                     "not to be had"
                 }
             );
+        }
+        if let Some(tick_us) = tick_us {
+            self.interrupts
+                .set_tick(0, tick_us, u64::from(watchdog) * 1000);
         }
         let nothing = self.pages.nothing.address();
         self.map(base & !(PAGE - 1), nothing, PageAccess::All);
