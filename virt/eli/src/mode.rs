@@ -304,11 +304,10 @@ impl Core {
         self.in_service = self.in_service.union(guests);
         self.owed = self.owed.union(guests);
         self.over = self.over.union(guests);
-        let eois = match real.highest() {
+        match real.highest() {
             Some(highest) if self.over.contains(highest) => self.end(&mut real),
             _ => 0,
-        };
-        eois
+        }
     }
 
     /// No direct mode until [`resume`](Self::resume).

@@ -136,6 +136,17 @@ pub struct Samples {
     mean_us: u64,
     state: u64,
     due_us: Option<u64>,
+    /// When the watchdog's was last seen.
+    watchdog_us: u64,
+}
+
+/// Source of a tick that cannot be masked, of those that may have merged into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// One of [`Samples`].
+    pub sample: bool,
+    /// The watchdog's.
+    pub watchdog: bool,
 }
 
 impl Samples {
@@ -146,6 +157,7 @@ impl Samples {
             mean_us: watchdog_us / 2,
             state: 1,
             due_us: None,
+            watchdog_us: 0,
         }
     }
 
@@ -168,13 +180,19 @@ impl Samples {
         self.due_us
     }
 
-    /// A tick that cannot be masked came: whether it is (also) one of these.
-    pub fn take(&mut self, now_us: u64) -> bool {
-        let is_one = self.due_us.is_some_and(|due_us| due_us <= now_us);
-        if is_one {
+    /// A tick that cannot be masked came. It is the watchdog's too if that one is due as well.
+    pub fn take(&mut self, now_us: u64) -> Came {
+        let sample = self.due_us.is_some_and(|due_us| due_us <= now_us);
+        if sample {
             self.due_us = None;
         }
-        is_one
+        let since_us = now_us.saturating_sub(self.watchdog_us);
+        // A period is twice the mean.
+        let watchdog = !sample || since_us >= 2 * self.mean_us;
+        if watchdog {
+            self.watchdog_us = now_us;
+        }
+        Came { sample, watchdog }
     }
 }
 
@@ -229,7 +247,7 @@ mod tests {
             let is_sample = sample.is_some_and(|due| due <= now);
             let is_nmi = now % watchdog == 0 || is_sample;
             if is_sample {
-                assert!(samples.take(now));
+                assert!(samples.take(now).sample);
                 sample = samples.next(now, random.bits());
             }
             if is_pending && (!is_direct || !is_masked || is_nmi) {
@@ -296,7 +314,8 @@ mod tests {
             let due = samples.next(now, entropy * 7).unwrap();
             assert!((now + 1_000..now + 20_000).contains(&due));
             assert_eq!(samples.next(now, 0), None);
-            assert!(!samples.take(due - 1) && samples.take(due) && !samples.take(due));
+            let is_sample = [due - 1, due, due].map(|at| samples.take(at).sample);
+            assert_eq!(is_sample, [false, true, false]);
             phases[(due % 20_000 / 1_000) as usize] += 1;
             now = due;
         }
@@ -307,5 +326,18 @@ mod tests {
         assert_eq!(samples.next(due + 10_000, 1), None);
         assert!(samples.next(due + 50_000, 1).is_some());
         assert_eq!(Samples::new(0).next(0, 0), None);
+    }
+
+    #[test]
+    fn the_watchdogs_tick_is_counted_where_it_merged_into_a_sample() {
+        let mut samples = Samples::new(20_000);
+        let came = |sample, watchdog| Came { sample, watchdog };
+        assert_eq!(samples.take(20_000), came(false, true));
+        // Before the next of the watchdog's is due; and with it.
+        let due = samples.next(20_000, 3).unwrap();
+        assert_eq!(samples.take(due), came(true, false));
+        let due = samples.next(due, 3).unwrap();
+        assert_eq!(samples.take(due.max(45_000)), came(true, true));
+        assert_eq!(samples.take(70_000), came(false, true));
     }
 }

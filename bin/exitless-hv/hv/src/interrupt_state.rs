@@ -15,7 +15,7 @@ use eli::alias::Full;
 use eli::event::{Event, Kind as EventKind};
 use eli::gate::Gate;
 use eli::hosts::Source;
-use eli::watchdog::{Masking, Samples, Service, Ticks};
+use eli::watchdog::{Came, Masking, Samples, Service, Ticks};
 use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
 
 use crate::lapic::Lapic;
@@ -205,10 +205,14 @@ impl Interrupts {
         }
     }
 
-    /// Takes a non-maskable interrupt. Returns whether it is a sample's.
-    pub fn take_sample(&mut self, now_us: impl FnOnce() -> u64) -> bool {
+    /// Takes a non-maskable interrupt. Returns its source.
+    pub fn take_nmi(&mut self, now_us: impl FnOnce() -> u64) -> Came {
+        const WATCHDOG: Came = Came {
+            sample: false,
+            watchdog: true,
+        };
         let tick = self.tick.as_mut();
-        tick.is_some_and(|tick| tick.samples.take(now_us()))
+        tick.map_or(WATCHDOG, |tick| tick.samples.take(now_us()))
     }
 
     /// Returns when the next sample is to be, if it has to be set.

@@ -54,6 +54,10 @@ pub const CS_ATTRIBUTES: Field<u16> = at(0x412);
 pub const IDTR_LIMIT: Field<u32> = at(0x484);
 /// Base of it.
 pub const IDTR_BASE: Field<u64> = at(0x488);
+/// Attributes of the code segment.
+pub const CS_ATTRIBUTES: Field<u16> = at(0x412);
+/// Base of it.
+pub const CS_BASE: Field<u64> = at(0x418);
 /// Current privilege level.
 pub const CPL: Field<u8> = at(0x4cb);
 /// Extended features.
@@ -121,6 +125,8 @@ pub mod intercept {
     pub const MONITOR: u32 = 7 << 10;
     /// Reads and writes of CR8, in the word for control registers.
     pub const CR8: u32 = 1 << 8 | 1 << 24;
+    /// Writes of CR4, in the word for control registers.
+    pub const CR4_WRITE: u32 = 1 << 20;
     /// Reads and writes of DR7, in the word for debug registers.
     pub const DR7: u32 = 1 << 7 | 1 << 23;
 }

@@ -89,18 +89,14 @@ impl Vm {
 
     /// Lets non-maskable interrupts in: the watchdog's ticks, and samples. Returns whether there were any.
     fn let_in_nmis(&mut self) -> bool {
-        let mut ticks = host::window_nmi();
-        if ticks == 0 {
-            return false;
-        }
-        let chips = &self.chips;
-        if self.interrupts.take_sample(|| chips.us().unwrap_or(0)) {
-            ticks -= 1;
-            self.measurement.add(Count::Samples, 1);
-        }
-        self.measurement.add(Count::Nmis, ticks);
-        for _ in 0..ticks {
-            if self.defends(Defence::Service)
+        let came = host::window_nmi();
+        for _ in 0..came {
+            let chips = &self.chips;
+            let source = self.interrupts.take_nmi(|| chips.us().unwrap_or(0));
+            self.measurement.add(Count::Samples, source.sample.into());
+            self.measurement.add(Count::Nmis, source.watchdog.into());
+            if source.watchdog
+                && self.defends(Defence::Service)
                 && let Some(eois) = self.interrupts.watchdog(host::in_service())
             {
                 (0..eois).for_each(|_| apic::eoi());
@@ -111,7 +107,7 @@ impl Vm {
                 }
             }
         }
-        true
+        came != 0
     }
 
     /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
@@ -232,7 +228,7 @@ impl Vm {
 
     /// The length of the INT instruction at the guest's instruction pointer.
     pub(super) fn software_len(&self) -> Option<u64> {
-        let address = self.pages.vmcb.get(vmcb::RIP);
+        let address = self.instruction();
         let mut code = [0; 15];
         let mut len = 0;
         for slot in &mut code {

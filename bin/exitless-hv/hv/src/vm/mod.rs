@@ -84,6 +84,7 @@ impl Vm {
         let intercepts = Intercepts {
             delivery: ways.delivery,
             priority: options.defend.has(Defence::Priority),
+            modes: options.defend.has(Defence::Modes),
             recurring: options.defend.has(Defence::Recurring),
             breakpoints: options.defend.has(Defence::Recurring) && host::is_emulated(),
         };
@@ -216,7 +217,7 @@ impl Vm {
             0x40..=0x5f if self.step.is_under_way() => (Kind::Step, self.cancel_step(code, during)),
             0x4b | 0x4d => self.fault(code, during),
             0x40..=0x5f => (Kind::Other, self.exception(code, during)),
-            0x65 => (Kind::Table, self.start_cr0()),
+            0x14 | 0x65 => (Kind::Table, self.start_mode()),
             0x66 => (Kind::Table, self.start_table(false)),
             0x6a => (Kind::Table, self.start_table(true)),
             0x72 => (Kind::Cpuid, self.cpuid()),

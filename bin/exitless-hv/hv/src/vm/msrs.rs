@@ -20,11 +20,9 @@ impl Vm {
         let low = self.pages.vmcb.get(vmcb::RAX) & 0xffff_ffff;
         let value = self.pages.registers.words[RDX] << 32 | low;
         let (read, kind, cause) = match (register, is_write) {
-            // SCE, LME, LMA, NXE, FFXSR, TCE: another bit would end the next entry.
-            (EFER, true) if value & !0xcd01 != 0 => (None, Kind::Msr, Cause::Guest),
             (EFER, true) => {
-                self.pages.vmcb.set(vmcb::EFER, value | SVME);
-                (Some(0), Kind::Msr, Cause::Guest)
+                let is_allowed = self.write_efer(value);
+                (is_allowed.then_some(0), Kind::Msr, Cause::Guest)
             }
             (EFER, false) => (
                 Some(self.pages.vmcb.get(vmcb::EFER) & !SVME),
