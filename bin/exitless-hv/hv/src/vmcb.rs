@@ -54,9 +54,7 @@ pub const CS_ATTRIBUTES: Field<u16> = at(0x412);
 pub const IDTR_LIMIT: Field<u32> = at(0x484);
 /// Base of it.
 pub const IDTR_BASE: Field<u64> = at(0x488);
-/// Attributes of the code segment.
-pub const CS_ATTRIBUTES: Field<u16> = at(0x412);
-/// Base of it.
+/// Base of the code segment.
 pub const CS_BASE: Field<u64> = at(0x418);
 /// Current privilege level.
 pub const CPL: Field<u8> = at(0x4cb);

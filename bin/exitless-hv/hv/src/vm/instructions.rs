@@ -10,7 +10,7 @@ use crate::log::say;
 use crate::report::{Cause, Count};
 use crate::vmcb;
 
-/// Exit codes of what [`Vm::instruction`] answers.
+/// Exit codes of what [`Vm::intercepted`] answers.
 pub mod exit {
     /// A system management interrupt.
     pub const SMI: u64 = 0x62;
@@ -31,7 +31,7 @@ pub mod exit {
 }
 
 impl Vm {
-    pub(super) fn instruction(&mut self, code: u64) -> Cause {
+    pub(super) fn intercepted(&mut self, code: u64) -> Cause {
         match code {
             exit::SMI => {
                 // It waits for the host's global interrupt flag: firmware handles it here, where the

@@ -236,7 +236,7 @@ impl Vm {
             | exit::INVD
             | exit::INVLPGA
             | exit::TASK_SWITCH
-            | exit::MONITOR..=exit::MWAIT_ARMED => (Kind::Other, self.instruction(code)),
+            | exit::MONITOR..=exit::MWAIT_ARMED => (Kind::Other, self.intercepted(code)),
             0x7f => self.shut_down(),
             _ => self.stop("an exit that nothing is done about"),
         };
