@@ -5,6 +5,7 @@
 //! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never let through, since the host
 //! would take it for an exception of its own.
 
+pub mod config;
 pub mod msrs;
 pub mod ports;
 
