@@ -1,14 +1,14 @@
 //! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
 //!
 //! The HPET is ours, and a second core is not the guest's: the table of the one is given another name, and the entry of the other
-//! is marked not enabled, where they lie.
+//! is marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest does not have that.
 
 use eli::policy::ports::Firmware;
 
 use crate::memory;
 
 /// What was found.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tables {
     /// Ports of power management.
     pub ports: Firmware,
@@ -20,7 +20,14 @@ pub struct Tables {
     pub io_apic: Option<u64>,
     /// The APIC identifier of another processor.
     pub other: Option<u32>,
+    /// Windows of configuration space in memory.
+    pub windows: [Option<core::ops::Range<u64>>; WINDOWS_MAX],
+    /// Their table.
+    windows_table: Option<u64>,
 }
+
+/// The most windows of configuration space that are read: one for each segment.
+const WINDOWS_MAX: usize = 4;
 
 const HEADER: u64 = 36;
 /// The most tables, and the most entries of one, that are looked at.
@@ -48,17 +55,42 @@ impl Tables {
                 b"FACP" => tables.fixed(table),
                 b"HPET" => {
                     tables.hpet = Some(read64(table + 44));
-                    // SAFETY: the caller's: the table is memory, and nobody reads it yet.
-                    unsafe { memory::write32(table, u32::from_le_bytes(*b"----")) };
-                    // SAFETY: as above.
-                    unsafe { check(table) };
+                    // SAFETY: the caller's.
+                    unsafe { hide(table) };
                 }
+                b"MCFG" => tables.windows(table),
                 // SAFETY: as above.
                 b"APIC" => unsafe { tables.processors(table, own) },
                 _ => {}
             }
         }
         tables
+    }
+
+    /// Reads the table of windows of configuration space (PCI Firmware 3.3, §4.1.2).
+    fn windows(&mut self, table: u64) {
+        self.windows_table = Some(table);
+        let (mut at, end) = (table + 44, table + u64::from(length(table)));
+        for window in &mut self.windows {
+            if at + 16 > end {
+                break;
+            }
+            let base = read64(at);
+            let [_, _, first, last] = read32(at + 8).to_le_bytes().map(u64::from);
+            *window = Some(base + (first << 20)..base + ((last + 1) << 20));
+            at += 16;
+        }
+    }
+
+    /// Hides the windows of configuration space.
+    ///
+    /// # Safety
+    /// As [`find_and_hide`](Self::find_and_hide).
+    pub unsafe fn hide_windows(&self) {
+        if let Some(table) = self.windows_table {
+            // SAFETY: the caller's.
+            unsafe { hide(table) };
+        }
     }
 
     /// Reads the fixed table (§5.2.9).
@@ -104,6 +136,18 @@ impl Tables {
         }
         // SAFETY: as above.
         unsafe { check(table) };
+    }
+}
+
+/// Gives a table another name, which nothing looks for.
+///
+/// # Safety
+/// As [`Tables::find_and_hide`].
+unsafe fn hide(table: u64) {
+    // SAFETY: the caller's: the table is memory, and nothing reads it yet.
+    unsafe {
+        memory::write32(table, u32::from_le_bytes(*b"----"));
+        check(table);
     }
 }
 

@@ -2,6 +2,7 @@
 //! messages, the I/O APIC, the 8259s and the host's timers. Each is found once, at start, and then
 //! stays.
 
+use eli::policy::config::Config;
 use eli::policy::ports::Ports;
 use eli::policy::{PicWrites, Pics, Why};
 
@@ -17,6 +18,7 @@ pub struct Chips {
     io_apic: Option<IoApic>,
     pics: Pics,
     ports: Ports,
+    config: Config,
     hpet: Option<Hpet>,
 }
 
@@ -44,6 +46,21 @@ impl Chips {
     /// The list of ports.
     pub fn ports(&self) -> &Ports {
         &self.ports
+    }
+
+    /// Sets configuration space.
+    pub fn set_config(&mut self, config: Config) {
+        self.config = config;
+    }
+
+    /// Configuration space.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Configuration space, to access it.
+    pub fn config_mut(&mut self) -> &mut Config {
+        &mut self.config
     }
 
     /// The assigned device's messages.

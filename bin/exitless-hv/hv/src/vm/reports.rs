@@ -93,6 +93,7 @@ impl Vm {
     /// The end of a run that has a time (`until=`).
     pub(super) fn look_at_the_clock(&mut self) {
         if self.options.until != 0
+            && self.measurement.is_look_due()
             && let Some(ms) = self.chips.ms()
             && ms >= u64::from(self.options.until)
         {
