@@ -61,6 +61,9 @@ impl Vm {
                 }
             );
         }
+        if self.defends(Defence::Period) {
+            self.interrupts.lapic_mut().limit_period(&hpet);
+        }
         if let Some((start_us, tick_us)) = hpet.tick_us() {
             self.interrupts
                 .set_tick(start_us, tick_us, u64::from(watchdog) * 1000);
