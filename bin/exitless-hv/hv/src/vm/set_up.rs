@@ -73,6 +73,9 @@ impl Vm {
                 }
             );
         }
+        if self.defends(Defence::Period) {
+            self.interrupts.lapic_mut().limit_period(clock);
+        }
         if let Some(tick_us) = tick_us {
             self.interrupts
                 .set_tick(0, tick_us, u64::from(watchdog) * 1000);
