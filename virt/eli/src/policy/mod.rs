@@ -7,6 +7,7 @@
 
 pub mod config;
 pub mod msrs;
+pub mod pit;
 pub mod ports;
 
 use crate::Vector;
