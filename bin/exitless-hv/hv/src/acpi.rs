@@ -1,9 +1,10 @@
 //! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
 //!
-//! The HPET is ours, and a second core is not the guest's: the table of the one is given another name, and the entry of the other
-//! is marked not enabled, where they lie.
+//! The HPET and the IOMMU are ours, and a second core is not the guest's: the tables of the former are given another name, and the
+//! entry of the latter is marked not enabled, where they lie.
 
 use crate::memory;
+use crate::remapping::firmware::Firmware;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,11 +17,13 @@ pub struct Tables {
     pub io_apic: Option<u64>,
     /// The APIC identifier of another processor.
     pub other: Option<u32>,
+    /// What there is of IOMMUs.
+    pub remapping: Firmware,
 }
 
 const HEADER: u64 = 36;
 /// The most tables, and the most entries of one, that are looked at.
-const ITEMS_MAX: usize = 64;
+pub const ITEMS_MAX: usize = 64;
 /// The longest table that is believed, bytes.
 const LEN_MAX: u32 = 1 << 20;
 
@@ -44,12 +47,15 @@ impl Tables {
                 b"FACP" => tables.power = [64, 68].map(|at| read32(table + at) as u16),
                 b"HPET" => {
                     tables.hpet = Some(read64(table + 44));
-                    // SAFETY: the caller's: the table is memory, and nobody reads it yet.
-                    unsafe { memory::write32(table, u32::from_le_bytes(*b"----")) };
-                    // SAFETY: as above.
-                    unsafe { check(table) };
+                    // SAFETY: the caller's.
+                    unsafe { hide(table) };
                 }
-                // SAFETY: as above.
+                b"DMAR" => {
+                    tables.remapping = Firmware::read(table);
+                    // SAFETY: the caller's.
+                    unsafe { hide(table) };
+                }
+                // SAFETY: the caller's.
                 b"APIC" => unsafe { tables.processors(table, own) },
                 _ => {}
             }
@@ -87,6 +93,17 @@ impl Tables {
     }
 }
 
+/// Gives a table a name that no system knows.
+///
+/// # Safety
+/// As [`Tables::find_and_hide`].
+unsafe fn hide(table: u64) {
+    // SAFETY: the caller's: the table is memory, and nobody reads it yet.
+    unsafe { memory::write32(table, u32::from_le_bytes(*b"----")) };
+    // SAFETY: as above.
+    unsafe { check(table) };
+}
+
 /// Makes a table's bytes sum up to 0 again.
 ///
 /// # Safety
@@ -101,15 +118,18 @@ unsafe fn check(table: u64) {
     unsafe { slot.write(slot.read().wrapping_sub(sum)) };
 }
 
-fn length(table: u64) -> u32 {
+/// Bytes of a table, as it says.
+pub fn length(table: u64) -> u32 {
     read32(table + 4).min(LEN_MAX)
 }
 
-fn read32(address: u64) -> u32 {
+/// A word of a table.
+pub fn read32(address: u64) -> u32 {
     // SAFETY: below 4 GiB everything is mapped, and firmware's tables, and what they point to, are memory.
     unsafe { (address as *const u32).read_unaligned() }
 }
 
-fn read64(address: u64) -> u64 {
+/// Two words of a table.
+pub fn read64(address: u64) -> u64 {
     u64::from(read32(address)) | u64::from(read32(address + 4)) << 32
 }

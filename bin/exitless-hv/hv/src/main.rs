@@ -36,6 +36,7 @@ mod nested;
 mod options;
 mod pages;
 mod power;
+mod remapping;
 mod report;
 mod shadow_table;
 mod single_step;
@@ -58,6 +59,7 @@ use crate::vm::Vm;
 global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
 static mut PAGES: Pages = Pages::ZERO;
+static mut REMAPPING: remapping::Pages = remapping::Pages::ZERO;
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
@@ -110,12 +112,6 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         options.mode.name(),
         Missing(options.defend)
     );
-    say!(
-        "hv: contained_dma=false: there is no IOMMU between devices and this memory: device trusted"
-    );
-    say!(
-        "hv: a hostile guest is NOT contained, nor is its device: run none that may not have the whole machine"
-    );
     check_processor();
     // SAFETY: interrupts are off, and stay so until there are handlers.
     unsafe { bare::pic::quiet(0x20) }
@@ -134,7 +130,9 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
     vm.start_timers(&tables);
     let start = load(vm.memory(), information);
-    vm.assign(&tables);
+    let pages = &raw mut REMAPPING;
+    // SAFETY: here alone, once.
+    vm.assign(&tables, unsafe { &mut *pages });
     vm.set_up(start);
     say!("hv: entering the guest");
     vm.run()

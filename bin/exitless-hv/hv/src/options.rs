@@ -13,6 +13,8 @@ exitless-hv: runs one guest on one core, with an assigned device's interrupts de
   defend=on|off|-NAME,...
                     what contains a hostile guest: all of it, nothing, or all but these defences, to show that they are needed (on)
   linger=MS         after the guest's end, what else runs on this machine goes on for so long (0)
+  iommu=auto|off|required
+                    the machine's IOMMU keeps the assigned device to the guest's memory: if there is one, not at all, or nothing starts (auto)
   until=MS          ends the machine then, 0: never (0)
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
@@ -50,6 +52,27 @@ impl Mode {
     }
 }
 
+/// Use of the machine's IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Iommu {
+    /// If there is one that can be used.
+    Auto,
+    /// None, to compare.
+    Off,
+    /// Or nothing starts.
+    Required,
+}
+
+impl Iommu {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+            Self::Required => "required",
+        }
+    }
+}
+
 /// The command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -65,6 +88,8 @@ pub struct Options {
     pub defend: Defences,
     /// Milliseconds that the machine stays on after the guest's end.
     pub linger: u32,
+    /// Whether devices are kept to the guest's memory.
+    pub iommu: Iommu,
     /// Milliseconds after which the machine ends; 0: never.
     pub until: u32,
     /// Events that are still logged.
@@ -84,6 +109,7 @@ impl Options {
             assign: VectorSet::EMPTY,
             defend: Defences::ALL,
             linger: 0,
+            iommu: Iommu::Auto,
             until: 0,
             trace: 40,
         };
@@ -106,6 +132,10 @@ impl Options {
             }
             "watchdog" => self.watchdog = milliseconds()?,
             "tick" => self.tick = milliseconds()?,
+            "iommu" => {
+                let ways = [Iommu::Auto, Iommu::Off, Iommu::Required];
+                self.iommu = ways.into_iter().find(|way| way.name() == value)?;
+            }
             "until" => self.until = value.parse().ok()?,
             "trace" => self.trace = value.parse().ok()?,
             "defend" => self.defend = Defences::parse(value)?,

@@ -106,9 +106,15 @@ pub enum Count {
     Refused,
     /// Times a mode began.
     TurnsDirect,
+    /// Accesses of devices to memory that the IOMMU blocked and recorded.
+    DmaFaults,
+    /// Messages of devices, likewise.
+    IrqBlocked,
+    /// Times that it could not record one.
+    DmaFaultsLost,
 }
 
-const COUNTS: [(Count, &str); 11] = [
+const COUNTS: [(Count, &str); 14] = [
     (Count::Runs, "runs"),
     (Count::GuestCycles, "guest_cycles"),
     (Count::Ticks, "host_ticks"),
@@ -120,6 +126,9 @@ const COUNTS: [(Count, &str); 11] = [
     (Count::TimerCaught, "timer_caught"),
     (Count::Refused, "refused"),
     (Count::TurnsDirect, "turns_direct"),
+    (Count::DmaFaults, "dma_faults"),
+    (Count::IrqBlocked, "irq_blocked"),
+    (Count::DmaFaultsLost, "dma_faults_lost"),
 ];
 
 /// Counts since some moment.

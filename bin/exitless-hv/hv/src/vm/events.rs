@@ -67,6 +67,7 @@ impl Vm {
         if is_direct && self.is_hosts_requested() {
             self.interrupt();
         }
+        self.look_at_dma();
         Cause::Watchdog
     }
 

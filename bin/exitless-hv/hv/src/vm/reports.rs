@@ -7,6 +7,7 @@ use bare::processor;
 use super::Vm;
 use crate::log::say;
 use crate::measurement::Account;
+use crate::report::Count;
 use crate::{core1, host, power, vmcb};
 
 impl Vm {
@@ -65,7 +66,26 @@ impl Vm {
         ] {
             let _ = write!(out, "\"{key}\":{value},");
         }
-        let _ = writeln!(out, "\"contained_dma\":false}}");
+        let contained = self.chips.contains_dma();
+        let _ = writeln!(out, "\"contained_dma\":{contained}}}");
+    }
+
+    /// Takes what the IOMMU has blocked.
+    pub(super) fn look_at_dma(&mut self) {
+        let (mut logged, counts) = (self.options.trace, &mut self.measurement);
+        let lost = self.chips.dma_faults(|fault| {
+            let count = match fault.is_interrupt() {
+                true => Count::IrqBlocked,
+                false => Count::DmaFaults,
+            };
+            counts.add(count, 1);
+            if logged > 0 {
+                logged -= 1;
+                say!("dma: {fault}");
+            }
+        });
+        self.options.trace = logged;
+        self.measurement.add(Count::DmaFaultsLost, lost.into());
     }
 
     /// The end, and why.

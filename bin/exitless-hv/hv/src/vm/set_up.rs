@@ -15,7 +15,9 @@ use crate::log::{self, say};
 use crate::memory::PAGE;
 use crate::msix::Msix;
 use crate::nested::Access;
+use crate::options::Iommu;
 use crate::pages::{RBX, RSI};
+use crate::remapping::{self, Remapping};
 use crate::vmcb::{self, intercept};
 use crate::{core1, power};
 
@@ -66,8 +68,8 @@ impl Vm {
         self.map(base & !(PAGE - 1), nothing, Access::All);
     }
 
-    /// The device, and the I/O APIC.
-    pub fn assign(&mut self, tables: &Tables) {
+    /// The device, the I/O APIC, and the IOMMU, which is given `pages`.
+    pub fn assign(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
         match Msix::find() {
             Ok(table) => {
                 say!(
@@ -85,6 +87,7 @@ impl Vm {
             }
             Err(why) => say!("hv: no device is assigned: {why}"),
         }
+        self.contain_dma(tables, pages);
         self.assigned_changed();
         // Registers of the local APIC in memory, and what a write there sends: not the guest's. It
         // has the model-specific ones.
@@ -98,6 +101,43 @@ impl Vm {
             let chip = unsafe { IoApic::new(page) };
             self.chips.add_io_apic(chip);
             self.map(page, page, Access::Nothing);
+        }
+    }
+
+    /// The IOMMU, if it is to be used, and can be.
+    fn contain_dma(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
+        if let Some(page) = tables.remapping.unit {
+            // Whatever becomes of it, it is not the guest's.
+            let nothing = self.pages.nothing.address();
+            self.map(page & !(PAGE - 1), nothing, Access::All);
+        }
+        let device = self.chips.msix().map(|msix| msix.function);
+        let own = self.interrupts.lapic().id();
+        let started = match self.options.iommu {
+            Iommu::Off => Err(None),
+            // SAFETY: ACPI says so, and its table and its page are hidden from the guest.
+            Iommu::Auto | Iommu::Required => unsafe {
+                let memory = &self.memory;
+                Remapping::start(&tables.remapping, pages, memory, device, own).map_err(Some)
+            },
+        };
+        match started {
+            Ok(unit) => {
+                say!(
+                    "hv: contained_dma=true: the device reaches the guest's memory and nothing else"
+                );
+                self.chips.add_remapping(unit);
+            }
+            Err(Some(why)) if self.options.iommu == Iommu::Required => crate::refuse(&why),
+            Err(why) => {
+                match why {
+                    Some(why) => say!("hv: contained_dma=false: {why}"),
+                    None => say!("hv: contained_dma=false: iommu=off"),
+                }
+                say!(
+                    "hv: a device reaches all memory, this one too: a hostile guest is NOT contained"
+                );
+            }
         }
     }
 
