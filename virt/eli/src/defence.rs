@@ -172,7 +172,7 @@ mod tests {
         for defence in Defence::ALL {
             let on = Defences::parse(&std::format!("-{}", defence.name())).unwrap();
             assert!(!on.has(defence));
-            assert_eq!(on.missing().collect::<std::vec::Vec<_>>(), [defence]);
+            assert_eq!(on.missing().collect::<Vec<_>>(), [defence]);
         }
         let two = Defences::parse("-limit,-end").unwrap();
         assert_eq!(

@@ -7,6 +7,8 @@ use crate::gate::FIRST_INTERRUPT;
 const VALID: u64 = 1 << 31;
 const HAS_CODE: u64 = 1 << 11;
 
+/// #DB.
+pub const DEBUG: Vector = 1;
 /// #DF.
 pub const DOUBLE_FAULT: Vector = 8;
 /// #NP, which a gate that is not present raises.
@@ -15,6 +17,8 @@ pub const NOT_PRESENT: Vector = 11;
 pub const PROTECTION: Vector = 13;
 /// #PF.
 const PAGE_FAULT: Vector = 14;
+/// #AC.
+pub const ALIGNMENT: Vector = 17;
 
 /// In the error code of #NP and #GP: met while an external event was delivered.
 pub const CODE_EXTERNAL: u32 = 1;
@@ -129,6 +133,27 @@ impl Event {
     }
 }
 
+impl Event {
+    /// What the guest gets of this fault, met while `first` was delivered, or by an instruction; `None` for a shutdown.
+    ///
+    /// Each step of a row of faults goes this way, also those that the hypervisor raises for what the guest's tables do not know of
+    /// (a nested page fault, a refusal). So a delivery that faults whatever is delivered ends: after the second fault there is but #DF,
+    /// and after the third the guest is over.
+    #[must_use]
+    pub const fn met_during(self, first: Option<Self>) -> Option<Self> {
+        match first {
+            Some(first) => first.then(self),
+            None => Some(self),
+        }
+    }
+
+    /// An exception's error code, of those that have one (APM 2, table 8-1).
+    #[must_use]
+    pub const fn has_code(vector: Vector) -> bool {
+        matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+    }
+}
+
 /// #DE, #TS, #NP, #SS, #GP.
 const fn is_contributory(vector: Vector) -> bool {
     matches!(vector, 0 | 10..=13)
@@ -196,6 +221,31 @@ mod tests {
         ] {
             assert_eq!(first.then(second), expected, "{first:?} {second:?}");
         }
+    }
+
+    #[test]
+    fn a_delivery_that_always_faults_ends_at_the_third_fault() {
+        // Whatever the hypervisor answers with, and whatever was delivered first.
+        let kinds = [Kind::External, Kind::Nmi, Kind::Exception, Kind::Software];
+        for fault in [0, 10, 11, 12, 13, 14].map(|vector| Event::exception(vector, Some(0))) {
+            for kind in kinds {
+                for vector in 0..=255 {
+                    let mut during = Event {
+                        vector,
+                        kind,
+                        code: None,
+                    };
+                    let mut faults = 0;
+                    while let Some(next) = fault.met_during(Some(during)) {
+                        during = next;
+                        faults += 1;
+                        assert!(faults < 3, "{fault:?} within {kind:?} {vector}");
+                    }
+                }
+            }
+        }
+        let fault = Event::exception(PROTECTION, Some(0));
+        assert_eq!(fault.met_during(None), Some(fault));
     }
 
     #[test]

@@ -1,15 +1,16 @@
-//! Vectors of the host's own, and where one goes that the guest or its device wants (§3.5.3).
+//! Vectors of the host's own (§3.5.3).
 //!
-//! Vectors are shared: an interrupt is identified by its vector and nothing else, so none may mean
-//! two things. The host keeps to the highest class, behind the limit of the guest's table (§3.7.2:
-//! *critical* interrupts), and gives way there.
+//! Vectors are shared: an interrupt is identified by its vector and nothing else, so none may mean two things. The host keeps to the
+//! highest class, behind the limit of the guest's table (§3.7.2: *critical* interrupts). That class is the host's *alone* at the real
+//! local APIC: the guest's vectors of that class have others there ([`alias`](crate::alias)). So nothing of the guest's is ever in
+//! service above or beside one of the host's, and an interrupt of the host's is delivered as soon as interrupts are let in.
 
 use crate::{Vector, VectorSet};
 
 /// The lowest of the host's vectors; a guest in direct mode runs with a table that ends before it.
 pub const CRITICAL: Vector = 0xf0;
 /// The local APIC's spurious vector, which is no device's.
-const SPURIOUS: Vector = 0xff;
+pub const SPURIOUS: Vector = 0xff;
 
 /// Interrupts of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,103 +21,50 @@ pub enum Source {
     Message,
 }
 
-const SOURCES: usize = 2;
+impl Source {
+    const ALL: [Self; 2] = [Self::Tick, Self::Message];
 
-/// The host gave up a vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Relocation {
-    /// Whose.
-    pub source: Source,
-    /// Which, the guest's from now on.
-    pub from: Vector,
-    /// Which takes its place.
-    pub to: Vector,
-}
-
-/// The host's vectors.
-#[derive(Clone, Debug)]
-pub struct Hosts {
-    own: [(Source, Vector); SOURCES],
-    /// The guest's, as far as it has said so.
-    claimed: VectorSet,
-}
-
-impl Default for Hosts {
-    fn default() -> Self {
-        Self {
-            own: [(Source::Tick, 0xf1), (Source::Message, 0xf2)],
-            claimed: VectorSet::EMPTY,
+    /// Its vector.
+    #[must_use]
+    pub const fn vector(self) -> Vector {
+        match self {
+            Self::Tick => 0xf1,
+            Self::Message => 0xf2,
         }
     }
-}
 
-impl Hosts {
-    /// The vector of `source`.
+    /// That of a vector at the real local APIC, if it is the host's.
     #[must_use]
-    pub fn of(&self, source: Source) -> Vector {
-        self.own
-            .iter()
-            .find(|own| own.0 == source)
-            .map_or(SPURIOUS, |own| own.1)
-    }
-
-    /// Whose `vector` is, if it is the host's.
-    #[must_use]
-    pub fn source(&self, vector: Vector) -> Option<Source> {
-        self.own.iter().find(|own| own.1 == vector).map(|own| own.0)
-    }
-
-    /// The guest uses `vector` from now on; if it was the host's, that one's source has another.
-    ///
-    /// # Errors
-    /// The host has it and no other is free: the guest cannot have it.
-    pub fn claim(&mut self, vector: Vector) -> Result<Option<Relocation>, Full> {
-        let Some(at) = self.own.iter().position(|own| own.1 == vector) else {
-            self.claimed.insert(vector);
-            return Ok(None);
-        };
-        let is_free = |to: &Vector| {
-            !self.claimed.contains(*to) && *to != vector && self.source(*to).is_none()
-        };
-        let to = (CRITICAL..SPURIOUS).find(is_free).ok_or(Full)?;
-        let source = self.own[at].0;
-        self.own[at].1 = to;
-        self.claimed.insert(vector);
-        Ok(Some(Relocation {
-            source,
-            from: vector,
-            to,
-        }))
+    pub fn of(vector: Vector) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|source| source.vector() == vector)
     }
 }
 
-/// All vectors of the host's class are the guest's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+/// Whether an interrupt of the host's is among those that are requested at the real local APIC; `last` is its last request register,
+/// of the vectors from 0xe0 on.
+#[must_use]
+pub fn is_requested(last: u32) -> bool {
+    let requested = VectorSet::from_words([0, 0, 0, 0, 0, 0, 0, last]);
+    Source::ALL
+        .into_iter()
+        .any(|source| requested.contains(source.vector()))
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_host_vector_that_the_guest_wants_is_relocated_until_there_is_no_other() {
-        let mut hosts = Hosts::default();
-        let tick = hosts.of(Source::Tick);
-        assert_eq!(hosts.claim(0x41), Ok(None));
-        let moved = hosts.claim(tick).unwrap().unwrap();
-        assert_eq!((moved.source, moved.from), (Source::Tick, tick));
-        assert_eq!(
-            (hosts.of(Source::Tick), hosts.source(tick)),
-            (moved.to, None)
-        );
-        assert_ne!(hosts.of(Source::Message), moved.to);
-        // The guest wants them all: 15 are above the limit beside the spurious one, two stay the host's.
-        let refused = (CRITICAL..SPURIOUS)
-            .filter(|vector| hosts.claim(*vector).is_err())
-            .count();
-        assert_eq!(refused, SOURCES);
-        let own = [Source::Tick, Source::Message].map(|source| hosts.of(source));
-        assert!(own[0] != own[1] && own.iter().all(|own| (CRITICAL..SPURIOUS).contains(own)));
-        assert_eq!(hosts.claim(own[0]), Err(Full));
+    fn the_hosts_vectors_are_of_the_highest_class_and_seen_in_the_last_register() {
+        for source in Source::ALL {
+            let vector = source.vector();
+            assert!((CRITICAL..SPURIOUS).contains(&vector));
+            assert_eq!(Source::of(vector), Some(source));
+            assert!(is_requested(1 << (vector - 0xe0)));
+        }
+        let others = (0..32).filter(|bit| Source::of(0xe0 + bit).is_none());
+        assert!(!is_requested(others.fold(0, |word, bit| word | 1 << bit)));
     }
 }

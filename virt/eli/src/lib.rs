@@ -15,7 +15,7 @@
 //! * [`Core`]: the mode machine, and the model of what is requested and in service, really and virtually.
 //! * [`gate`]: shadow gates from the guest's. [`event`]: what an exit says about the event that it interrupted.
 //! * [`policy`]: which writes to the local APIC, to interrupt messages and to the legacy controllers are let through.
-//! * [`hosts`]: which vectors are the host's own, and where one goes that the guest wants (§3.5.3).
+//! * [`hosts`]: which vectors are the host's own. [`alias`]: what a vector is at the real local APIC that the guest wants too (§3.5.3).
 //! * [`watchdog`]: what an unmaskable tick finds, and what follows.
 //! * [`surface`]: everything that a guest can use, what it could take by it, and what contains it, as data; [`defence`]: the switches.
 //!
@@ -30,6 +30,7 @@
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod alias;
 pub mod defence;
 pub mod event;
 pub mod gate;

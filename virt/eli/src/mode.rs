@@ -8,9 +8,10 @@ mod world;
 
 pub use counts::Counts;
 
+use crate::alias::{Aliases, Full};
 use crate::event::{self, Event, Kind};
 use crate::gate::{self, Gate};
-use crate::hosts::{CRITICAL, Full, Hosts, Relocation, Source};
+use crate::hosts::{CRITICAL, SPURIOUS, Source};
 use crate::policy;
 use crate::vectors::class;
 use crate::{Vector, VectorSet};
@@ -119,7 +120,7 @@ pub struct Fault {
 /// What such a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reflection {
-    /// A real interrupt, acknowledged: to be handed to [`Core::took`].
+    /// A real interrupt, acknowledged, by its vector at the real local APIC: to be handed to [`Core::took`].
     Interrupt(Vector),
     /// An INT instruction whose gate is hidden from it: to be injected, with the instruction pointer behind the instruction.
     Software(Injection),
@@ -135,8 +136,10 @@ const EXTERNALS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Core {
     ways: Ways,
-    /// Whose vector is which.
-    pub hosts: Hosts,
+    /// The guest's vectors at the real local APIC.
+    aliases: Aliases,
+    /// The guest's spurious vector.
+    spurious: Vector,
     /// A shadow of the guest's table stands.
     engaged: bool,
     /// The guest held a vector too long: no direct mode any more.
@@ -171,7 +174,8 @@ impl Core {
     pub fn new(ways: Ways) -> Self {
         Self {
             ways,
-            hosts: Hosts::default(),
+            aliases: Aliases::default(),
+            spurious: SPURIOUS,
             engaged: false,
             fallen: false,
             suspended: false,
@@ -198,13 +202,14 @@ impl Core {
         }
     }
 
-    /// Vectors that are delivered directly from now on. Those of the host's are not among them: [`Hosts::claim`] first.
+    /// Vectors that are delivered directly from now on, if they are the same at the real local APIC.
     ///
-    /// Nor are those of its class, which lie behind the limit in direct mode: the fault would look like the guest's own.
+    /// None of the host's class is, and none that has an alias: the fault that it meets in direct mode would look like the guest's own.
     pub fn assign(&mut self, vectors: VectorSet) {
+        let aliases = &mut self.aliases;
         self.assigned = vectors
             .iter()
-            .filter(|vector| *vector < CRITICAL && self.hosts.source(*vector).is_none())
+            .filter(|vector| *vector < CRITICAL && aliases.claim(*vector) == Ok(*vector))
             .collect();
         // Its delivery may have been cut off: it goes again, through a gate that must not be hidden from it meanwhile.
         if let Some(vector) = self.injected {
@@ -218,14 +223,39 @@ impl Core {
         self.assigned
     }
 
-    /// The guest uses `vector` from now on.
+    /// The guest uses `vector` from now on: which one it is at the real local APIC.
     ///
     /// # Errors
-    /// It cannot have it.
-    pub fn claim(&mut self, vector: Vector) -> Result<Option<Relocation>, Full> {
-        let moved = self.hosts.claim(vector)?;
-        self.counts.relocated += u64::from(moved.is_some());
-        Ok(moved)
+    /// No other is left for it.
+    pub fn claim(&mut self, vector: Vector) -> Result<Vector, Full> {
+        self.aliases.claim(vector)
+    }
+
+    /// How many of the guest's vectors are others at the real local APIC.
+    #[must_use]
+    pub fn aliased(&self) -> u32 {
+        self.aliases.len()
+    }
+
+    /// The guest's vector of an interrupt that came as `real`.
+    #[must_use]
+    pub const fn guests(&self, real: Vector) -> Vector {
+        self.aliases.guests(real)
+    }
+
+    /// The guest sends itself `vector`. Whether the real local APIC is to send it; else it is requested virtually, and an injection
+    /// is due.
+    pub fn send(&mut self, vector: Vector) -> bool {
+        let is_same = vector < CRITICAL && self.aliases.claim(vector) == Ok(vector);
+        if !is_same {
+            self.requested.insert(vector);
+        }
+        is_same
+    }
+
+    /// The guest's vector for interrupts that are gone when they are acknowledged. The real one is the host's.
+    pub fn set_spurious(&mut self, vector: Vector) {
+        self.spurious = vector;
     }
 
     /// The guest loaded a table of this limit; whether it has a shadow now.
@@ -292,10 +322,18 @@ impl Core {
         self.task_priority
     }
 
-    /// What the guest reads in its request register, beside what the real one has.
+    /// What is requested virtually.
     #[must_use]
     pub const fn requested(&self) -> VectorSet {
         self.requested
+    }
+
+    /// What the guest reads in its request register, where the real one has `real`: without what is the host's.
+    #[must_use]
+    pub fn shown_requested(&self, real: VectorSet) -> VectorSet {
+        let guests = real.iter().filter(|vector| *vector < CRITICAL);
+        let guests: VectorSet = guests.map(|vector| self.guests(vector)).collect();
+        guests.union(self.requested)
     }
 
     /// What it reads in its in-service register, where the real one has `real`: bug 7 is to show that alone. What is owed is
@@ -314,8 +352,8 @@ impl Core {
         if is_seen { guests } else { guests.hidden() }
     }
 
-    /// Vectors that the processor acknowledged, in this order, while the real in-service register came to be `real`. `each` hears
-    /// what became of them, and carries out EOIs at once.
+    /// Vectors that the processor acknowledged, in this order, while the real in-service register came to be `real`. `each` gets the
+    /// vector of each, the guest's if it is the guest's, and its disposition, and carries out EOIs at once.
     ///
     /// An EOI ends the *highest* in service, and a vector that was taken inside another's window is the higher one. So the newest
     /// come first: the other way round the wrong one is ended and the device's stays in service for ever (bug 3).
@@ -327,12 +365,12 @@ impl Core {
     ) {
         let older = self.externals_len;
         for one in taken.iter().rev() {
-            let handed = self.took_one(*one, &mut real, older);
-            each(one.vector, handed);
+            let (vector, handed) = self.took_one(*one, &mut real, older);
+            each(vector, handed);
         }
     }
 
-    fn took_one(&mut self, taken: Taken, real: &mut VectorSet, older: usize) -> Handed {
+    fn took_one(&mut self, taken: Taken, real: &mut VectorSet, older: usize) -> (Vector, Handed) {
         let vector = taken.vector;
         // The one in service is not the local APIC's, and none must wait for its end there (bug 2).
         if !taken.in_service {
@@ -342,32 +380,41 @@ impl Core {
                 // Behind what was there, but before those of this window, which are newer: they have been looked at already.
                 self.externals
                     .copy_within(older..self.externals_len, older + 1);
-                self.externals[older] = vector;
+                self.externals[older] = if vector == SPURIOUS {
+                    self.spurious
+                } else {
+                    vector
+                };
                 self.externals_len += 1;
             }
-            return Handed { eois: 0, to: None };
+            return (vector, Handed { eois: 0, to: None });
         }
-        let to = self.hosts.source(vector);
+        let to = Source::of(vector);
         // A level-triggered one of the guest's is ended when the guest does so; sooner, and its source sends it again (bug 5).
         let waits = taken.level && to.is_none();
         let eois = if waits {
             self.owed.insert(vector);
             0
-        } else if real.highest() == Some(vector) || !taken.in_service {
+        } else if real.highest() == Some(vector) {
             self.end(real)
         } else {
             self.owed.insert(vector);
             self.over.insert(vector);
             0
         };
-        match to {
-            Some(_) => self.counts.hosts += 1,
-            None => {
-                self.counts.caught += 1;
-                self.requested.insert(vector);
+        let vector = match to {
+            Some(_) => {
+                self.counts.hosts += 1;
+                vector
             }
-        }
-        Handed { eois, to }
+            None => {
+                let guests = self.guests(vector);
+                self.counts.caught += 1;
+                self.requested.insert(guests);
+                guests
+            }
+        };
+        (vector, Handed { eois, to })
     }
 
     /// Ends the highest in service, and those below it that only waited for that.
@@ -395,8 +442,9 @@ impl Core {
             (Some(vector), _) if really.is_none_or(|other| other < vector) => {
                 self.in_service.remove(vector);
                 self.counts.completed_virtual += 1;
-                let eois = match self.owed.contains(vector) && !self.over.contains(vector) {
-                    true => self.end_of(vector, &mut real),
+                let own = self.aliases.real(vector);
+                let eois = match self.owed.contains(own) && !self.over.contains(own) {
+                    true => self.end_of(own, &mut real),
                     false => 0,
                 };
                 Completed {
@@ -419,7 +467,7 @@ impl Core {
         }
     }
 
-    /// Ends `vector`, now or behind what is above it.
+    /// Ends `vector`, as it is at the real local APIC, now or behind what is above it.
     fn end_of(&mut self, vector: Vector, real: &mut VectorSet) -> u8 {
         if real.highest() == Some(vector) {
             return self.end(real);
@@ -548,6 +596,7 @@ impl Core {
     }
 
     fn reflect_external(&mut self, vector: Vector, fault: Fault) -> Reflection {
+        // What was injected has the guest's vector, and goes through the table only while nothing real does.
         let was_injected = self.injected == Some(vector);
         // A gate that the shadow shows as it is: it is the guest's own that is not present. The interrupt is in service, as it
         // would be without a host, and the guest is told. Injected again it would fault again, for ever.
@@ -603,9 +652,7 @@ impl Core {
     /// the guest took it.
     pub fn audit(&mut self, real: VectorSet) -> Option<Vector> {
         let stolen = real.without(self.owed).without(self.assigned);
-        let vector = stolen
-            .iter()
-            .find(|vector| self.hosts.source(*vector).is_some())?;
+        let vector = stolen.iter().find(|vector| Source::of(*vector).is_some())?;
         self.counts.stolen += 1;
         Some(vector)
     }

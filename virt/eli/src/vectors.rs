@@ -43,8 +43,8 @@ impl VectorSet {
 
     /// Whether `vector` is in.
     #[must_use]
-    pub fn contains(&self, vector: Vector) -> bool {
-        self.0[usize::from(vector >> 6)] >> (vector & 63) & 1 != 0
+    pub const fn contains(&self, vector: Vector) -> bool {
+        self.0[(vector >> 6) as usize] >> (vector & 63) & 1 != 0
     }
 
     /// The highest, which has the highest priority.

@@ -2,10 +2,10 @@
 //! messages, the I/O APIC, the 8259s, the host's timers and the IOMMU. Each is found once, at start,
 //! and then stays.
 
-use eli::policy::{PicWrites, Pics, Why};
+use eli::policy::{PicWrites, Pics, Pin, Why};
 
 use crate::hpet::Hpet;
-use crate::io_apic::{ENTRY_MASKED, IoApic, Redirection};
+use crate::io_apic::{IoApic, Redirection};
 use crate::measurement::Time;
 use crate::msix::Msix;
 use crate::remapping::{Fault, Remapping};
@@ -53,13 +53,12 @@ impl Chips {
         let Some(unit) = &mut self.remapping else {
             return to;
         };
-        if to.entry & ENTRY_MASKED != 0 {
+        if to.entry & Pin::MASKED != 0 {
             return to;
         }
-        let (is_level, is_low) = (to.entry >> 15 & 1 != 0, to.entry >> 13 & 1 != 0);
-        let entry = unit.redirection(to.pin as u8, to.entry as u8, is_level, is_low);
+        let entry = unit.redirection(to.pin as u8, to.entry as u32);
         Redirection {
-            entry: entry.unwrap_or(ENTRY_MASKED),
+            entry: entry.unwrap_or(Pin::MASKED),
             ..to
         }
     }
@@ -109,13 +108,6 @@ impl Chips {
     /// Policy's.
     pub fn pic_written(&mut self, port: u16, value: u8) -> Result<PicWrites, Why> {
         self.pics.write(port, value)
-    }
-
-    /// The host's tick has another vector from now on.
-    pub fn move_tick(&mut self, vector: u8) {
-        if let Some(hpet) = &mut self.hpet {
-            hpet.move_tick(vector);
-        }
     }
 
     /// Milliseconds of the host's clock, if it has one.

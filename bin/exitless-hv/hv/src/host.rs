@@ -64,6 +64,11 @@ pub fn load_handlers_core1(table: &mut Page) {
     load(table, &raw const core1_stubs as u64);
 }
 
+/// Whether QEMU's emulation is the processor (its leaf of CPUID says so).
+pub fn is_emulated() -> bool {
+    bare::processor::cpuid(0x4000_0000, 0)[1].to_le_bytes() == *b"TCGT"
+}
+
 /// What is in service at the local APIC.
 pub fn in_service() -> VectorSet {
     VectorSet::from_words(apic::words(apic::ISR))

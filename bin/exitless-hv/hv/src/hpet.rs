@@ -84,11 +84,6 @@ impl Hpet {
         Ok(())
     }
 
-    /// The tick has another vector from now on.
-    pub fn move_tick(&mut self, vector: u8) {
-        self.write(0x110 + TICK * 0x20, u32::from(vector));
-    }
-
     /// Ticks made so far.
     pub fn ticks(&self) -> u64 {
         match self.tick {

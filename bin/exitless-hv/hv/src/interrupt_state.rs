@@ -11,9 +11,10 @@
 //! ```
 
 use bare::apic;
+use eli::alias::Full;
 use eli::event::{Event, Kind as EventKind};
 use eli::gate::Gate;
-use eli::hosts::{Full, Relocation, Source};
+use eli::hosts::Source;
 use eli::watchdog::{Verdict, Watchdog};
 use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
 
@@ -73,18 +74,20 @@ impl Interrupts {
         self.core.last().direct
     }
 
-    /// Source of the host's interrupt with this vector.
-    pub fn source(&self, vector: Vector) -> Option<Source> {
-        self.core.hosts.source(vector)
-    }
-
-    /// Account of a vector's exits.
+    /// Account of the exits of one of the guest's vectors.
     pub fn cause(&self, vector: Option<Vector>) -> Cause {
         match vector {
             Some(vector) if self.device.contains(vector) => Cause::Device,
             Some(vector) if self.lapic.timer_vector() == Some(vector) => Cause::Timer,
-            Some(vector) if self.source(vector).is_some() => Cause::Host,
             _ => Cause::Guest,
+        }
+    }
+
+    /// Account of the exits of a vector of the real local APIC's.
+    pub fn cause_of_real(&self, real: Option<Vector>) -> Cause {
+        match real {
+            Some(real) if Source::of(real).is_some() => Cause::Host,
+            real => self.cause(real.map(|real| self.core.guests(real))),
         }
     }
 
@@ -189,12 +192,22 @@ impl Interrupts {
         self.core.set_task_priority(priority)
     }
 
-    /// Leaves `vector` to the guest; the host moves, if it has it.
+    /// Takes `vector` for the guest's. Returns which one it is at the real local APIC.
     ///
     /// # Errors
-    /// There is no other for the host.
-    pub fn claim(&mut self, vector: Vector) -> Result<Option<Relocation>, Full> {
+    /// No other is left for it.
+    pub fn claim(&mut self, vector: Vector) -> Result<Vector, Full> {
         self.core.claim(vector)
+    }
+
+    /// Takes an interrupt of the guest's to itself. Returns whether the real local APIC is to send it.
+    pub fn send(&mut self, vector: Vector) -> bool {
+        self.core.send(vector)
+    }
+
+    /// Sets the guest's spurious vector.
+    pub fn set_spurious(&mut self, vector: Vector) {
+        self.core.set_spurious(vector);
     }
 
     /// Sets the vectors of the device's messages. Returns whether they had others.

@@ -7,6 +7,8 @@
 //!            WINDOW of another register, EOI ─▶ the chip
 //! ```
 
+use eli::policy::Pin;
+
 use crate::memory;
 
 const PINS: u32 = 24;
@@ -14,9 +16,8 @@ const SELECT: u64 = 0;
 const WINDOW: u64 = 0x10;
 const EOI: u64 = 0x40;
 const FIRST_ENTRY: u32 = 0x10;
-
-/// In an entry.
-pub const ENTRY_MASKED: u64 = 1 << 16;
+/// The chip's own bits of an entry: a delivery is pending, a level waits for its end.
+const STATUS: u32 = 1 << 12 | 1 << 14;
 
 /// An entry that the guest wrote.
 #[derive(Clone, Copy, Debug)]
@@ -36,16 +37,20 @@ pub struct IoApic {
 }
 
 impl IoApic {
-    /// That of this page.
+    /// That of this page, with every pin masked.
     ///
     /// # Safety
     /// One is there (ACPI says so).
     pub unsafe fn new(page: u64) -> Self {
-        Self {
+        let chip = Self {
             page,
             select: 0,
-            entries: [ENTRY_MASKED; PINS as usize],
+            entries: [Pin::MASKED; PINS as usize],
+        };
+        for pin in 0..PINS {
+            chip.write(FIRST_ENTRY + pin * 2, Pin::MASKED as u32);
         }
+        chip
     }
 
     /// Where its registers are.
@@ -69,9 +74,21 @@ impl IoApic {
         }
     }
 
-    /// Offsets in its page, and the values that an access reads there.
+    /// The pin of an entry that is selected, and which half of it.
+    fn selected(&self) -> Option<(u32, u32)> {
+        let at = self.select.checked_sub(FIRST_ENTRY)?;
+        (at < 2 * PINS).then_some((at / 2, at % 2 * 32))
+    }
+
+    /// Offsets in its page, and the values that an access reads there: of an entry what the guest wrote, and the chip's status.
     pub fn shown(&self) -> [(u64, u32); 2] {
-        [(SELECT, self.select), (WINDOW, self.read(self.select))]
+        let real = self.read(self.select);
+        let window = match self.selected() {
+            Some((pin, 0)) => self.entries[pin as usize] as u32 & !STATUS | real & STATUS,
+            Some((pin, half)) => (self.entries[pin as usize] >> half) as u32,
+            None => real,
+        };
+        [(SELECT, self.select), (WINDOW, window)]
     }
 
     /// Takes the guest's write of `value` at `offset`, a multiple of 16. An entry has not reached
@@ -79,8 +96,7 @@ impl IoApic {
     pub fn written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         match offset {
             SELECT => self.select = value & 0xff,
-            WINDOW if self.select >= FIRST_ENTRY && self.select < FIRST_ENTRY + 2 * PINS => {
-                let (pin, half) = ((self.select - FIRST_ENTRY) / 2, self.select % 2 * 32);
+            WINDOW if let Some((pin, half)) = self.selected() => {
                 let entry = &mut self.entries[pin as usize];
                 *entry = *entry & !(0xffff_ffff << half) | u64::from(value) << half;
                 return Some(Redirection { pin, entry: *entry });
@@ -98,7 +114,7 @@ impl IoApic {
     pub fn redirect(&self, to: Redirection) {
         let Redirection { pin, entry } = to;
         let low = FIRST_ENTRY + pin * 2;
-        self.write(low, entry as u32 | ENTRY_MASKED as u32);
+        self.write(low, entry as u32 | Pin::MASKED as u32);
         self.write(low + 1, (entry >> 32) as u32);
         self.write(low, entry as u32);
     }

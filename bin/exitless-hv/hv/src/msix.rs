@@ -54,6 +54,15 @@ pub type Entry = [u32; 4];
 /// In an entry's control word.
 pub const MASKED: u32 = 1;
 
+/// An entry that sends nothing.
+pub const NONE: Entry = [0, 0, 0, MASKED];
+
+/// The entry that sends a message.
+pub fn entry(message: Message) -> Entry {
+    let Message { address, data } = message;
+    [address as u32, (address >> 32) as u32, data, 0]
+}
+
 /// The message of an entry.
 pub fn message(entry: Entry) -> Message {
     Message {

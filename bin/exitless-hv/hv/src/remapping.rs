@@ -266,24 +266,23 @@ impl Remapping {
 
     /// Has the device's message `index` be the interrupt `vector`. Returns its address and data.
     pub fn message(&mut self, index: u16, vector: u8) -> (u64, u32) {
-        self.enter(index, self.device, vector, false);
+        let entry = InterruptEntry::new().with_v(vector);
+        self.enter(index, self.device, entry);
         (u64::from(RemappableAddress::of(index).into_bits()), 0)
     }
 
-    /// Has the I/O APIC's `pin` be the interrupt `vector`. Returns the chip's entry, unmasked; none where
-    /// firmware does not say what the chip sends as.
-    pub fn redirection(
-        &mut self,
-        pin: u8,
-        vector: u8,
-        is_level: bool,
-        is_low: bool,
-    ) -> Option<u64> {
+    /// Has the I/O APIC's `pin` be the interrupt of the lower word of this entry, which policy has made:
+    /// its vector, delivery mode and trigger. Returns the chip's entry, unmasked; none where firmware does
+    /// not say what the chip sends as.
+    pub fn redirection(&mut self, pin: u8, low: u32) -> Option<u64> {
         let handle = FIRST_PIN + u16::from(pin);
         if handle >= HANDLES {
             return None;
         }
-        self.enter(handle, self.io_apic?, vector, is_level);
+        let (vector, mode) = (low as u8, (low >> 8 & 7) as u8);
+        let (is_low, is_level) = (low >> 13 & 1 != 0, low >> 15 & 1 != 0);
+        let entry = InterruptEntry::new().with_v(vector).with_dlm(mode);
+        self.enter(handle, self.io_apic?, entry.with_tm(is_level));
         let entry = RemappableRedirection::new()
             .with_vector(vector)
             .with_is_level(is_level)
@@ -293,11 +292,10 @@ impl Remapping {
         Some(entry.into_bits())
     }
 
-    fn enter(&mut self, handle: u16, source: u16, vector: u8, is_level: bool) {
-        let entry = InterruptEntry::new()
+    /// Puts an entry, of `source`'s messages to the own processor, into the table.
+    fn enter(&mut self, handle: u16, source: u16, entry: InterruptEntry) {
+        let entry = entry
             .with_p(true)
-            .with_tm(is_level)
-            .with_v(vector)
             .with_dst(self.own)
             .with_sid(source)
             .with_svt(SourceValidation::Requester)

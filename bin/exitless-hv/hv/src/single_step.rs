@@ -10,6 +10,8 @@
 //! [`Intercepts`] are the usual ones: a step begins with one of them dropped, and each ends with
 //! all of them.
 
+use eli::event;
+
 use crate::vmcb::{self, FLAG_INTERRUPTS, FLAG_TRAP, Vmcb, intercept};
 
 /// Access for which a protection is dropped.
@@ -25,6 +27,8 @@ pub enum Protected {
     IoApic(u64, bool),
     /// An access to CR8.
     Cr8(bool),
+    /// An access to DR7.
+    Dr7,
     /// A write to CR0: the guest may leave long mode, in which gates have 16 bytes.
     Cr0,
 }
@@ -36,28 +40,48 @@ pub struct Intercepts {
     pub delivery: bool,
     /// The task priority is looked after.
     pub priority: bool,
+    /// #DB and #AC exit: either can recur while it is delivered, without an end and without an
+    /// interrupt between.
+    pub recurring: bool,
+    /// Data breakpoints are not enabled ([`eli::policy::control`]).
+    pub breakpoints: bool,
 }
 
 impl Intercepts {
     /// Sets the control block so.
     pub fn restore(self, vmcb: &mut Vmcb) {
         // #GP in every mode, for what QEMU raises by mistake (`run.s`).
-        const NOT_PRESENT: u32 = 1 << 11;
-        const PROTECTION: u32 = 1 << 13;
+        const NOT_PRESENT: u32 = 1 << event::NOT_PRESENT;
+        const PROTECTION: u32 = 1 << event::PROTECTION;
+        const RECURRING: u32 = 1 << event::DEBUG | 1 << event::ALIGNMENT;
         let tables = intercept::IDTR_READ | intercept::IDTR_WRITE | intercept::CR0_WRITE;
         vmcb.put(vmcb::INTERCEPTS, tables, self.delivery);
         vmcb.put(vmcb::CR, intercept::CR8, self.priority);
+        vmcb.put(vmcb::DR, intercept::DR7, self.breakpoints);
         let gates = if self.delivery { NOT_PRESENT } else { 0 };
-        vmcb.set(vmcb::EXCEPTIONS, PROTECTION | gates);
+        let recurring = if self.recurring { RECURRING } else { 0 };
+        vmcb.set(vmcb::EXCEPTIONS, PROTECTION | gates | recurring);
     }
+}
+
+/// In DR6: breakpoints that were met.
+const STATUS_BREAKPOINTS: u64 = 0xf;
+/// There: a single step's trap.
+const STATUS_STEP: u64 = 1 << 14;
+
+/// The step under way: the access, and the guest's own registers.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    access: Protected,
+    flags: u64,
+    status: u64,
 }
 
 /// The step under way, if there is one.
 #[derive(Debug)]
 pub struct SingleStep {
     intercepts: Intercepts,
-    /// The access, and the guest's flags.
-    under_way: Option<(Protected, u64)>,
+    under_way: Option<UnderWay>,
 }
 
 impl SingleStep {
@@ -79,12 +103,45 @@ impl SingleStep {
         self.under_way.is_some()
     }
 
+    /// Whether the #DB that exited is the trap of the step under way: the instruction has run.
+    pub fn has_ended(&self, vmcb: &Vmcb) -> bool {
+        self.is_under_way() && vmcb.get(vmcb::DR6) & STATUS_STEP != 0
+    }
+
+    /// Whether the instruction has run and cleared the trap flag: there will be no trap.
+    pub fn has_lapsed(&self, vmcb: &Vmcb) -> bool {
+        self.is_under_way() && vmcb.get(vmcb::RFLAGS) & FLAG_TRAP == 0
+    }
+
+    /// RFLAGS.IF as the guest has it.
+    pub fn guest_interrupts(&self, vmcb: &Vmcb) -> bool {
+        let real = vmcb.get(vmcb::RFLAGS);
+        let flags = self.under_way.map_or(real, |step| step.flags);
+        flags & FLAG_INTERRUPTS != 0
+    }
+
+    /// The guest's DR6 for a trap of its own, if the trap that ends the step is one: it steps itself, or the instruction met a
+    /// breakpoint.
+    pub fn own_trap(&self, vmcb: &Vmcb) -> Option<u64> {
+        let step = self.under_way?;
+        let met = vmcb.get(vmcb::DR6) & STATUS_BREAKPOINTS;
+        let steps = step.flags & FLAG_TRAP != 0;
+        let kept = step.status & !STATUS_BREAKPOINTS | met;
+        (steps || met != 0).then_some(if steps { kept | STATUS_STEP } else { kept })
+    }
+
     /// Begins a step. The one before has been finished.
     pub fn begin(&mut self, vmcb: &mut Vmcb, access: Protected) {
         const ALL: u32 = u32::MAX;
-        let flags = vmcb.get(vmcb::RFLAGS);
-        self.under_way = Some((access, flags));
+        let (flags, status) = (vmcb.get(vmcb::RFLAGS), vmcb.get(vmcb::DR6));
+        self.under_way = Some(UnderWay {
+            access,
+            flags,
+            status,
+        });
         vmcb.set(vmcb::RFLAGS, flags & !FLAG_INTERRUPTS | FLAG_TRAP);
+        // What stands there at the end is of this instruction.
+        vmcb.set(vmcb::DR6, status & !(STATUS_STEP | STATUS_BREAKPOINTS));
         // Behind a load of SS the trap would come one instruction later.
         vmcb.set(vmcb::SHADOW, 0);
         // Any other exception means that the instruction did not run: nothing must see it with
@@ -95,13 +152,21 @@ impl SingleStep {
     /// Finishes the step under way. Returns the access, whose page the caller protects again.
     pub fn finish(&mut self, vmcb: &mut Vmcb) -> Option<Protected> {
         const KEPT: u64 = FLAG_INTERRUPTS | FLAG_TRAP;
-        const DEBUG_STATUS_STEP: u64 = 1 << 14;
-        let (access, own) = self.under_way.take()?;
-        let flags = vmcb.get(vmcb::RFLAGS) & !KEPT | own & KEPT;
-        vmcb.set(vmcb::RFLAGS, flags);
-        let status = vmcb.get(vmcb::DR6) & !DEBUG_STATUS_STEP;
-        vmcb.set(vmcb::DR6, status);
+        let has_lapsed = self.has_lapsed(vmcb);
+        let step = self.under_way.take()?;
+        // An instruction that cleared the flag loaded others with it, which are the guest's.
+        if !has_lapsed {
+            let flags = vmcb.get(vmcb::RFLAGS) & !KEPT | step.flags & KEPT;
+            vmcb.set(vmcb::RFLAGS, flags);
+        }
+        let met = vmcb.get(vmcb::DR6) & STATUS_BREAKPOINTS;
+        let breakpoints = if met == 0 {
+            step.status & STATUS_BREAKPOINTS
+        } else {
+            met
+        };
+        vmcb.set(vmcb::DR6, step.status & !STATUS_BREAKPOINTS | breakpoints);
         self.intercepts.restore(vmcb);
-        Some(access)
+        Some(step.access)
     }
 }

@@ -11,6 +11,8 @@ const fn at<T>(offset: usize) -> Field<T> {
 
 /// Control registers whose accesses exit: reads, and 16 bits above them writes.
 pub const CR: Field<u32> = at(0x00);
+/// Debug registers whose accesses exit: reads, and 16 bits above them writes.
+pub const DR: Field<u32> = at(0x04);
 /// Exceptions that exit.
 pub const EXCEPTIONS: Field<u32> = at(0x08);
 /// Instructions and interrupts that exit.
@@ -103,6 +105,8 @@ pub mod intercept {
     pub const SVM: u32 = 0x7f;
     /// Reads and writes of CR8, in the word for control registers.
     pub const CR8: u32 = 1 << 8 | 1 << 24;
+    /// Reads and writes of DR7, in the word for debug registers.
+    pub const DR7: u32 = 1 << 7 | 1 << 23;
 }
 
 /// In [`INTERRUPTS`].
@@ -119,6 +123,8 @@ pub mod interrupts {
     pub const MASKING: u32 = 1 << 24;
 }
 
+/// DR7 without breakpoints.
+pub const DR7_RESET: u64 = 0x400;
 /// RFLAGS.IF.
 pub const FLAG_INTERRUPTS: u64 = 1 << 9;
 /// RFLAGS.TF.
@@ -197,7 +203,7 @@ impl Vmcb {
         self.set(RFLAGS, 2);
         self.set(RIP, entry);
         self.set(DR6, 0xffff_0ff0);
-        self.set(DR7, 0x400);
+        self.set(DR7, DR7_RESET);
         self.set(PAT, 0x0007_0406_0007_0406);
     }
 

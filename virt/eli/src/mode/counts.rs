@@ -27,8 +27,6 @@ pub struct Counts {
     pub forced: u64,
     /// Times that the guest masked interrupts for too long.
     pub suspended: u64,
-    /// Vectors of the host's that gave way.
-    pub relocated: u64,
     /// Interrupts of the host's found in the guest's service.
     pub stolen: u64,
 }

@@ -232,13 +232,11 @@ fn what_waits_behind_an_8259s_interrupt_gets_a_window() {
 fn a_vector_of_the_hosts_class_is_never_assigned() {
     // In direct mode the limit would hide it, and the fault look like the guest's own.
     let mut core = engaged();
-    assert_eq!(core.claim(0xf4), Ok(None));
-    core.assign(set(&[0x41, 0xf4]));
+    assert_eq!(core.claim(0xf4), Ok(0xef));
+    core.assign(set(&[0x41, 0xef, 0xf4]));
     assert_eq!(core.assigned(), set(&[0x41]));
     let plan = core.plan(READY, set(&[]));
     assert!(plan.direct && !gate::is_within(plan.limit, 0xf4));
-    let met = fault(PROTECTION, Event::external(0xf4), present(0), 0);
-    assert_eq!(core.reflect(met), Reflection::Interrupt(0xf4));
     // Nor may an INT instruction of the guest fault for ever: its entry is not direct.
     let int = Event {
         kind: Kind::Software,
@@ -251,6 +249,40 @@ fn a_vector_of_the_hosts_class_is_never_assigned() {
         ..READY
     };
     assert!(gate::is_within(core.plan(again, set(&[])).limit, 0xf4));
+}
+
+#[test]
+fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
+    let mut core = engaged();
+    let alias = core.claim(0xf4).unwrap();
+    assert!(alias < CRITICAL);
+    // It meets a hidden gate in direct mode, and is acknowledged by the host.
+    assert!(core.plan(READY, set(&[])).direct);
+    let met = fault(NOT_PRESENT, Event::external(alias), present(0).hidden(), 0);
+    assert_eq!(core.reflect(met), Reflection::Interrupt(alias));
+    assert_eq!(took(&mut core, &[edge(alias)]), [(0xf4, guests(1))]);
+    assert_eq!(core.shown_requested(set(&[0xf1])), set(&[0xf4]));
+    assert_eq!(injected(&mut core, &[]), Some(0xf4));
+    assert_eq!(core.in_service(set(&[])), set(&[0xf4]));
+    assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Virtual(0xf4)));
+    // A level is ended by the guest, and has nothing of the host's class in service meanwhile.
+    assert_eq!(took(&mut core, &[level(alias)]), [(0xf4, guests(0))]);
+    assert_eq!(injected(&mut core, &[alias]), Some(0xf4));
+    assert_eq!(core.in_service(set(&[alias])), set(&[0xf4]));
+    let completed = ended(1, Ended::Virtual(0xf4));
+    assert_eq!(core.guest_eoi(set(&[alias])), completed);
+    assert!(core.plan(READY, set(&[])).direct);
+    // To itself it is sent virtually; what is its own, by the real local APIC.
+    assert!(!core.send(0xf1) && core.send(0x41));
+    assert_eq!(injected(&mut core, &[]), Some(0xf1));
+}
+
+#[test]
+fn what_is_gone_when_it_is_acknowledged_has_the_guests_spurious_vector() {
+    let mut core = engaged();
+    core.set_spurious(0x7f);
+    took(&mut core, &[external(SPURIOUS)]);
+    assert_eq!(injected(&mut core, &[]), Some(0x7f));
 }
 
 #[test]

@@ -2,8 +2,14 @@
 //! the additions of x2APIC).
 //!
 //! Each function looks at one write and says what the real register may hold: the same, a masked version, or nothing. What the
-//! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never let through, since the host
-//! would take it for an exception of its own.
+//! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never allowed, since the host
+//! would take it for an exception of its own; one of the host's class has another at the real local APIC ([`alias`](crate::alias)).
+//! What makes interrupts outside of the processor, [`Message`] and [`Pin`], is made anew of the little that the guest may choose.
+
+pub mod control;
+mod messages;
+
+pub use messages::{Message, Pin, message};
 
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
@@ -70,9 +76,9 @@ pub const LVT_MASKED: u32 = 1 << 16;
 /// What the real entry gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LvtWrite {
-    /// The value for it.
+    /// The value for it, with the guest's vector.
     pub real: u32,
-    /// The vector that the guest wants for its own.
+    /// The vector that the guest wants for its own, as it is at the real local APIC.
     pub wants: Option<Vector>,
     /// Why it is masked, if the guest did not want it so.
     pub why: Option<Why>,
@@ -162,50 +168,6 @@ pub fn command(value: u64, own: u32) -> Command {
         }
         FIXED | LOWEST_PRIORITY => Command::ToSelf(vector),
         other => Command::Refused(Why::DeliveryMode(other)),
-    }
-}
-
-/// An interrupt message, as a device or the I/O APIC sends it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Message {
-    /// The address to which it is written; interrupts are at 0xfee0_0000.
-    pub address: u64,
-    /// What is written.
-    pub data: u32,
-}
-
-/// Who gets a message, if it goes through.
-///
-/// # Errors
-/// Why it does not: it is no interrupt message, or not a fixed one to the guest's processor, or has an exception's vector.
-pub fn message(message: Message, own: u32) -> Result<Vector, Why> {
-    const LOGICAL: u64 = 1 << 2;
-    let to = (message.address >> 12 & 0xff) as u32;
-    if message.address >> 20 != 0xfee {
-        // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an entry of ours.
-        return Err(Why::Destination((message.address >> 12) as u32));
-    }
-    let is_own = match message.address & LOGICAL {
-        0 => to == own || to == 0xff,
-        // The flat model has a bit per processor. Linux asks for "any" with 0xff, and with one processor that is this one.
-        _ => to & 1 << (own & 7) != 0 && (to == 0xff || to.count_ones() == 1),
-    };
-    if !is_own {
-        return Err(Why::Destination(to));
-    }
-    fixed(message.data)
-}
-
-/// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed interrupt.
-///
-/// # Errors
-/// Its delivery mode is another, or its vector an exception's.
-pub fn fixed(data: u32) -> Result<Vector, Why> {
-    let vector = data as Vector;
-    match delivery_mode(data) {
-        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => Err(Why::Exception(vector)),
-        FIXED | LOWEST_PRIORITY => Ok(vector),
-        other => Err(Why::DeliveryMode(other)),
     }
 }
 
@@ -347,7 +309,7 @@ mod tests {
             // What is masked may hold anything.
             assert_eq!(lvt(entry, of(0x51, 4) | LVT_MASKED).why, None);
         }
-        // A host's vector is wanted like any other; `Hosts::claim` gives way.
+        // A vector of the host's class is wanted like any other: it gets an alias.
         assert_eq!(lvt(Lvt::Timer, 0xf1 | 1 << 17).wants, Some(0xf1));
         assert_eq!(lvt(Lvt::Timer, 0x0e).why, Some(Why::Exception(0x0e)));
         assert_eq!(lvt(Lvt::Lint1, of(0, 4)).real, LVT_MASKED);
@@ -382,21 +344,6 @@ mod tests {
         // The de-assert that Linux sends after INIT means no processor.
         assert_eq!(to(1, 0x8500), Command::ToNobody);
         assert_eq!(to(0, 8), Command::Refused(Why::Exception(8)));
-    }
-
-    #[test]
-    fn e10_messages_are_fixed_and_for_the_guests_processor() {
-        let of = |address: u64, data: u32| message(Message { address, data }, 0);
-        assert_eq!(of(0xfee0_0000, 0x41), Ok(0x41));
-        assert_eq!(of(0xfee0_1004, 0x41), Ok(0x41));
-        assert_eq!(of(0xfeef_f00c, 0x141), Ok(0x41));
-        assert_eq!(of(0xfee0_1000, 0x41), Err(Why::Destination(1)));
-        assert_eq!(of(0xfee0_2004, 0x41), Err(Why::Destination(2)));
-        assert_eq!(of(0xfee0_3004, 0x41), Err(Why::Destination(3)));
-        assert_eq!(of(0xfee0_0000, 0x441), Err(Why::DeliveryMode(4)));
-        assert_eq!(of(0xfee0_0000, 0x241), Err(Why::DeliveryMode(2)));
-        assert_eq!(of(0xfee0_0000, 0x08), Err(Why::Exception(8)));
-        assert!(of(0x1000, 0x41).is_err() && of(1 << 32 | 0xfee0_0000, 0x41).is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use bare::apic;
 use eli::defence::Defence;
 use eli::event::{self, Event, Kind as EventKind};
-use eli::hosts::Source;
+use eli::hosts::{self, Source};
 use eli::watchdog::Verdict;
 use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 
@@ -27,19 +27,46 @@ impl Vm {
         let mut buffer = [NONE; WINDOW_MAX];
         let (taken, real) = host::window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
-        let cause = self.interrupts.cause(first);
+        let cause = self.interrupts.cause_of_real(first);
         self.interrupts
             .acknowledge(taken, real, &mut self.measurement);
         cause
     }
 
-    /// The watchdog's tick.
+    /// A non-maskable interrupt, the watchdog's. It is taken with what else waits.
     pub(super) fn nmi(&mut self) -> Cause {
-        self.measurement.add(Count::Nmis, host::window_nmi());
+        if !self.defends(Defence::Window) {
+            self.let_in_watchdog();
+            if self.interrupts.was_direct() && self.is_hosts_requested() {
+                self.interrupt();
+            }
+        }
+        Cause::Watchdog
+    }
+
+    /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest exit, keeps it waiting.
+    pub(super) fn let_in(&mut self) {
+        if self.defends(Defence::Window) {
+            self.let_in_watchdog();
+            if self.is_hosts_requested() {
+                self.interrupt();
+            }
+        }
+    }
+
+    /// Lets the watchdog's ticks in.
+    fn let_in_watchdog(&mut self) {
+        let ticks = host::window_nmi();
+        self.measurement.add(Count::Nmis, ticks);
+        (0..ticks).for_each(|_| self.watchdog());
+    }
+
+    /// A tick of the watchdog's.
+    fn watchdog(&mut self) {
         let is_direct = self.interrupts.was_direct();
         // With IF set only in the shadow of STI no interrupt is ever taken.
         let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
-        let masked = is_direct && (shadow || !self.pages.vmcb.interrupts());
+        let masked = is_direct && (shadow || !self.step.guest_interrupts(&self.pages.vmcb));
         let held = if is_direct {
             host::in_service().highest()
         } else {
@@ -63,20 +90,12 @@ impl Vm {
                 );
             }
         }
-        // The host's do not wait for the guest longer than to the next tick.
-        if is_direct && self.is_hosts_requested() {
-            self.interrupt();
-        }
         self.look_at_dma();
-        Cause::Watchdog
     }
 
-    /// Whether an interrupt of the host's waits at the local APIC.
+    /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
     fn is_hosts_requested(&self) -> bool {
-        let requested = VectorSet::from_words(apic::words(apic::IRR));
-        requested
-            .iter()
-            .any(|vector| self.interrupts.source(vector).is_some())
+        hosts::is_requested(apic::read(apic::IRR + 7) as u32)
     }
 
     /// #NP or #GP: an interrupt in disguise, an INT instruction, or the guest's own.
@@ -109,7 +128,7 @@ impl Vm {
         }
         match reflection {
             Reflection::Interrupt(vector) => {
-                let cause = self.interrupts.cause(Some(vector));
+                let cause = self.interrupts.cause_of_real(Some(vector));
                 let (taken, real) = host::taken(vector);
                 let counts = &mut self.measurement;
                 self.interrupts.acknowledge(&[taken], real, counts);
@@ -133,10 +152,24 @@ impl Vm {
                 self.raise(event);
                 let interrupt = during.filter(|during| during.kind == EventKind::External);
                 let vector = interrupt.map(|during| during.vector);
-                (kind, self.interrupts.cause(vector))
+                let cause = if self.interrupts.was_direct() {
+                    self.interrupts.cause_of_real(vector)
+                } else {
+                    self.interrupts.cause(vector)
+                };
+                (kind, cause)
             }
-            Reflection::Shutdown => self.stop("the guest shut down (triple fault)"),
+            Reflection::Shutdown => self.shut_down(),
         }
+    }
+
+    /// Another exception, which exits so that its delivery cannot repeat itself in the processor: it is the guest's.
+    pub(super) fn exception(&mut self, code: u64, during: Option<Event>) -> Cause {
+        let vector = (code - 0x40) as Vector;
+        let word = self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32;
+        let event = Event::exception(vector, Event::has_code(vector).then_some(word));
+        self.raise_during(event, during);
+        Cause::Guest
     }
 
     /// Takes INT instructions and the guest's own absent gates for interrupts, as was done before
@@ -152,7 +185,7 @@ impl Vm {
         };
         Some(match (during.kind, reflection) {
             (EventKind::Software, Reflection::Software(injection)) => {
-                if self.interrupts.source(during.vector) == Some(Source::Tick) {
+                if Source::of(during.vector) == Some(Source::Tick) {
                     // Counted as the host's, and the guest goes on behind it.
                     self.measurement.add(Count::Ticks, 1);
                     let len = self.software_len().unwrap_or(0);
@@ -205,7 +238,7 @@ impl Vm {
         let Some(vector) = self.interrupts.audit(real) else {
             return real;
         };
-        let is_tick = self.interrupts.source(vector) == Some(Source::Tick);
+        let is_tick = Source::of(vector) == Some(Source::Tick);
         self.measurement.add(Count::Ticks, is_tick.into());
         say!("audit: the guest has the host's vector {vector:#x} in service");
         apic::eoi();

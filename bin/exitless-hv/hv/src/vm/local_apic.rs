@@ -7,7 +7,7 @@ use eli::policy::{self, Command, LVT_MASKED, Lvt, Why};
 
 use super::Vm;
 use crate::host;
-use crate::lapic::{LvtEntry, SPURIOUS_ON, SPURIOUS_VECTOR};
+use crate::lapic::{LvtEntry, SPURIOUS_ON};
 use crate::report::{Cause, Kind};
 
 /// Value that a read gives (`None`: #GP), and how the exit is counted.
@@ -79,7 +79,10 @@ impl Vm {
             apic::SPURIOUS => lapic.spurious(),
             apic::ICR => lapic.command(),
             0x810..=0x817 => word(core.in_service(host::in_service()), apic::ISR),
-            0x820..=0x827 => apic::read(register) | word(core.requested(), apic::IRR),
+            0x820..=0x827 => {
+                let real = eli::VectorSet::from_words(apic::words(apic::IRR));
+                word(core.shown_requested(real), apic::IRR)
+            }
             apic::TIMER_CURRENT | apic::TIMER_INITIAL => {
                 return (Some(apic::read(register)), Kind::Timer, Cause::Timer);
             }
@@ -103,9 +106,9 @@ impl Vm {
         }
         match policy::command(value, self.interrupts.lapic().id()) {
             Command::ToSelf(vector) => {
-                if self.claim("an interrupt to itself", vector) {
+                if !self.defends(Defence::Messages) || self.interrupts.send(vector) {
                     // SAFETY: a fixed interrupt to this processor, with a vector that is no
-                    // exception's and not the host's.
+                    // exception's and not of the host's class.
                     unsafe { apic::write(apic::SELF_IPI, u64::from(vector)) }
                 }
             }
@@ -117,16 +120,13 @@ impl Vm {
 
     fn write_spurious(&mut self, value: u64) {
         self.interrupts.lapic_mut().set_spurious(value);
-        let wanted = value as Vector;
-        // It stays on: the host's interrupts come this way too.
-        let vector =
-            if wanted < eli::gate::FIRST_INTERRUPT || !self.claim("the spurious vector", wanted) {
-                SPURIOUS_VECTOR
-            } else {
-                u64::from(wanted)
-            };
-        // SAFETY: a vector that has a handler.
-        unsafe { apic::write(apic::SPURIOUS, SPURIOUS_ON | vector) }
+        let vector = (value as Vector).max(eli::gate::FIRST_INTERRUPT);
+        self.interrupts.set_spurious(vector);
+        if !self.defends(Defence::Messages) {
+            // It stays on: the host's interrupts come this way too.
+            // SAFETY: a vector that has a handler.
+            unsafe { apic::write(apic::SPURIOUS, SPURIOUS_ON | u64::from(vector)) }
+        }
     }
 
     /// Checks what firmware left like what the guest writes: LINT1 is an NMI, mostly.
@@ -155,10 +155,12 @@ impl Vm {
             if entry != Lvt::Lint1 || why != Why::DeliveryMode(4) {
                 self.refuse("an entry of the local vector table", &why);
             }
-        } else if let Some(vector) = write.wants
-            && !self.claim("the local vector table", vector)
-        {
-            write.real = value | LVT_MASKED;
+        }
+        if let Some(vector) = write.wants {
+            write.real = match self.claim("the local vector table", vector) {
+                Some(real) => write.real & !0xff | u32::from(real),
+                None => LVT_MASKED,
+            };
         }
         // SAFETY: masked, or fixed with a vector that is the guest's; ExtINT, whose vectors are
         // looked at elsewhere.

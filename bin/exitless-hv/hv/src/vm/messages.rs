@@ -3,37 +3,24 @@
 
 use eli::defence::Defence;
 use eli::hosts::Source;
-use eli::policy::{self, Message};
+use eli::policy::{self, Message, Pin};
 use eli::{Vector, VectorSet};
 
 use super::Vm;
-use crate::io_apic::{ENTRY_MASKED, Redirection};
-use crate::log::say;
+use crate::io_apic::Redirection;
 use crate::msix::{self, Entry};
 
 impl Vm {
-    /// The host's tick leaves `vector` to the guest, if it has it. Whether the guest may have it.
-    pub(super) fn claim(&mut self, what: &str, vector: Vector) -> bool {
+    /// The guest uses `vector` from now on. Returns which one it is at the real local APIC, if there is any for it.
+    pub(super) fn claim(&mut self, what: &str, vector: Vector) -> Option<Vector> {
         if !self.defends(Defence::Messages) {
-            return true;
+            return Some(vector);
         }
-        match self.interrupts.claim(vector) {
-            Ok(None) => true,
-            Ok(Some(moved)) => {
-                if moved.source == Source::Tick {
-                    self.chips.move_tick(moved.to);
-                }
-                say!(
-                    "vectors: {what} wants {vector:#x}, which was the host's: that is {:#x} now",
-                    moved.to
-                );
-                true
-            }
-            Err(_) => {
-                self.refuse(what, &"no other vector is left for the host");
-                false
-            }
+        let real = self.interrupts.claim(vector).ok();
+        if real.is_none() {
+            self.refuse(what, &"no other vector is left for it");
         }
+        real
     }
 
     /// The guest wrote to its view of the device's table: the device gets what may go through.
@@ -68,22 +55,28 @@ impl Vm {
     }
 
     fn message(&mut self, entry: Entry, vectors: &mut VectorSet) -> Entry {
+        let defends = self.defends(Defence::Messages);
         if entry[3] & msix::MASKED != 0 {
+            return if defends { msix::NONE } else { entry };
+        }
+        let own = self.interrupts.lapic().id();
+        let wanted = policy::message(msix::message(entry), own);
+        if !defends {
+            let guests = wanted.ok().filter(|vector| Source::of(*vector).is_none());
+            guests.into_iter().for_each(|vector| vectors.insert(vector));
             return entry;
         }
-        let message = msix::message(entry);
-        match policy::message(message, self.interrupts.lapic().id()) {
-            Ok(vector) if self.claim("the device", vector) => {
-                if self.interrupts.source(vector).is_none() {
+        match wanted {
+            Ok(vector) => match self.claim("the device", vector) {
+                Some(real) => {
                     vectors.insert(vector);
+                    msix::entry(Message::fixed(own, real))
                 }
-                entry
-            }
-            Ok(_) => [entry[0], entry[1], entry[2], entry[3] | msix::MASKED],
-            Err(_) if !self.defends(Defence::Messages) => entry,
+                None => msix::NONE,
+            },
             Err(why) => {
                 self.refuse("a message of the device's", &why);
-                [0, 0, 0, msix::MASKED]
+                msix::NONE
             }
         }
     }
@@ -108,26 +101,22 @@ impl Vm {
         }
     }
 
+    /// The chip's entry for what the guest wrote.
     fn redirection(&mut self, entry: u64) -> u64 {
-        const EXT_INT: u32 = 7;
-        if entry & ENTRY_MASKED != 0 || !self.defends(Defence::Messages) {
-            return entry;
-        }
-        let low = entry as u32;
-        // The 8259s' line by this way: their vectors are looked at where they are set, so only its
-        // destination is here.
-        let is_external = low >> 8 & 7 == EXT_INT;
-        let data = if is_external { 0x20 } else { low & 0x7ff };
-        let is_logical = u64::from(low >> 11 & 1);
-        let address = 0xfee0_0000 | entry >> 56 << 12 | is_logical << 2;
-        match policy::message(Message { address, data }, self.interrupts.lapic().id()) {
-            Ok(_) if is_external => entry,
-            Ok(vector) if self.claim("the I/O APIC", vector) => entry,
-            Ok(_) => entry | ENTRY_MASKED,
+        let own = self.interrupts.lapic().id();
+        let real = match Pin::of(entry, own) {
+            Ok(None) => None,
+            Ok(Some(pin)) => match pin.vector {
+                Some(vector) => self
+                    .claim("the I/O APIC", vector)
+                    .map(|real| pin.entry(own, real)),
+                None => Some(pin.entry(own, 0)),
+            },
             Err(why) => {
                 self.refuse("an entry of the I/O APIC", &why);
-                entry | ENTRY_MASKED
+                None
             }
-        }
+        };
+        real.unwrap_or(Pin::MASKED)
     }
 }

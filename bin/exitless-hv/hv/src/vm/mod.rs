@@ -67,6 +67,8 @@ pub struct Vm {
     table: ShadowTable,
     chips: Chips,
     step: SingleStep,
+    /// DR7 as the guest wrote it.
+    debug_control: u64,
     measurement: Measurement,
 }
 
@@ -77,6 +79,8 @@ impl Vm {
         let intercepts = Intercepts {
             delivery: ways.delivery,
             priority: options.defend.has(Defence::Priority),
+            recurring: options.defend.has(Defence::Recurring),
+            breakpoints: options.defend.has(Defence::Recurring) && host::is_emulated(),
         };
         Self {
             pages,
@@ -86,6 +90,7 @@ impl Vm {
             table: ShadowTable::default(),
             chips: Chips::default(),
             step: SingleStep::new(intercepts),
+            debug_control: vmcb::DR7_RESET,
             measurement: Measurement::new(),
         }
     }
@@ -188,6 +193,10 @@ impl Vm {
         let was_direct = self.interrupts.was_direct();
         let is_exception = matches!(code, 0x40..=0x5f);
         self.interrupts.exited(vmcb, during, is_exception);
+        if self.step.has_lapsed(vmcb) {
+            self.finish_step();
+        }
+        let vmcb = &self.pages.vmcb;
         let (kind, cause) = match code {
             0x60 => (Kind::Intr, self.interrupt()),
             0x61 => (Kind::Nmi, self.nmi()),
@@ -195,9 +204,10 @@ impl Vm {
                 let requested = self.interrupts.core().requested();
                 (Kind::Vintr, self.interrupts.cause(requested.highest()))
             }
-            0x41 if self.step.is_under_way() => self.end_step(),
+            0x41 if self.step.has_ended(vmcb) => self.end_step(),
             0x40..=0x5f if self.step.is_under_way() => (Kind::Step, self.cancel_step(code, during)),
             0x4b | 0x4d => self.fault(code, during),
+            0x40..=0x5f => (Kind::Other, self.exception(code, during)),
             0x65 => (Kind::Table, self.start_cr0()),
             0x66 => (Kind::Table, self.start_table(false)),
             0x6a => (Kind::Table, self.start_table(true)),
@@ -205,12 +215,13 @@ impl Vm {
             0x7b => (Kind::Io, self.io()),
             0x7c => self.msr(),
             0x08 | 0x18 => (Kind::Cr8, self.start_cr8()),
-            0x400 => (Kind::NestedFault, self.nested_fault()),
+            0x27 | 0x37 => (Kind::Other, self.start_dr7()),
+            0x400 => (Kind::NestedFault, self.nested_fault(during)),
             0x80..=0x86 => {
                 self.raise(Event::exception(6, None));
                 (Kind::Other, Cause::Guest)
             }
-            0x7f => self.stop("the guest shut down (triple fault)"),
+            0x7f => self.shut_down(),
             _ => self.stop("an exit that nothing is done about"),
         };
         self.measurement.exit(kind, cause);
@@ -219,13 +230,27 @@ impl Vm {
         let is_direct = was_direct && cause == Cause::Device && !is_wanted;
         self.measurement
             .add(Count::DeviceExitsDirect, is_direct.into());
+        self.let_in();
         self.look_at_the_clock();
         self.audit()
+    }
+
+    /// The guest's third fault in a row.
+    fn shut_down(&mut self) -> ! {
+        self.stop("the guest shut down (triple fault)")
     }
 
     /// The next entry begins with this exception.
     fn raise(&mut self, event: Event) {
         self.interrupts.raise(&mut self.pages.vmcb, event);
+    }
+
+    /// The next entry begins with what comes of this exception, met while `first` was delivered or by an instruction.
+    fn raise_during(&mut self, event: Event, first: Option<Event>) {
+        match event.met_during(first) {
+            Some(event) => self.raise(event),
+            None => self.shut_down(),
+        }
     }
 
     /// Whether the timer is the guest's own.

@@ -37,7 +37,7 @@ impl Vm {
             Err(why) => return say!("hv: the HPET is of no use: {why}"),
         };
         let (watchdog, tick) = (self.options.watchdog, self.options.tick);
-        let vector = self.interrupts.core().hosts.of(eli::hosts::Source::Tick);
+        let vector = eli::hosts::Source::Tick.vector();
         if watchdog != 0 {
             match hpet.start_watchdog(watchdog) {
                 Ok(()) => say!("hv: watchdog every {watchdog} ms"),

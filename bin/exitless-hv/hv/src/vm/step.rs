@@ -2,7 +2,9 @@
 //! what protects a register or a page is dropped, the guest runs one instruction, and what came of
 //! it is looked at.
 
-use eli::event::{Event, Kind as EventKind};
+use eli::defence::Defence;
+use eli::event::Event;
+use eli::policy;
 
 use super::Vm;
 use crate::log::Hex;
@@ -20,17 +22,19 @@ impl Vm {
     }
 
     /// Ends the step under way, if there is one: its page is protected again.
-    fn finish_step(&mut self) -> Option<Protected> {
+    pub(super) fn finish_step(&mut self) -> Option<Protected> {
         let access = self.step.finish(&mut self.pages.vmcb)?;
         self.protect(access);
         Some(access)
     }
 
-    /// The instruction has run.
+    /// The instruction has run. Its trap is the guest's too, if it steps itself or has set a breakpoint.
     pub(super) fn end_step(&mut self) -> (Kind, Cause) {
+        let own_trap = self.step.own_trap(&self.pages.vmcb);
         match self.finish_step() {
             Some(Protected::Table(true)) => self.table_loaded(),
             Some(Protected::Cr0) => self.engage(),
+            Some(Protected::Dr7) => self.debug_control_written(),
             Some(Protected::Gate(_)) => self.show_all(),
             Some(Protected::Message) => self.messages_written(),
             Some(Protected::IoApic(offset, true)) => self.io_apic_written(offset),
@@ -41,34 +45,28 @@ impl Vm {
             Some(Protected::Table(false) | Protected::Cr8(false) | Protected::IoApic(_, false))
             | None => {}
         }
+        if let Some(status) = own_trap {
+            self.pages.vmcb.set(vmcb::DR6, status);
+            self.raise(Event::exception(eli::event::DEBUG, None));
+        }
         (Kind::Step, Cause::Guest)
     }
 
     /// It did not: it met an exception, which is the guest's.
     pub(super) fn cancel_step(&mut self, code: u64, during: Option<Event>) -> Cause {
         const PAGE_FAULT: u64 = 0x4e;
-        let number = (code - 0x40) as u8;
         // The instruction may have run, and the exception be the next one's.
         match self.finish_step() {
             Some(Protected::Table(true)) => self.table_loaded(),
             Some(Protected::Cr0) => self.engage(),
+            Some(Protected::Dr7) => self.debug_control_written(),
             _ => {}
         }
-        let has_code = matches!(number, 8 | 10..=14 | 17 | 21 | 29 | 30);
-        let word = self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32;
         if code == PAGE_FAULT {
             let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);
             self.pages.vmcb.set(vmcb::CR2, address);
         }
-        let fault = Event {
-            vector: number,
-            kind: EventKind::Exception,
-            code: has_code.then_some(word),
-        };
-        match during.map_or(Some(fault), |first| first.then(fault)) {
-            Some(event) => self.raise(event),
-            None => self.stop("the guest shut down (triple fault)"),
-        }
+        self.exception(code, during);
         Cause::Guest
     }
 
@@ -92,7 +90,7 @@ impl Vm {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            Protected::Table(_) | Protected::Cr8(_) | Protected::Cr0 => {}
+            Protected::Table(_) | Protected::Cr8(_) | Protected::Cr0 | Protected::Dr7 => {}
         }
     }
 
@@ -121,6 +119,21 @@ impl Vm {
         Cause::Guest
     }
 
+    /// MOV to or from DR7, which shows what the guest wrote.
+    pub(super) fn start_dr7(&mut self) -> Cause {
+        self.pages.vmcb.put(vmcb::DR, intercept::DR7, false);
+        self.pages.vmcb.set(vmcb::DR7, self.debug_control);
+        self.start(Protected::Dr7);
+        Cause::Guest
+    }
+
+    /// DR7 has been accessed: the processor gets what it may have.
+    fn debug_control_written(&mut self) {
+        self.debug_control = self.pages.vmcb.get(vmcb::DR7);
+        let real = policy::control::without_data_breakpoints(self.debug_control);
+        self.pages.vmcb.set(vmcb::DR7, real);
+    }
+
     /// MOV to or from CR8: with interrupts that exit it is the virtual one's.
     pub(super) fn start_cr8(&mut self) -> Cause {
         let is_write = self.pages.vmcb.get(vmcb::EXIT) == 0x18;
@@ -135,16 +148,19 @@ impl Vm {
     }
 
     /// A page that is protected, or not there.
-    pub(super) fn nested_fault(&mut self) -> Cause {
+    pub(super) fn nested_fault(&mut self, during: Option<Event>) -> Cause {
         const WRITE: u64 = 1 << 1;
         let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);
         let is_write = self.pages.vmcb.get(vmcb::EXIT_INFO1) & WRITE != 0;
         let page = address & !(PAGE - 1);
-        if self.pages.vmcb.has_event() {
-            // An event whose frame, or whose gate, lies in a protected page: no instruction of the
-            // guest's runs first.
-            self.refuse("a stack in a protected page", &"general protection");
-            self.raise(Event::exception(eli::event::PROTECTION, Some(0)));
+        let protection = Event::exception(eli::event::PROTECTION, Some(0));
+        if let Some(first) = during {
+            // A stack, a table or a page table that lies in a protected page, or in none. #GP is delivered by the same, so it
+            // combines with what was delivered.
+            self.finish_step();
+            self.refuse("a delivery through a protected page", &"general protection");
+            let combines = self.defends(Defence::Combine);
+            self.raise_during(protection, Some(first).filter(|_| combines));
             return Cause::Guest;
         }
         if self.step.is_under_way() {
@@ -154,7 +170,7 @@ impl Vm {
                 "an instruction that touches two protected pages",
                 &"general protection",
             );
-            self.raise(Event::exception(eli::event::PROTECTION, Some(0)));
+            self.raise(protection);
             return Cause::Guest;
         }
         if self.table.is_at(page) {
@@ -173,7 +189,7 @@ impl Vm {
         } else {
             // The hypervisor's own memory. There is nothing for the guest.
             self.refuse("an access outside of the guest's memory", &Hex(address));
-            self.raise(Event::exception(eli::event::PROTECTION, Some(0)));
+            self.raise(protection);
         }
         Cause::Guest
     }

@@ -1,0 +1,231 @@
+//! Interrupts from outside of the processor: a device's messages, and the I/O APIC's entries.
+//!
+//! What the guest writes is read for what it may choose: the vector, whether it is masked, and for a pin its trigger and polarity.
+//! What the hardware gets is *made* of that: this processor, by its identifier, fixed; a message is an edge. No other bit of the
+//! guest's reaches the hardware, so none has to be compared.
+
+use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Why, delivery_mode};
+use crate::Vector;
+use crate::gate::FIRST_INTERRUPT;
+
+/// Where interrupts are written to.
+const INTERRUPTS: u64 = 0xfee0_0000;
+
+/// An interrupt message, as a device sends it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// The address to which it is written; interrupts are at 0xfee0_0000.
+    pub address: u64,
+    /// What is written.
+    pub data: u32,
+}
+
+impl Message {
+    /// A fixed interrupt for the processor `own`, an edge.
+    #[must_use]
+    pub const fn fixed(own: u32, vector: Vector) -> Self {
+        Self {
+            address: INTERRUPTS | (own as u64 & 0xff) << 12,
+            data: vector as u32,
+        }
+    }
+}
+
+/// Whether a destination has the processor `own` in it. A broadcast has, and a logical one with its bit: for the guest there are no
+/// others.
+const fn is_own(to: u32, is_logical: bool, own: u32) -> bool {
+    if is_logical {
+        to >> (own & 7) & 1 != 0
+    } else {
+        to == own || to == 0xff
+    }
+}
+
+/// The guest's vector of a message, if it is a fixed one to the guest's processor.
+///
+/// # Errors
+/// It is no interrupt message, or for another processor, of another kind, or has an exception's vector.
+pub fn message(message: Message, own: u32) -> Result<Vector, Why> {
+    const LOGICAL: u64 = 1 << 2;
+    let to = (message.address >> 12 & 0xff) as u32;
+    if message.address >> 20 != INTERRUPTS >> 20 {
+        // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an entry of ours.
+        return Err(Why::Destination((message.address >> 12) as u32));
+    }
+    if !is_own(to, message.address & LOGICAL != 0, own) {
+        return Err(Why::Destination(to));
+    }
+    fixed(message.data)
+}
+
+/// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed interrupt.
+fn fixed(data: u32) -> Result<Vector, Why> {
+    let vector = data as Vector;
+    match delivery_mode(data) {
+        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => Err(Why::Exception(vector)),
+        FIXED | LOWEST_PRIORITY => Ok(vector),
+        other => Err(Why::DeliveryMode(other)),
+    }
+}
+
+/// An unmasked entry of the I/O APIC, as far as the guest may choose it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The vector; `None` for the 8259s' line, whose vectors are looked at where they are set.
+    pub vector: Option<Vector>,
+    /// Active low, and a level: bits 13 and 15, where they are.
+    line: u64,
+}
+
+impl Pin {
+    /// Masked, in an entry.
+    pub const MASKED: u64 = 1 << 16;
+    const LINE: u64 = 1 << 13 | 1 << 15;
+
+    /// Of what the guest wrote for its processor `own`; `None` if that is masked.
+    ///
+    /// # Errors
+    /// As for a [`message`].
+    pub fn of(entry: u64, own: u32) -> Result<Option<Self>, Why> {
+        if entry & Self::MASKED != 0 {
+            return Ok(None);
+        }
+        let (low, to) = (entry as u32, (entry >> 56) as u32);
+        if !is_own(to, low >> 11 & 1 != 0, own) {
+            return Err(Why::Destination(to));
+        }
+        let vector = match delivery_mode(low) {
+            EXT_INT => None,
+            _ => Some(fixed(low)?),
+        };
+        Ok(Some(Self {
+            vector,
+            line: entry & Self::LINE,
+        }))
+    }
+
+    /// The entry for the chip, with the vector `real` in the place of the guest's.
+    #[must_use]
+    pub const fn entry(self, own: u32, real: Vector) -> u64 {
+        let to = (own as u64 & 0xff) << 56;
+        match self.vector {
+            Some(_) => to | self.line | real as u64,
+            None => to | self.line | (EXT_INT as u64) << 8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a message does, read by the bits of the manual: destination, mode, whether it is a level, vector.
+    fn does(message: Message) -> (u64, u32, u32, u32) {
+        assert_eq!(message.address >> 20, 0xfee);
+        assert_eq!(message.address & 0xfff, 0, "physical, no redirection");
+        let data = message.data;
+        (
+            message.address >> 12 & 0xff,
+            data >> 8 & 7,
+            data >> 15 & 1,
+            data & 0xff,
+        )
+    }
+
+    #[test]
+    fn e10_messages_are_fixed_and_for_the_guests_processor() {
+        let of = |address: u64, data: u32| message(Message { address, data }, 0);
+        assert_eq!(of(0xfee0_0000, 0x41), Ok(0x41));
+        assert_eq!(of(0xfee0_1004, 0x41), Ok(0x41));
+        assert_eq!(of(0xfee0_1000, 0x41), Err(Why::Destination(1)));
+        assert_eq!(of(0xfee0_2004, 0x41), Err(Why::Destination(2)));
+        assert_eq!(of(0xfee0_0000, 0x441), Err(Why::DeliveryMode(4)));
+        assert_eq!(of(0xfee0_0000, 0x241), Err(Why::DeliveryMode(2)));
+        assert_eq!(of(0xfee0_0000, 0x08), Err(Why::Exception(8)));
+        assert!(of(0x1000, 0x41).is_err() && of(1 << 32 | 0xfee0_0000, 0x41).is_err());
+    }
+
+    #[test]
+    fn whatever_a_message_says_what_is_made_of_it_reaches_this_processor_alone_as_an_edge() {
+        let mut accepted = 0;
+        for own in [0, 1, 5] {
+            for low in 0..=0xff_u64 << 4 {
+                // Destination, redirection hint, mode; and of the data the mode, both trigger bits.
+                let address = 0xfee0_0000 | low << 8 & 0xf_f000 | low & 0xc;
+                for data in
+                    (0..16).map(|bits| 0x41 | bits << 8 & 0x700 | bits << 11 & 0x4000 | 0x8000)
+                {
+                    let Ok(vector) = message(Message { address, data }, own) else {
+                        continue;
+                    };
+                    accepted += 1;
+                    let made = Message::fixed(own, vector);
+                    assert_eq!(does(made), (own.into(), 0, 0, 0x41));
+                }
+            }
+        }
+        assert!(accepted > 1000);
+        // A broadcast, by either mode, is the guest's processor; its own words would reach all.
+        assert_eq!(
+            message(
+                Message {
+                    address: 0xfeef_f00c,
+                    data: 0xc141
+                },
+                0
+            ),
+            Ok(0x41)
+        );
+        assert_eq!(
+            message(
+                Message {
+                    address: 0xfeef_f000,
+                    data: 0x41
+                },
+                0
+            ),
+            Ok(0x41)
+        );
+        assert_eq!(
+            message(
+                Message {
+                    address: 0xfee0_3004,
+                    data: 0x41
+                },
+                0
+            ),
+            Ok(0x41)
+        );
+    }
+
+    #[test]
+    fn entries_of_the_io_apic_are_made_with_their_line_and_nothing_else_of_the_guests() {
+        let own = 3;
+        for bit in 0..64 {
+            // All ones in the reserved bits, one at a time, over a good entry.
+            let entry = 3 << 56 | 0x52 | 1 << bit;
+            let Ok(Some(pin)) = Pin::of(entry, own) else {
+                continue;
+            };
+            let real = pin.entry(own, 0x77);
+            let line = entry & (1 << 13 | 1 << 15);
+            match pin.vector {
+                Some(vector) => {
+                    assert_eq!(vector, entry as u8);
+                    assert_eq!(real, 3 << 56 | line | 0x77, "bit {bit}");
+                }
+                None => assert_eq!(real, 3 << 56 | line | 0x700, "bit {bit}"),
+            }
+        }
+        let of = |entry: u64| Pin::of(entry, 0).map(|pin| pin.map(|pin| pin.vector));
+        // A broadcast, physical and logical, and to another.
+        assert_eq!(of(0xff << 56 | 0x41), Ok(Some(Some(0x41))));
+        assert_eq!(of(0xff << 56 | 0x841), Ok(Some(Some(0x41))));
+        assert_eq!(of(1 << 56 | 0x41), Err(Why::Destination(1)));
+        assert_eq!(of(2 << 56 | 0x841), Err(Why::Destination(2)));
+        assert_eq!(of(0x441), Err(Why::DeliveryMode(4)));
+        assert_eq!(of(0x741), Ok(Some(None)));
+        assert_eq!(of(0x0e), Err(Why::Exception(0x0e)));
+        assert_eq!(of(0x1_0441), Ok(None));
+    }
+}
