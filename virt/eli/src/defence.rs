@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(Defences::parse("on"), Some(Defences::ALL));
         assert_eq!(Defences::parse("off"), Some(Defences::NONE));
         for defence in Defence::ALL {
-            let on = Defences::parse(&std::format!("-{}", defence.name())).unwrap();
+            let on = Defences::parse(&format!("-{}", defence.name())).unwrap();
             assert!(!on.has(defence));
             assert_eq!(on.missing().collect::<Vec<_>>(), [defence]);
         }

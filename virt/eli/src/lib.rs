@@ -16,7 +16,7 @@
 //! * [`gate`]: shadow gates from the guest's. [`event`]: what an exit says about the event that it interrupted.
 //! * [`policy`]: which writes to the local APIC, to interrupt messages and to the legacy controllers are let through.
 //! * [`hosts`]: which vectors are the host's own. [`alias`]: what a vector is at the real local APIC that the guest wants too (§3.5.3).
-//! * [`watchdog`]: what an unmaskable tick finds, and what follows.
+//! * [`watchdog`]: what an unmaskable tick finds, and what follows. [`clock`]: the time, and how long the host got none of its ticks.
 //! * [`surface`]: everything that a guest can use, what it could take by it, and what contains it, as data; [`defence`]: the switches.
 //!
 //! **Who owns what.** In *direct mode* the real local APIC holds the guest's interrupts, in service and requested, and nothing
@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alias;
+pub mod clock;
 pub mod defence;
 pub mod event;
 pub mod gate;

@@ -3,14 +3,18 @@
 //! The HPET and the IOMMU are ours, and a second core is not the guest's: the tables of the former are given another name, and the
 //! entry of the latter is marked not enabled, where they lie.
 
+use eli::policy::ports::Firmware;
+
 use crate::memory;
-use crate::remapping::firmware::Firmware;
+use crate::remapping::firmware::Firmware as Remapping;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tables {
-    /// The ports to which power-off is written (PM1a and PM1b control); 0: none.
-    pub power: [u16; 2],
+    /// Ports of power management.
+    pub ports: Firmware,
+    /// Port and value by which ACPI is turned on, if it can be.
+    pub turn_on: Option<(u16, u8)>,
     /// The HPET's registers.
     pub hpet: Option<u64>,
     /// The I/O APIC's.
@@ -18,7 +22,7 @@ pub struct Tables {
     /// The APIC identifier of another processor.
     pub other: Option<u32>,
     /// What there is of IOMMUs.
-    pub remapping: Firmware,
+    pub remapping: Remapping,
 }
 
 const HEADER: u64 = 36;
@@ -44,14 +48,14 @@ impl Tables {
         for index in (0..count.min(ITEMS_MAX)).map(|index| index as u64) {
             let table = u64::from(read32(rsdt + HEADER + index * 4));
             match &read32(table).to_le_bytes() {
-                b"FACP" => tables.power = [64, 68].map(|at| read32(table + at) as u16),
+                b"FACP" => tables.fixed(table),
                 b"HPET" => {
                     tables.hpet = Some(read64(table + 44));
                     // SAFETY: the caller's.
                     unsafe { hide(table) };
                 }
                 b"DMAR" => {
-                    tables.remapping = Firmware::read(table);
+                    tables.remapping = Remapping::read(table);
                     // SAFETY: the caller's.
                     unsafe { hide(table) };
                 }
@@ -61,6 +65,22 @@ impl Tables {
             }
         }
         tables
+    }
+
+    /// Reads the fixed table (§5.2.9).
+    fn fixed(&mut self, table: u64) {
+        let port = |at| read32(table + at) as u16;
+        let byte = |at| read32(table + at) as u8;
+        self.ports = Firmware {
+            events: [56, 60].map(port),
+            events_len: byte(88),
+            control: [64, 68].map(port),
+            timer: port(76),
+            general: [80, 84].map(port),
+            general_len: [92, 93].map(byte),
+        };
+        let (command, value) = (port(48), byte(52));
+        self.turn_on = (command != 0 && value != 0).then_some((command, value));
     }
 
     /// # Safety

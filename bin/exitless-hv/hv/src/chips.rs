@@ -2,9 +2,10 @@
 //! messages, the I/O APIC, the 8259s, the host's timers and the IOMMU. Each is found once, at start,
 //! and then stays.
 
+use eli::policy::ports::Ports;
 use eli::policy::{PicWrites, Pics, Pin, Why};
 
-use crate::hpet::Hpet;
+use crate::hpet::{Clock, Hpet};
 use crate::io_apic::{IoApic, Redirection};
 use crate::measurement::Time;
 use crate::msix::Msix;
@@ -16,6 +17,7 @@ pub struct Chips {
     msix: Option<Msix>,
     io_apic: Option<IoApic>,
     pics: Pics,
+    ports: Ports,
     hpet: Option<Hpet>,
     remapping: Option<Remapping>,
 }
@@ -75,6 +77,16 @@ impl Chips {
         self.hpet = Some(hpet);
     }
 
+    /// Sets the list of ports.
+    pub fn set_ports(&mut self, ports: Ports) {
+        self.ports = ports;
+    }
+
+    /// The list of ports.
+    pub fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
     /// The assigned device's messages.
     pub fn msix(&self) -> Option<Msix> {
         self.msix
@@ -102,6 +114,17 @@ impl Chips {
         }
     }
 
+    /// Masks every pin of the I/O APIC, and the 8259s.
+    pub fn mask_all(&self) {
+        if let Some(chip) = &self.io_apic {
+            chip.mask_all();
+        }
+        for data in [0x21, 0xa1] {
+            // SAFETY: their masks.
+            unsafe { bare::port::out8(data, 0xff) }
+        }
+    }
+
     /// The guest wrote to an 8259: what the chips are to be written.
     ///
     /// # Errors
@@ -110,15 +133,20 @@ impl Chips {
         self.pics.write(port, value)
     }
 
+    /// The host's clock, if it has one.
+    pub fn clock(&self) -> Option<Clock> {
+        self.hpet.map(|hpet| hpet.clock())
+    }
+
     /// Milliseconds of the host's clock, if it has one.
     pub fn ms(&self) -> Option<u64> {
-        self.hpet.map(|hpet| hpet.milliseconds())
+        self.clock().map(Clock::milliseconds)
     }
 
     /// The host's time, if it has a clock.
     pub fn time(&self) -> Option<Time> {
         self.hpet.map(|hpet| Time {
-            ms: hpet.milliseconds(),
+            ms: hpet.clock().milliseconds(),
             ticks: hpet.ticks(),
         })
     }

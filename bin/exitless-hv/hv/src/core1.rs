@@ -1,13 +1,21 @@
 //! A second core: parked, hidden from the guest, counting its own beats.
 //!
-//! It shows that a guest reaches no processor that is not its own, and it watches the first core: when that one has not exited for
-//! two seconds, nothing else could say so.
+//! It shows that a guest reaches no processor that is not its own, and it watches the first core:
+//! when that one has not exited for two seconds, nothing else could say so, and when its watchdog
+//! has not ticked for as long, nothing else would. And it measures how long the host, there, got
+//! none of its ticks.
+//!
+//! Every interrupt but its beat is foreign. The beat's timer is set anew at each, and a beat that
+//! comes before that has run out, by the timer's own count or by the HPET, is one that another
+//! sent.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bare::apic;
+use eli::clock::{Period, TickGaps};
 
 use crate::host;
+use crate::hpet::Clock;
 use crate::log::say;
 use crate::memory::Page;
 
@@ -19,43 +27,92 @@ unsafe extern "C" {
 /// Where real mode begins: page 8.
 const TRAMPOLINE: u64 = 0x8000;
 const BEAT: u64 = 0x40;
-/// Between beats. 1 ms is enough for anybody, and 10 are for an emulator.
-const BEAT_MS: u64 = 10;
-/// Beats without an exit of the first core's: two seconds.
-const LOST: u64 = 200;
+/// Between beats: what a gap between ticks is measured by, while it lasts.
+const BEAT_MS: u32 = 2;
+/// How long the first core may not exit, or its watchdog not tick.
+const LOST_MS: u32 = 2000;
 
 /// Beats so far.
 pub static BEATS: AtomicU64 = AtomicU64::new(0);
-/// Interrupts that were not the beat.
+/// Beats that its timer did not make.
+pub static BEATS_EXTRA: AtomicU64 = AtomicU64::new(0);
+/// Interrupts that were not the beat, non-maskable ones included.
 pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
 /// Non-maskable ones.
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
-/// The first core says that it is alive, by counting exits.
+/// The first core says that it is alive, by counting exits; 0: it has not entered the guest yet.
 pub static ALIVE: AtomicU64 = AtomicU64::new(0);
-/// When `ALIVE` changed, in beats.
-static SEEN: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
-/// Counts of the timer between beats.
-static COUNTS: AtomicU64 = AtomicU64::new(0);
+/// The first core's guest has a watchdog, which [`host::HOST_NMIS`] counts.
+pub static IS_GUARDED: AtomicBool = AtomicBool::new(false);
+/// Ticks of the host's that the first core handled, and the longest time without one.
+pub static TICKS: TickGaps = TickGaps::new();
 
+/// What this core alone keeps.
+struct Own {
+    clock: Clock,
+    /// Counts of the timer between beats.
+    timer_counts: u64,
+    /// Time at which the timer was set.
+    set_at: u64,
+    alive: Unchanged,
+    watchdog: Unchanged,
+}
+
+/// Number that another core counts, and the time at which it was seen to change.
+#[derive(Clone, Copy)]
+struct Unchanged {
+    value: u64,
+    since: u64,
+    was_said: bool,
+}
+
+impl Unchanged {
+    const NEVER: Self = Self {
+        value: 0,
+        since: 0,
+        was_said: false,
+    };
+
+    /// Whether it has just been the same for [`LOST_MS`]: once for each time.
+    fn is_overdue(&mut self, value: u64, now: u64, period: Period) -> bool {
+        if value != self.value {
+            *self = Self {
+                value,
+                since: now,
+                was_said: false,
+            };
+        }
+        let is_overdue = !self.was_said && now.saturating_sub(self.since) >= period.counts(LOST_MS);
+        self.was_said |= is_overdue;
+        is_overdue
+    }
+}
+
+/// Written by [`start`] before the core runs, and by its interrupts since then.
+static mut OWN: Option<Own> = None;
 static mut TABLE: Page = Page::ZERO;
 
 /// Starts it (INIT, start-up); whether it came.
 ///
 /// # Safety
-/// `id` is another processor, which runs nothing; page 8 is free until it has come.
-pub unsafe fn start(id: u32, hpet: &crate::hpet::Hpet) -> bool {
+/// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called again.
+pub unsafe fn start(id: u32, clock: Clock) -> bool {
     let code = &raw const core1_begin as u64;
     let len = &raw const core1_end as u64 - code;
     // SAFETY: the caller's; the code is ours, and both are mapped.
     unsafe {
         core::ptr::copy_nonoverlapping(code as *const u8, TRAMPOLINE as *mut u8, len as usize)
     };
-    COUNTS.store(timer_counts(hpet), Ordering::Relaxed);
-    let to = u64::from(id) << 32;
-    let wait = |ms: u64| {
-        let start = hpet.milliseconds();
-        while hpet.milliseconds().wrapping_sub(start) < ms {}
+    let own = Own {
+        clock,
+        timer_counts: timer_counts(clock),
+        set_at: 0,
+        alive: Unchanged::NEVER,
+        watchdog: Unchanged::NEVER,
     };
+    // SAFETY: the core does not run yet; it is started by what comes behind this.
+    unsafe { (&raw mut OWN).write(Some(own)) }
+    let to = u64::from(id) << 32;
     for (command, ms) in [
         (0x4500, 10),
         (0x4600 | TRAMPOLINE >> 12, 1),
@@ -64,27 +121,41 @@ pub unsafe fn start(id: u32, hpet: &crate::hpet::Hpet) -> bool {
         if BEATS.load(Ordering::Acquire) == 0 {
             // SAFETY: the caller's.
             unsafe { apic::write(apic::ICR, to | command) };
-            wait(ms);
+            wait(clock, ms);
         }
     }
     BEATS.load(Ordering::Acquire) != 0
 }
 
+fn wait(clock: Clock, ms: u32) {
+    let (start, counts) = (clock.now(), clock.period().counts(ms));
+    while clock.now() - start < counts {}
+}
+
 /// What the local APIC's timer counts in a beat; all cores' count alike.
-fn timer_counts(hpet: &crate::hpet::Hpet) -> u64 {
+fn timer_counts(clock: Clock) -> u64 {
     const DIVIDE_BY_1: u64 = 0xb;
-    // SAFETY: masked, it interrupts nobody.
+    /// Measured for so long: what one reading is late by matters less.
+    const MS: u32 = 10;
+    // SAFETY: masked, it interrupts no core.
     unsafe {
         apic::write(apic::LVT_TIMER, 1 << 16);
         apic::write(apic::TIMER_DIVIDE, DIVIDE_BY_1);
         apic::write(apic::TIMER_INITIAL, 0xffff_ffff);
     }
-    let start = hpet.milliseconds();
-    while hpet.milliseconds().wrapping_sub(start) < BEAT_MS {}
+    wait(clock, MS);
     let counts = 0xffff_ffff - apic::read(apic::TIMER_CURRENT);
     // SAFETY: as above.
     unsafe { apic::write(apic::TIMER_INITIAL, 0) };
-    counts.max(1)
+    (counts * u64::from(BEAT_MS) / u64::from(MS)).max(1)
+}
+
+/// What this core alone keeps.
+fn own() -> Option<&'static mut Own> {
+    let own = &raw mut OWN;
+    // SAFETY: `start` has written it before this core ran. Since then the core's interrupts alone use it, of which none comes
+    // within another, and `core1_main` before the first of them.
+    unsafe { (*own).as_mut() }
 }
 
 /// The second core's start.
@@ -98,26 +169,39 @@ extern "C" fn core1_main() {
         apic::enable();
         apic::write(apic::SPURIOUS, 0x1ff);
         apic::write(apic::TIMER_DIVIDE, 0xb);
-        apic::write(apic::LVT_TIMER, BEAT | 1 << 17);
-        apic::write(apic::TIMER_INITIAL, COUNTS.load(Ordering::Relaxed));
+        apic::write(apic::LVT_TIMER, BEAT);
+    }
+    if let Some(own) = own() {
+        own.set_timer();
     }
 }
 
-/// Its interrupts.
+/// Its interrupts, and exceptions of its own: number, error code and instruction.
 #[unsafe(no_mangle)]
-extern "C" fn core1_interrupt(vector: u64) {
+extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
+    const NMI: u64 = 2;
+    const PROTECTION: u64 = 13;
+    const GONE: u32 = 0xffff_fffa;
     match vector {
         BEAT => {
-            // Release: with the first beat the trampoline is free again.
-            BEATS.fetch_add(1, Ordering::Release);
             apic::eoi();
-            watch();
+            if let Some(own) = own() {
+                own.beat();
+            }
         }
-        2 => {
+        NMI => {
             NMIS.fetch_add(1, Ordering::Relaxed);
+            FOREIGN.fetch_add(1, Ordering::Relaxed);
         }
-        // An exception: nothing here raises one (but see `run.s` on QEMU's).
-        0..32 => {}
+        // See `run.s`: an interrupt of QEMU's that was gone when it was taken.
+        PROTECTION if code as u32 == GONE => {
+            host::HOST_SPURIOUS.fetch_add(1, Ordering::Relaxed);
+        }
+        // A message may have an exception's vector; the local APIC has it in service then.
+        0..32 if !host::in_service().contains(vector as u8) => {
+            say!("core1: fault {vector}, code {code:#x}, at {address:#x}");
+            crate::power::off();
+        }
         _ => {
             FOREIGN.fetch_add(1, Ordering::Relaxed);
             apic::eoi();
@@ -125,18 +209,46 @@ extern "C" fn core1_interrupt(vector: u64) {
     }
 }
 
-/// Whether the first core still exits.
-fn watch() {
-    let beats = BEATS.load(Ordering::Relaxed);
-    let alive = ALIVE.load(Ordering::Relaxed);
-    if alive == 0 || alive != SEEN[0].swap(alive, Ordering::Relaxed) {
-        SEEN[1].store(beats, Ordering::Relaxed);
-    } else if beats - SEEN[1].load(Ordering::Relaxed) == LOST {
-        say!(
-            "core1: the first core has not exited for {} ms: lost",
-            LOST * BEAT_MS
-        );
-        say!("{{\"report\":\"lost\",\"exits\":{alive},\"core1_beats\":{beats}}}");
-        crate::power::off();
+impl Own {
+    fn set_timer(&mut self) {
+        self.set_at = self.clock.now();
+        // SAFETY: its interrupt has a handler.
+        unsafe { apic::write(apic::TIMER_INITIAL, self.timer_counts) }
+    }
+
+    fn beat(&mut self) {
+        let now = self.clock.now();
+        let period = self.clock.period();
+        let beat = period.counts(BEAT_MS);
+        // One eighth is what the two clocks may differ by: one was measured by the other, for ten milliseconds.
+        if apic::read(apic::TIMER_CURRENT) != 0 || now - self.set_at < beat - beat / 8 {
+            BEATS_EXTRA.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.set_timer();
+        // Release: with the first beat the trampoline is free again.
+        BEATS.fetch_add(1, Ordering::Release);
+        TICKS.observe(now);
+        let alive = ALIVE.load(Ordering::Relaxed);
+        if alive == 0 {
+            return;
+        }
+        if self.alive.is_overdue(alive, now, period) {
+            let beats = BEATS.load(Ordering::Relaxed);
+            say!("core1: the first core has not exited for {LOST_MS} ms: lost");
+            say!(
+                "{{\"report\":\"lost\",\"exits\":{alive},\"core1_beats\":{beats},\"tick_gap_us_max\":{}}}",
+                period.microseconds(TICKS.longest())
+            );
+            crate::power::off();
+        }
+        let nmis = host::HOST_NMIS.load(Ordering::Relaxed);
+        if IS_GUARDED.load(Ordering::Relaxed) && self.watchdog.is_overdue(nmis, now, period) {
+            say!("core1: the first core's watchdog has not ticked for {LOST_MS} ms");
+            say!(
+                "{{\"report\":\"watchdog_lost\",\"nmis\":{nmis},\"ms\":{}}}",
+                period.milliseconds(now)
+            );
+        }
     }
 }

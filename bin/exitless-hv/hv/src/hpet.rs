@@ -1,27 +1,73 @@
-//! Two of the HPET's timers: the watchdog's, whose message is a non-maskable interrupt, and the host's own tick (HPET 1.0a, §2.3).
+//! Two of the HPET's timers: the watchdog's, whose message is a non-maskable interrupt, and the host's own tick (HPET 1.0a, §2.3);
+//! and its counter, the host's clock.
 //!
 //! An interrupt that exits whatever the guest does stands in for VMX's preemption timer. The guest never sees the HPET.
+//!
+//! Both timers are set while the counter stands at 0, and it is started once. Started again it would have to arm the first timer
+//! again, at a comparator that it may have just passed: a timer of 32 bits meets that when the counter has wrapped.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use eli::clock::{self, Half, Period};
 
 use crate::memory;
 
+const CAPABILITIES: u64 = 0;
 const PERIOD: u64 = 4;
 const CONFIGURATION: u64 = 0x10;
 const COUNTER: u64 = 0xf0;
 const WATCHDOG: u64 = 1;
 const TICK: u64 = 2;
 
-const FEMTOSECONDS_PER_MS: u64 = 1_000_000_000_000;
 const INTERRUPTS: u32 = 0xfee0_0000;
 const DELIVERY_NMI: u32 = 0x400;
+
+/// Time of a counter of 32 bits that was read last, by whichever core.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+/// The HPET's counter: any core may read it.
+#[derive(Clone, Copy)]
+pub struct Clock {
+    base: u64,
+    period: Period,
+    is_wide: bool,
+}
+
+impl Clock {
+    fn half(self, half: Half) -> u32 {
+        let offset = if half == Half::Low { 0 } else { 4 };
+        // SAFETY: `Hpet::new`'s caller: it is the HPET, and ours; reading its counter changes nothing.
+        unsafe { memory::read32(self.base + COUNTER + offset) }
+    }
+
+    /// Counts since it was started.
+    pub fn now(self) -> u64 {
+        if self.is_wide {
+            return clock::read(|half| self.half(half));
+        }
+        // Relaxed: what matters is the number. Both cores read it more often than it wraps.
+        let now = clock::extend(LAST.load(Ordering::Relaxed), self.half(Half::Low));
+        LAST.fetch_max(now, Ordering::Relaxed);
+        now
+    }
+
+    /// Milliseconds since it was started.
+    pub fn milliseconds(self) -> u64 {
+        self.period.milliseconds(self.now())
+    }
+
+    /// Between two counts.
+    pub fn period(self) -> Period {
+        self.period
+    }
+}
 
 /// The HPET.
 #[derive(Clone, Copy)]
 pub struct Hpet {
-    base: u64,
-    /// Femtoseconds.
-    period: u64,
-    /// Counts at which the tick was started, and between ticks.
-    tick: Option<(u64, u64)>,
+    clock: Clock,
+    /// Counts between ticks.
+    tick: Option<u64>,
 }
 
 /// What a timer lacks.
@@ -35,75 +81,80 @@ impl core::fmt::Display for Unfit {
 }
 
 impl Hpet {
-    /// That at `base`, stopped.
+    /// That at `base`, stopped at 0.
     ///
     /// # Safety
-    /// ACPI says that one is there, and nobody else uses it.
+    /// ACPI says that one is there, and nothing else uses it.
     pub unsafe fn new(base: u64) -> Result<Self, Unfit> {
+        const WIDE: u32 = 1 << 13;
         // SAFETY: the caller's.
-        let (period, timers) = unsafe {
+        let (period, capabilities) = unsafe {
             (
                 memory::read32(base + PERIOD),
-                memory::read32(base) >> 8 & 31,
+                memory::read32(base + CAPABILITIES),
             )
         };
-        if period == 0 || period > 100_000_000 {
-            return Err(Unfit("it has no period"));
-        }
-        if u64::from(timers) < TICK {
+        let period = Period::new(period).ok_or(Unfit("it has no period"))?;
+        if u64::from(capabilities >> 8 & 31) < TICK {
             return Err(Unfit("it has fewer than three timers"));
         }
-        let hpet = Self {
+        let clock = Clock {
             base,
-            period: u64::from(period),
-            tick: None,
+            period,
+            is_wide: capabilities & WIDE != 0,
         };
+        let hpet = Self { clock, tick: None };
         hpet.write(CONFIGURATION, 0);
+        hpet.write(COUNTER, 0);
+        hpet.write(COUNTER + 4, 0);
         Ok(hpet)
     }
 
     fn write(self, register: u64, value: u32) {
         // SAFETY: `new`'s caller: it is the HPET, and ours.
-        unsafe { memory::write32(self.base + register, value) }
+        unsafe { memory::write32(self.clock.base + register, value) }
     }
 
     fn read(self, register: u64) -> u32 {
         // SAFETY: as above.
-        unsafe { memory::read32(self.base + register) }
+        unsafe { memory::read32(self.clock.base + register) }
     }
 
-    /// A non-maskable interrupt every `ms`.
-    pub fn start_watchdog(&mut self, ms: u32) -> Result<(), Unfit> {
-        self.start(WATCHDOG, ms, DELIVERY_NMI).map(|_| ())
+    /// Its counter.
+    pub fn clock(&self) -> Clock {
+        self.clock
     }
 
-    /// `vector` every `ms`.
-    pub fn start_tick(&mut self, ms: u32, vector: u8) -> Result<(), Unfit> {
-        let ticks = self.start(TICK, ms, u32::from(vector))?;
-        self.tick = Some((u64::from(self.read(COUNTER)), ticks));
+    /// Sets a non-maskable interrupt every `ms`, once it is started.
+    pub fn set_watchdog(&mut self, ms: u32) -> Result<(), Unfit> {
+        self.set(WATCHDOG, ms, DELIVERY_NMI).map(|_| ())
+    }
+
+    /// Sets `vector` every `ms`, once it is started.
+    pub fn set_tick(&mut self, ms: u32, vector: u8) -> Result<(), Unfit> {
+        self.tick = Some(self.set(TICK, ms, u32::from(vector))?);
         Ok(())
+    }
+
+    /// Starts the counter.
+    pub fn start(&mut self) {
+        self.write(CONFIGURATION, 1);
     }
 
     /// Ticks made so far.
     pub fn ticks(&self) -> u64 {
-        match self.tick {
-            Some((start, ticks)) => {
-                (u64::from(self.read(COUNTER)).wrapping_sub(start) & 0xffff_ffff) / ticks
-            }
-            None => 0,
-        }
+        self.tick.map_or(0, |counts| self.clock.now() / counts)
     }
 
-    /// Milliseconds since the timers were started; wraps with the counter's 32 bits.
-    pub fn milliseconds(&self) -> u64 {
-        u64::from(self.read(COUNTER)) * self.period / FEMTOSECONDS_PER_MS
-    }
-
-    fn start(&mut self, timer: u64, ms: u32, data: u32) -> Result<u64, Unfit> {
+    /// The counter stands at 0.
+    fn set(&mut self, timer: u64, ms: u32, data: u32) -> Result<u64, Unfit> {
         const CAN_PERIODIC: u32 = 1 << 4;
+        const IS_WIDE: u32 = 1 << 5;
         const CAN_MESSAGE: u32 = 1 << 15;
-        // Message, its comparator settable, periodic, enabled; edges; 32 bits.
-        const GO: u32 = 1 << 14 | 1 << 8 | 1 << 6 | 1 << 3 | 1 << 2;
+        const NARROW: u32 = 1 << 8;
+        const SETTABLE: u32 = 1 << 6;
+        // Message, periodic, enabled; edges.
+        const GO: u32 = 1 << 14 | 1 << 3 | 1 << 2;
         let registers = 0x100 + timer * 0x20;
         let can = self.read(registers);
         if can & CAN_MESSAGE == 0 {
@@ -114,17 +165,20 @@ impl Hpet {
         if can & CAN_PERIODIC == 0 {
             return Err(Unfit("its timers are not periodic"));
         }
-        let ticks = u64::from(ms) * FEMTOSECONDS_PER_MS / self.period;
-        // While the counter stands still: a comparator behind it would be met when it has wrapped, after 42 s.
-        self.write(CONFIGURATION, 0);
-        let first = u64::from(self.read(COUNTER)) + ticks;
+        let counts = self.clock.period.counts(ms);
+        let is_wide = self.clock.is_wide && can & IS_WIDE != 0;
+        let go = if is_wide { GO } else { GO | NARROW };
         self.write(registers + 0x10, data);
         self.write(registers + 0x14, INTERRUPTS);
-        self.write(registers, GO);
-        // The first write behind GO sets the comparator, the second the period (§2.3.9.2.2).
-        self.write(registers + 8, first as u32);
-        self.write(registers + 8, ticks as u32);
-        self.write(CONFIGURATION, 1);
-        Ok(ticks)
+        if is_wide {
+            // Comparator and period have no upper half; each write behind SETTABLE takes it back.
+            self.write(registers, go | SETTABLE);
+            self.write(registers + 0xc, 0);
+        }
+        // The first write behind it sets the comparator, the second the period (§2.3.9.2.2).
+        self.write(registers, go | SETTABLE);
+        self.write(registers + 8, counts as u32);
+        self.write(registers + 8, counts as u32);
+        Ok(counts)
     }
 }

@@ -1,6 +1,6 @@
 //! The hypervisor's log: QEMU's debug console, or the second serial line. The first is the guest's.
 
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bare::text::{COM2, Output};
 
@@ -11,7 +11,7 @@ const SERIAL: u8 = 2;
 
 /// Where it goes.
 pub fn output() -> Output {
-    // Relaxed: one core writes the log; the second only when the first is lost.
+    // Relaxed: what is found is the same each time.
     match CHOSEN.load(Ordering::Relaxed) {
         DEBUG => Output::Debug,
         SERIAL => Output::Serial(COM2),
@@ -28,11 +28,44 @@ pub fn output() -> Output {
     }
 }
 
+/// A core writes a line.
+static IS_BUSY: AtomicBool = AtomicBool::new(false);
+
+/// A line of the log, whole: dropped, the other core may write one.
+pub struct Line(bool);
+
+impl Line {
+    /// Begins one. A core that has been lost in the middle of one, or faulted there, is not waited for.
+    pub fn begin() -> Self {
+        const TRIES: u32 = 10_000_000;
+        // Acquire: pairs with `drop`'s Release, though a port has no order but the processor's.
+        let takes = |_: &u32| {
+            core::hint::spin_loop();
+            !IS_BUSY.swap(true, Ordering::Acquire)
+        };
+        Self((0..TRIES).find(takes).is_some())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if self.0 {
+            IS_BUSY.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl core::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        output().write_str(text)
+    }
+}
+
 /// A line of the log.
 macro_rules! say {
     ($($text:tt)*) => {{
         use core::fmt::Write as _;
-        let _ = writeln!($crate::log::output(), $($text)*);
+        let _ = writeln!($crate::log::Line::begin(), $($text)*);
     }};
 }
 pub(crate) use say;

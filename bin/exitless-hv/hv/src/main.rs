@@ -100,7 +100,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     let own = processor::cpuid(1, 0)[1] >> 24;
     // SAFETY: the guest does not run yet.
     let tables = unsafe { Tables::find_and_hide(own) };
-    power::set_ports(tables.power);
+    power::set_ports(tables.ports.control);
     // SAFETY: the loader left it; nothing is changed there.
     let information = unsafe { Information::new(information) };
     let options = Options::parse(information.command_line()).unwrap_or_else(|word| {
@@ -128,12 +128,14 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         refuse(&"nested page tables");
     }
     let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
+    vm.list_ports(&tables);
     vm.start_timers(&tables);
     let start = load(vm.memory(), information);
     let pages = &raw mut REMAPPING;
     // SAFETY: here alone, once.
     vm.assign(&tables, unsafe { &mut *pages });
     vm.set_up(start);
+    vm.see_watchdog();
     say!("hv: entering the guest");
     vm.run()
 }

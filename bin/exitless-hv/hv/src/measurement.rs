@@ -4,8 +4,11 @@
 //!   start ─▶ window since the start ── begin: marker 1 ─▶ window since then
 //!   window ── end: marker 2, any number of times ─▶ the same window; one more has ended
 //! ```
-//! An [`Account`] is the content of one line of the report.
+//! An [`Account`] is the content of one line of the report. The longest time without a tick of the
+//! host's is measured by both cores, in [`core1::TICKS`], window by window.
 
+use crate::core1;
+use crate::hpet::Clock;
 use crate::report::{Cause, Count, Counts, Kind};
 
 /// The host's time.
@@ -28,6 +31,20 @@ pub struct Account {
     pub windows: u32,
     /// The time-stamp counter when the last window began; 0 before the first.
     pub cycles: u64,
+    /// Times without a tick of the host's.
+    pub gaps: Gaps,
+}
+
+/// Times without a tick of the host's, microseconds; of a host without ticks, since the window
+/// began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gaps {
+    /// Up to now.
+    pub now: u64,
+    /// The longest since the window began.
+    pub window: u64,
+    /// The longest since the guest was entered.
+    pub total: u64,
 }
 
 /// Counts of a run.
@@ -38,6 +55,9 @@ pub struct Measurement {
     start_cycles: u64,
     /// Windows that have ended.
     windows: u32,
+    clock: Option<Clock>,
+    /// The longest gap between ticks in the windows before, counts of the clock.
+    longest: u64,
 }
 
 impl Measurement {
@@ -48,7 +68,14 @@ impl Measurement {
             start: (Counts::ZERO, Time { ms: 0, ticks: 0 }),
             start_cycles: 0,
             windows: 0,
+            clock: None,
+            longest: 0,
         }
+    }
+
+    /// Has a clock from now on.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = Some(clock);
     }
 
     /// Counts an exit.
@@ -59,10 +86,30 @@ impl Measurement {
     /// Adds to another count.
     pub fn add(&mut self, count: Count, by: u64) {
         self.counts.add(count, by);
+        if count == Count::Ticks
+            && by != 0
+            && let Some(clock) = self.clock
+        {
+            core1::TICKS.taken(clock.now());
+        }
+    }
+
+    /// The guest is about to be entered.
+    pub fn enter(&mut self) {
+        if let Some(clock) = self.clock {
+            core1::TICKS.begin(clock.now());
+        }
+    }
+
+    /// Returns how many windows have ended.
+    pub fn windows(&self) -> u32 {
+        self.windows
     }
 
     /// Begins a window.
     pub fn begin(&mut self, now: Time, cycles: u64) {
+        self.longest = self.longest.max(core1::TICKS.longest());
+        self.enter();
         self.start = (self.counts, now);
         self.start_cycles = cycles;
     }
@@ -86,6 +133,21 @@ impl Measurement {
             since: Time::default(),
             windows: self.windows,
             cycles: self.start_cycles,
+            gaps: self.gaps(),
+        }
+    }
+
+    fn gaps(&self) -> Gaps {
+        let Some(clock) = self.clock else {
+            return Gaps::default();
+        };
+        let now = core1::TICKS.observe(clock.now());
+        let window = core1::TICKS.longest();
+        let microseconds = |counts| clock.period().microseconds(counts);
+        Gaps {
+            now: microseconds(now),
+            window: microseconds(window),
+            total: microseconds(window.max(self.longest)),
         }
     }
 }

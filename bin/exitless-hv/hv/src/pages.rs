@@ -17,6 +17,7 @@ pub const RCX: usize = 1;
 pub const RDX: usize = 2;
 pub const RBX: usize = 3;
 pub const RSI: usize = 6;
+pub const RDI: usize = 7;
 
 impl Pages {
     /// Whether writes (and reads) of a local APIC's register reach the real one.

@@ -187,7 +187,9 @@ core1_start64:
 core1_stubs:
   bare_stubs 256, core1_common
 core1_common:
-  movq (%rsp), %rdi
+  movq (%rsp), %rdi              # vector, code, address
+  movq 8(%rsp), %rsi
+  movq 16(%rsp), %rdx
   movq %rsp, %rbp
   andq $-16, %rsp
   call core1_interrupt

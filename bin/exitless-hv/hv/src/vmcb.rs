@@ -48,6 +48,8 @@ pub const EVENT: Field<u64> = at(0xa8);
 /// Physical address of the nested page tables.
 pub const NESTED_CR3: Field<u64> = at(0xb0);
 
+/// Attributes of CS.
+pub const CS_ATTRIBUTES: Field<u16> = at(0x412);
 /// Limit of the interrupt descriptor table.
 pub const IDTR_LIMIT: Field<u32> = at(0x484);
 /// Base of it.

@@ -192,9 +192,9 @@ pub fn judge(ran: &Ran, payload: &str) -> Outcome {
             )
         }
         "e8init" => {
-            // A beat is 10 ms.
+            // A beat is 2 ms.
             let (beats, ms) = (of("core1_beats"), of("ms"));
-            (done && beats * 40 < ms, done && beats * 20 >= ms)
+            (done && beats * 8 < ms, done && beats * 4 >= ms)
         }
         "e8nmi" | "e8memory" => (of("core1_nmis") > 0, done && of("core1_nmis") == 0),
         "e9lint0" => {

@@ -11,6 +11,8 @@ mod messages;
 
 pub use messages::{Message, Pin, message};
 
+pub mod ports;
+
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
 

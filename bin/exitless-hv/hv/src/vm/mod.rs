@@ -15,14 +15,17 @@
 //!     ▲                                          │
 //!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
 //! ```
-//! One file per concern of exits: `events` (interrupts and faults), `instructions`, `local_apic`,
-//! `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`, `reports`
-//! (lines of JSON). `set_up` is before the first entry.
+//! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
+//! `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
+//! `reports` (lines of JSON). `set_up` is before the first entry, `end` behind the last exit.
 
+mod cpuid;
+mod end;
 mod events;
-mod instructions;
 mod local_apic;
 mod messages;
+mod msrs;
+mod ports;
 mod reports;
 mod set_up;
 mod step;
@@ -122,6 +125,7 @@ impl Vm {
 
     /// Enters and exits for ever.
     pub fn run(&mut self) -> ! {
+        self.measurement.enter();
         let mut real = host::in_service();
         loop {
             self.enter(real);

@@ -8,7 +8,10 @@ use super::Vm;
 use crate::log::say;
 use crate::measurement::Account;
 use crate::report::Count;
-use crate::{core1, host, power, vmcb};
+use crate::{core1, host, power};
+
+/// Windows of a run that are reported.
+const WINDOWS_MAX: u32 = 256;
 
 impl Vm {
     pub(super) fn marker(&mut self, marker: u8) {
@@ -17,7 +20,8 @@ impl Vm {
                 let now = self.chips.time().unwrap_or_default();
                 self.measurement.begin(now, processor::cycles());
             }
-            2 => {
+            // A line takes 90 ms on a serial line, with interrupts held: the guest gets so many.
+            2 if self.measurement.windows() < WINDOWS_MAX => {
                 let account = self.measurement.end();
                 self.report("window", &account);
             }
@@ -31,8 +35,13 @@ impl Vm {
 
     /// A line of JSON.
     pub(super) fn report(&self, what: &str, account: &Account) {
+        self.report_because(what, account, "");
+    }
+
+    /// A line of JSON, and why there is one.
+    pub(super) fn report_because(&self, what: &str, account: &Account, why: &str) {
         use core::fmt::Write;
-        let mut out = crate::log::output();
+        let mut out = crate::log::Line::begin();
         let now = self.chips.time().unwrap_or_default();
         let core = self.interrupts.core().counts();
         let _ = write!(
@@ -41,6 +50,9 @@ impl Vm {
             self.options.mode.name(),
             account.windows
         );
+        if !why.is_empty() {
+            let _ = write!(out, "\"why\":\"{why}\",");
+        }
         let _ = write!(
             out,
             "\"ms\":{},\"host_ticks_made\":{},",
@@ -51,6 +63,11 @@ impl Vm {
         let _ = write!(out, "\"cycles\":{cycles},");
         let _ = account.counts.keys(&mut out);
         for (key, value) in [
+            ("watchdog_ms", self.options.watchdog.into()),
+            ("tick_ms", self.options.tick.into()),
+            ("tick_gap_us", account.gaps.now),
+            ("tick_gap_us_max", account.gaps.window),
+            ("tick_gap_us_max_total", account.gaps.total),
             ("total_injected", core.injected),
             ("total_reflected", core.reflected),
             ("total_software", core.software),
@@ -61,6 +78,10 @@ impl Vm {
             ("total_aliased", u64::from(self.interrupts.core().aliased())),
             ("qemu_spurious", host::HOST_SPURIOUS.load(Ordering::Relaxed)),
             ("core1_beats", core1::BEATS.load(Ordering::Relaxed)),
+            (
+                "core1_beats_extra",
+                core1::BEATS_EXTRA.load(Ordering::Relaxed),
+            ),
             ("core1_foreign", core1::FOREIGN.load(Ordering::Relaxed)),
             ("core1_nmis", core1::NMIS.load(Ordering::Relaxed)),
         ] {
@@ -86,27 +107,6 @@ impl Vm {
         });
         self.options.trace = logged;
         self.measurement.add(Count::DmaFaultsLost, lost.into());
-    }
-
-    /// The end, and why.
-    pub(super) fn stop(&mut self, why: &str) -> ! {
-        let vmcb = &self.pages.vmcb;
-        say!(
-            "hv: {why}: exit {:#x} {:#x} {:#x} during {:#x}, rip {:#x} flags {:#x} rsp {:#x} cr0 {:#x} cr3 {:#x} cr4 {:#x}, direct {}",
-            vmcb.get(vmcb::EXIT),
-            vmcb.get(vmcb::EXIT_INFO1),
-            vmcb.get(vmcb::EXIT_INFO2),
-            vmcb.get(vmcb::EXIT_DURING),
-            vmcb.get(vmcb::RIP),
-            vmcb.get(vmcb::RFLAGS),
-            vmcb.get(vmcb::RSP),
-            vmcb.get(vmcb::CR0),
-            vmcb.get(vmcb::CR3),
-            vmcb.get(vmcb::CR4),
-            self.interrupts.was_direct()
-        );
-        self.report("stopped", &self.measurement.total());
-        power::off()
     }
 
     /// The end of a run that has a time (`until=`).

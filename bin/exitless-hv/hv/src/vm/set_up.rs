@@ -2,16 +2,18 @@
 //! control block.
 
 use core::arch::asm;
+use core::sync::atomic::Ordering;
 
-use bare::{apic, processor};
+use bare::{apic, port, processor};
 use eli::defence::Defence;
+use eli::policy::ports::Ports;
 
-use super::{MARKERS, Vm};
+use super::Vm;
 use crate::acpi::Tables;
 use crate::hpet::Hpet;
 use crate::io_apic::IoApic;
 use crate::loader::Start;
-use crate::log::{self, say};
+use crate::log::say;
 use crate::memory::PAGE;
 use crate::msix::Msix;
 use crate::nested::Access;
@@ -19,7 +21,7 @@ use crate::options::Iommu;
 use crate::pages::{RBX, RSI};
 use crate::remapping::{self, Remapping};
 use crate::vmcb::{self, intercept};
-use crate::{core1, power};
+use crate::{core1, host, refuse};
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -27,33 +29,40 @@ const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 impl Vm {
     /// Watchdog, tick, and the second core.
     pub fn start_timers(&mut self, tables: &Tables) {
+        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
         let Some(base) = tables.hpet else {
+            if watchdog != 0 {
+                refuse(&"there is no HPET, and so no watchdog (watchdog=0: without)");
+            }
             say!("hv: there is no HPET: no watchdog, no tick, no second core");
             return;
         };
         // SAFETY: ACPI says so, and its table is hidden from the guest.
         let mut hpet = match unsafe { Hpet::new(base) } {
             Ok(hpet) => hpet,
+            Err(why) if watchdog != 0 => refuse(&why),
             Err(why) => return say!("hv: the HPET is of no use: {why}"),
         };
-        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
         let vector = eli::hosts::Source::Tick.vector();
-        if watchdog != 0 {
-            match hpet.start_watchdog(watchdog) {
-                Ok(()) => say!("hv: watchdog every {watchdog} ms"),
-                Err(why) => say!("hv: no watchdog: {why}"),
-            }
+        if watchdog != 0
+            && let Err(why) = hpet.set_watchdog(watchdog)
+        {
+            refuse(&why);
         }
         if tick != 0 {
-            match hpet.start_tick(tick, vector) {
+            match hpet.set_tick(tick, vector) {
                 Ok(()) => say!("hv: tick every {tick} ms, vector {vector:#x}"),
                 Err(why) => say!("hv: no tick: {why}"),
             }
         }
+        hpet.start();
+        let clock = hpet.clock();
+        self.measurement.set_clock(clock);
+        self.chips.add_hpet(hpet);
         if let Some(id) = tables.other {
             // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in
-            // yet.
-            let came = unsafe { core1::start(id, &hpet) };
+            // yet; here alone, once.
+            let came = unsafe { core1::start(id, clock) };
             say!(
                 "hv: core {id} is {}",
                 if came {
@@ -63,9 +72,57 @@ impl Vm {
                 }
             );
         }
-        self.chips.add_hpet(hpet);
         let nothing = self.pages.nothing.address();
         self.map(base & !(PAGE - 1), nothing, Access::All);
+    }
+
+    /// Sees the watchdog tick: that its registers were written says nothing. The control block has
+    /// been set up.
+    pub fn see_watchdog(&mut self) {
+        /// Ticks that are waited for.
+        const TICKS: u64 = 2;
+        /// The most reads of a clock that stands.
+        const READS_MAX: u32 = 100_000_000;
+        let ms = self.options.watchdog;
+        let Some(clock) = self.chips.clock().filter(|_| ms != 0) else {
+            return;
+        };
+        let limit = clock.period().counts(1000 + 4 * ms);
+        let (start, mut seen) = (clock.now(), 0);
+        for _ in 0..READS_MAX {
+            seen += host::window_nmi();
+            if seen >= TICKS || clock.now() - start > limit {
+                break;
+            }
+        }
+        if seen < TICKS {
+            refuse(
+                &"the watchdog does not tick: the HPET's messages do not come as non-maskable interrupts",
+            );
+        }
+        core1::IS_GUARDED.store(true, Ordering::Relaxed);
+        say!("hv: watchdog every {ms} ms, seen to tick");
+    }
+
+    /// The list of ports. ACPI is turned on, since that takes one of firmware's that the guest has
+    /// not.
+    pub fn list_ports(&mut self, tables: &Tables) {
+        const IS_ON: u16 = 1;
+        const READS_MAX: u32 = 1_000_000;
+        let control = tables.ports.control[0];
+        self.chips.set_ports(Ports::new(&tables.ports));
+        let Some((command, value)) = tables.turn_on.filter(|_| control != 0) else {
+            return;
+        };
+        // SAFETY: firmware's tables name the two ports, and this use of them (ACPI 6.5, §4.8.2.5); the guest does not run yet.
+        let is_on = |_: &u32| unsafe { port::in16(control) } & IS_ON != 0;
+        if !is_on(&0) {
+            // SAFETY: as above.
+            unsafe { port::out8(command, value) }
+            if (0..READS_MAX).find(is_on).is_none() {
+                say!("hv: firmware does not turn ACPI on");
+            }
+        }
     }
 
     /// The device, the I/O APIC, and the IOMMU, which is given `pages`.
@@ -128,7 +185,7 @@ impl Vm {
                 );
                 self.chips.add_remapping(unit);
             }
-            Err(Some(why)) if self.options.iommu == Iommu::Required => crate::refuse(&why),
+            Err(Some(why)) if self.options.iommu == Iommu::Required => refuse(&why),
             Err(why) => {
                 match why {
                     Some(why) => say!("hv: contained_dma=false: {why}"),
@@ -146,13 +203,14 @@ impl Vm {
         const VM_HSAVE: u32 = 0xc001_0117;
         const EFER: u32 = 0xc000_0080;
         const SVME: u64 = 1 << 12;
-        let powers = power::ports().into_iter().filter(|port| *port != 0);
-        let powers = powers.flat_map(|port| [port, port + 1]);
-        let fixed = [MARKERS, 0x20, 0x21, 0xa0, 0xa1];
-        for port in fixed.into_iter().chain(powers).chain(log::output().ports()) {
-            let at = usize::from(port) / 8;
-            self.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
+        for port in 0..=u16::MAX {
+            if self.exits_port(port) {
+                let at = usize::from(port) / 8;
+                self.pages.io_map[at / 4096].0[at % 4096] |= 1 << (port % 8);
+            }
         }
+        // Behind the last port: of an access that goes round.
+        self.pages.io_map[2].0.fill(0xff);
         for register in 0x800..0x900 {
             self.pages.let_through(register, false, false);
         }

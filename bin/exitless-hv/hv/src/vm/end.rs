@@ -1,0 +1,135 @@
+//! The guest's end: it runs no more, its device and its interrupts are quiet, and what else runs on
+//! the machine goes on for a while (`linger=`): the host's ticks here, and the other core.
+//!
+//! ```text
+//!   runs ── power-off, reset, triple fault, an exit that is not handled ─▶ report «end»
+//!        ── quiet, for `linger=` milliseconds ─▶ report «after», of that time ─▶ machine off
+//! ```
+//! Without the defence the guest's end is the machine's.
+
+use core::sync::atomic::Ordering;
+
+use bare::{apic, pci, processor};
+use eli::defence::Defence;
+
+use super::Vm;
+use crate::lapic::LvtEntry;
+use crate::log::say;
+use crate::report::Count;
+use crate::{core1, host, power, vmcb};
+
+/// How a guest ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It switches power off, or sleeps.
+    Power,
+    /// It resets the machine.
+    Reset,
+}
+
+impl End {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Power => "power-off",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+impl Vm {
+    /// The guest's own end.
+    pub(super) fn end(&mut self, end: End) -> ! {
+        self.report_because("end", &self.measurement.total(), end.name());
+        if self.defends(Defence::End) {
+            self.go_on();
+        }
+        // Whatever kind of sleep it asks for: from any other than the last, firmware would go on
+        // without us.
+        power::off()
+    }
+
+    /// The end, because of something with which it cannot go on.
+    pub(super) fn stop(&mut self, why: &str) -> ! {
+        let vmcb = &self.pages.vmcb;
+        say!(
+            "hv: {why}: exit {:#x} {:#x} {:#x} during {:#x}, rip {:#x} flags {:#x} rsp {:#x} cr0 {:#x} cr3 {:#x} cr4 {:#x}, direct {}",
+            vmcb.get(vmcb::EXIT),
+            vmcb.get(vmcb::EXIT_INFO1),
+            vmcb.get(vmcb::EXIT_INFO2),
+            vmcb.get(vmcb::EXIT_DURING),
+            vmcb.get(vmcb::RIP),
+            vmcb.get(vmcb::RFLAGS),
+            vmcb.get(vmcb::RSP),
+            vmcb.get(vmcb::CR0),
+            vmcb.get(vmcb::CR3),
+            vmcb.get(vmcb::CR4),
+            self.interrupts.was_direct()
+        );
+        if !self.defends(Defence::End) {
+            self.report("stopped", &self.measurement.total());
+            power::off()
+        }
+        self.report_because("end", &self.measurement.total(), why);
+        self.go_on();
+        power::off()
+    }
+
+    /// Goes on without the guest.
+    fn go_on(&mut self) {
+        self.silence();
+        let now = self.chips.time().unwrap_or_default();
+        self.measurement.begin(now, processor::cycles());
+        if let Some(clock) = self.chips.clock() {
+            let (start, len) = (clock.now(), clock.period().counts(self.options.linger));
+            let mut nmis = host::HOST_NMIS.load(Ordering::Relaxed);
+            while clock.now() - start < len {
+                core1::ALIVE.fetch_add(1, Ordering::Relaxed);
+                self.interrupt();
+                host::window_nmi();
+                let seen = host::HOST_NMIS.load(Ordering::Relaxed);
+                self.measurement.add(Count::Nmis, seen - nmis);
+                nmis = seen;
+                self.complete_all();
+                core::hint::spin_loop();
+            }
+        }
+        let account = self.measurement.end();
+        self.report("after", &account);
+    }
+
+    /// Takes everything of the guest's that could interrupt.
+    fn silence(&mut self) {
+        const BUS_MASTER: u32 = 1 << 2;
+        const INTX_DISABLED: u32 = 1 << 10;
+        if let Some(device) = self.chips.msix() {
+            let command = pci::read(device.function, pci::COMMAND) & 0xffff;
+            // SAFETY: it reads and writes memory no more, and sends nothing.
+            unsafe {
+                pci::write(
+                    device.function,
+                    pci::COMMAND,
+                    command & !BUS_MASTER | INTX_DISABLED,
+                );
+            }
+        }
+        self.chips.mask_all();
+        for entry in LvtEntry::all() {
+            // SAFETY: masked, it interrupts nothing.
+            unsafe { apic::write(entry.register(), u64::from(eli::policy::LVT_MASKED)) }
+        }
+        // SAFETY: every vector has a handler.
+        unsafe { apic::write(apic::TPR, 0) }
+        self.complete_all();
+    }
+
+    /// Ends all that is in service: nothing waits for the guest any more.
+    fn complete_all(&mut self) {
+        // Fifteen classes nest, one of each at most.
+        for _ in 0..16 {
+            if host::in_service().is_empty() {
+                break;
+            }
+            apic::eoi();
+        }
+    }
+}
