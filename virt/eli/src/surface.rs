@@ -2,9 +2,12 @@
 //! and the test that says so. docs/eli.md shows the same table; a test compares the two.
 //!
 //! A row without a test is not contained, and a hypervisor counts those rows at its start. A test is the name of a payload of
-//! `eli-attacks`, which is run without the defence, where it must succeed, with it, and calm.
+//! `eli-attacks`, which is run without the row's defences, where it must succeed, with them, and calm. Payloads of rows that nothing
+//! but the architecture contains are honest, and are run with all defences: they must get what they are due.
 
-use crate::defence::Defence;
+use core::fmt;
+
+use crate::defence::Defence::{self, *};
 
 /// Part of the surface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +53,11 @@ impl Part {
 /// What contains a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contained {
-    /// These defences, any of which left out lets the tests' attacks succeed.
+    /// These defences; without all of them the tests' attacks succeed.
     By(&'static [Defence]),
     /// The architecture: the guest's own state alone, or virtual.
-    Virtual,
-    /// Nothing; why.
+    Virtual(&'static str),
+    /// Nothing, or nothing that is tested; why.
     Not(&'static str),
 }
 
@@ -79,7 +82,394 @@ impl Row {
     pub const fn is_tested(&self) -> bool {
         !self.tests.is_empty()
     }
+
+    /// The defences that contain it.
+    #[must_use]
+    pub const fn defences(&self) -> &'static [Defence] {
+        match self.contained {
+            Contained::By(defences) => defences,
+            Contained::Virtual(_) | Contained::Not(_) => &[],
+        }
+    }
 }
 
+/// The row as a line of docs/eli.md's table.
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "| {} | {} | {} | ",
+            self.part.name(),
+            self.uses,
+            self.takes
+        )?;
+        match self.contained {
+            Contained::By(defences) => list(f, defences.iter().map(|one| one.name()))?,
+            Contained::Virtual(how) => f.write_str(how)?,
+            Contained::Not(why) => write!(f, "**not contained**: {why}")?,
+        }
+        f.write_str(" | ")?;
+        list(f, self.tests.iter().copied())?;
+        f.write_str(" |")
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'static str>) -> fmt::Result {
+    for (index, name) in names.enumerate() {
+        write!(f, "{}`{name}`", if index == 0 { "" } else { " " })?;
+    }
+    Ok(())
+}
+
+/// The row that a payload tests.
+#[must_use]
+pub fn row_of(test: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.tests.contains(&test))
+}
+
+/// Rows that have a test.
+#[must_use]
+pub fn tested() -> usize {
+    ROWS.iter().filter(|row| row.is_tested()).count()
+}
+
+const fn by(
+    part: Part,
+    uses: &'static str,
+    takes: &'static str,
+    defences: &'static [Defence],
+    tests: &'static [&'static str],
+) -> Row {
+    Row {
+        part,
+        uses,
+        takes,
+        contained: Contained::By(defences),
+        tests,
+    }
+}
+
+const fn virt(
+    part: Part,
+    uses: &'static str,
+    takes: &'static str,
+    how: &'static str,
+    tests: &'static [&'static str],
+) -> Row {
+    Row {
+        part,
+        uses,
+        takes,
+        contained: Contained::Virtual(how),
+        tests,
+    }
+}
+
+const fn not(part: Part, uses: &'static str, takes: &'static str, why: &'static str) -> Row {
+    Row {
+        part,
+        uses,
+        takes,
+        contained: Contained::Not(why),
+        tests: &[],
+    }
+}
+
+use Part::{Config, Control, Delivery, Dma, Instructions as Instruction, Interrupts, Msrs as Msr};
+
 /// The table.
-pub const ROWS: &[Row] = &[];
+pub const ROWS: &[Row] = &[
+    by(
+        Control,
+        "IF clear for ever, halted or not; IF set only in the shadow of STI",
+        "the processor",
+        &[Watchdog],
+        &["e2", "e2shadow", "e2halt"],
+    ),
+    by(
+        Control,
+        "IF clear by turns, and set whenever the watchdog looks",
+        "most of the host's ticks",
+        &[Masking],
+        &["e2turns", "e2phase"],
+    ),
+    by(
+        Control,
+        "CR8, the task priority register",
+        "the host's ticks",
+        &[Priority],
+        &["e7", "e7tpr"],
+    ),
+    by(
+        Control,
+        "EFER written under paging: long mode is off, or neither on nor off",
+        "the host's interrupts: gates of 8 bytes lie below a limit for 16",
+        &[Modes],
+        &["modes_efer", "modes_compat"],
+    ),
+    virt(
+        Control,
+        "CR0, CR4, EFER by the rules: long mode left and entered again",
+        "nothing",
+        "injection while there is no table to shadow",
+        &["legacy"],
+    ),
+    not(
+        Control,
+        "TF, RF, the shadow of MOV SS",
+        "a single step of the hypervisor's",
+        "no test",
+    ),
+    by(
+        Msr,
+        "debug control, SYSCFG, memory types, the time-stamp counter, and all that are on no list",
+        "what memory is for the host, its clock, its branch records",
+        &[Msrs],
+        &["msr_debugctl", "msr_syscfg", "msr_mtrr", "msr_tsc"],
+    ),
+    virt(
+        Msr,
+        "APIC base, SVM's, EFER.SVME",
+        "the local APIC, the hypervisor's own instructions",
+        "refused, or kept as it is",
+        &["fixed"],
+    ),
+    by(
+        Delivery,
+        "an event whose stack, gate or page tables lie where the guest has no memory",
+        "the processor: the exit repeats without end, and nothing of the host's is taken",
+        &[Combine, Window],
+        &["e1stack", "e1gate", "e1tables"],
+    ),
+    by(
+        Delivery,
+        "page tables: another page in the interrupt table's place, without LIDT",
+        "the host's interrupts",
+        &[Limit],
+        &["e3"],
+    ),
+    by(
+        Delivery,
+        "gates: INT of the host's vector; the own gate of an assigned vector absent",
+        "forged ticks; reflected and injected for ever",
+        &[Reflection],
+        &["e6", "gate"],
+    ),
+    by(
+        Delivery,
+        "no interrupt table: a triple fault",
+        "the other core's work, with the machine",
+        &[End],
+        &["triple"],
+    ),
+    by(
+        Part::Recurring,
+        "a data breakpoint in the frame of its own exception",
+        "the processor, which stays in microcode; this emulator ends",
+        &[Recurring],
+        &["db"],
+    ),
+    not(
+        Part::Recurring,
+        "#AC while it is delivered",
+        "the processor, likewise",
+        "it exits, but this emulator raises none, so no test",
+    ),
+    by(
+        Instruction,
+        "INVD; MONITOR and MWAIT",
+        "what the caches hold of the host's; a sleep of the guest's choice",
+        &[Instructions],
+        &["invd", "mwait"],
+    ),
+    virt(
+        Instruction,
+        "SVM's, RSM",
+        "the hypervisor's place",
+        "undefined, as CPUID says",
+        &["fixed"],
+    ),
+    not(
+        Instruction,
+        "task switches (32-bit mode)",
+        "nothing known",
+        "this emulator does not exit on one, so no test",
+    ),
+    not(
+        Instruction,
+        "WBINVD, HLT",
+        "time, until the next interrupt of the host's",
+        "allowed; no test of its own",
+    ),
+    by(
+        Interrupts,
+        "commands: INIT, NMI, to another processor",
+        "the other core",
+        &[Commands],
+        &["e8init", "e8nmi"],
+    ),
+    by(
+        Interrupts,
+        "messages by memory: a write where local APICs have registers",
+        "NMIs on the other core",
+        &[Pages],
+        &["e8memory"],
+    ),
+    by(
+        Interrupts,
+        "to oneself, of the host's class, never ended",
+        "the host's ticks",
+        &[Commands],
+        &["class_self"],
+    ),
+    by(
+        Interrupts,
+        "the local vector table: LINT0 as NMI, the timer with the host's vector, never ended",
+        "forged NMIs and ticks; the host's ticks",
+        &[Lvt],
+        &["e9lint0", "e9timer", "class_lvt"],
+    ),
+    by(
+        Interrupts,
+        "the local timer with a period of next to nothing",
+        "the host's ticks, on this emulator the other core's too",
+        &[Period],
+        &["period"],
+    ),
+    by(
+        Interrupts,
+        "I/O APIC: levels of the host's class, broadcasts, the other core's vector",
+        "the host's ticks; interrupts on the other core, its clock",
+        &[Messages],
+        &["level_pin", "broadcast_pin", "broadcast_beat"],
+    ),
+    by(
+        Interrupts,
+        "MSI-X: levels, the host's vector, the other core, broadcasts",
+        "the host's ticks, forged ticks; interrupts on the other core",
+        &[Messages],
+        &["level_message", "e10vector", "e10cpu", "broadcast_message"],
+    ),
+    by(
+        Interrupts,
+        "assigned vectors never ended, one or by turns",
+        "what is of a lower class",
+        &[Service],
+        &["e4", "e4turns"],
+    ),
+    virt(
+        Interrupts,
+        "honest use: to oneself, nested, the host's vector; handlers that take long",
+        "nothing; direct again within a second",
+        "delivered as on a machine",
+        &["e1", "e5", "moved", "longhandler", "busyhandler"],
+    ),
+    not(
+        Interrupts,
+        "8259: vectors, modes",
+        "forged ticks",
+        "looked at where they are set; no test",
+    ),
+    by(
+        Part::Ports,
+        "system management, resets, keyboard controller, A20",
+        "the machine; with A20 hidden memory, and the host's clock",
+        &[Ports],
+        &["smi", "fastreset", "resetport", "kbd", "a20"],
+    ),
+    by(
+        Part::Ports,
+        "firmware's configuration device, which copies to any address",
+        "the hypervisor's memory",
+        &[Ports],
+        &["fwcfg"],
+    ),
+    by(
+        Part::Ports,
+        "power off",
+        "the other core's work, with the machine",
+        &[End],
+        &["poweroff"],
+    ),
+    by(
+        Config,
+        "bridges: the window of configuration space, the base of the power ports",
+        "the hypervisor's memory; its last word",
+        &[Defence::Config],
+        &["ecam", "powerbase"],
+    ),
+    by(
+        Config,
+        "devices: BARs moved, messages of one that is not assigned",
+        "NMIs on the other core",
+        &[Defence::Config],
+        &["bar", "otherdevice"],
+    ),
+    not(
+        Dma,
+        "the assigned device's commands",
+        "all memory, any interrupt message",
+        "there is no IOMMU between devices and the hypervisor",
+    ),
+    not(
+        Dma,
+        "firmware: its handlers of system management",
+        "the machine",
+        "trusted",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const DOCS: &str = include_str!("../../../docs/eli.md");
+    const PAYLOADS: &str = include_str!("../../../bin/exitless-hv/attacks/src/main.rs");
+
+    #[test]
+    fn documentation_shows_this_table_and_no_other_row() {
+        let shown: Vec<&str> = DOCS
+            .lines()
+            .skip_while(|line| *line != "<!-- surface -->")
+            .skip(3)
+            .take_while(|line| line.starts_with('|'))
+            .collect();
+        let rows: Vec<String> = ROWS.iter().map(ToString::to_string).collect();
+        if shown != rows {
+            println!("{}", rows.join("\n"));
+        }
+        assert_eq!(shown, rows, "docs/eli.md shows another table than this one");
+    }
+
+    #[test]
+    fn every_test_of_a_row_is_a_payload_and_every_payload_tests_a_row() {
+        let list = PAYLOADS.split("const PAYLOADS").nth(1).unwrap();
+        let list = list.split("];").next().unwrap();
+        let payloads: BTreeSet<&str> = list
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("(\"")?.split('"').next())
+            .collect();
+        let tests: BTreeSet<&str> = ROWS.iter().flat_map(|row| row.tests).copied().collect();
+        assert!(payloads.len() > 40);
+        assert_eq!(tests, payloads);
+    }
+
+    #[test]
+    fn every_defence_contains_a_row_that_is_tested() {
+        for defence in Defence::ALL {
+            let shows = |row: &&Row| row.is_tested() && row.defences().contains(&defence);
+            assert!(ROWS.iter().any(|row| shows(&row)), "{defence:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_without_a_test_says_that_it_is_not_contained() {
+        for row in ROWS {
+            let is_not = matches!(row.contained, Contained::Not(_));
+            assert_eq!(row.is_tested(), !is_not, "{row}");
+        }
+        assert!(tested() < ROWS.len());
+    }
+}

@@ -5,16 +5,16 @@ use core::sync::atomic::Ordering::SeqCst;
 use bare::apic;
 
 use crate::interrupts::{self, OWN};
-use crate::{Run, tables, time};
+use crate::{Run, WINDOW_MS, tables, time};
 
-/// For a second, the interrupt table's virtual page shows another, which takes what is the host's. No LIDT, only INVLPG.
+/// For more than a second, the interrupt table's virtual page shows another, which takes what is the host's. No LIDT, only INVLPG.
 pub fn e3(run: &Run) {
     let own = run.measured(|| {
         if !run.is_calm {
             tables::show_thief(true);
         }
         // Its own interrupts meanwhile.
-        for _ in 0..100 {
+        for _ in 0..WINDOW_MS / 10 {
             interrupts::send(OWN);
             time::wait(10);
         }
@@ -38,7 +38,7 @@ pub fn gate(run: &Run) {
             interrupts::faults().0 != 0 || interrupts::count(OWN) != 0
         });
         // Time for one too many.
-        time::wait(50);
+        time::wait(WINDOW_MS);
         let faults = interrupts::faults();
         if !run.is_calm {
             tables::set_present(OWN, true);

@@ -3,14 +3,15 @@
 //! An exception that no attack expects is printed, and is the end.
 
 use core::arch::{asm, global_asm};
+use core::ffi::c_void;
 use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicUsize,
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 
 use bare::{apic, processor::cpuid};
 
-use crate::{end, print, time};
+use crate::{end, modes, print, time};
 
 global_asm!(bare::stubs!(), include_str!("stubs.s"), options(att_syntax));
 
@@ -22,6 +23,8 @@ pub const OWN: u8 = 0x41;
 pub const HIGH: u8 = 0x61;
 /// The host's tick, unless the host has moved it.
 pub const HOST: u8 = 0xf1;
+/// Another vector of the host's class, higher than its tick.
+pub const STRANGE: u8 = 0xf8;
 /// The vector of the local APIC's spurious interrupts, which are not in service.
 const SPURIOUS: u8 = 0xff;
 
@@ -41,8 +44,10 @@ static FAULT_CODE: AtomicU32 = AtomicU32::new(0);
 static ORDER: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
 static ORDER_LEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the handler of [`OWN`] leaves it in service.
-pub static IS_LEFT_IN_SERVICE: AtomicBool = AtomicBool::new(false);
+/// Vectors whose handlers leave them in service.
+static KEPT: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
+/// Milliseconds that the handler of [`OWN`] takes, with interrupts on.
+pub static HANDLER_MS: AtomicU32 = AtomicU32::new(0);
 /// Whether the handler of [`OWN`] sends [`LOW`] and [`HIGH`], with interrupts on.
 pub static IS_NESTING: AtomicBool = AtomicBool::new(false);
 /// Whether an exception for a gate that is not present is expected.
@@ -55,10 +60,21 @@ struct Frame {
     number: u64,
     code: u64,
     rip: u64,
+    _code_segment: u64,
+    _flags: u64,
+    rsp: u64,
+}
+
+impl Frame {
+    /// Where stubs.s keeps rax.
+    const RAX: usize = 9;
 }
 
 unsafe extern "C" {
     fn attacks_wrmsr(register: u32, value: u64) -> u32;
+    fn attacks_attempt(code: extern "C" fn(*mut c_void), argument: *mut c_void) -> u32;
+    static attacks_attempt_ended: u8;
+    static attacks_attempt_stack: AtomicU64;
     static attacks_wrmsr_here: u8;
     static attacks_wrmsr_refused: u8;
 }
@@ -100,6 +116,36 @@ pub fn set_enabled(is_enabled: bool) {
 pub fn try_write(register: u32, value: u64) -> bool {
     // SAFETY: a refusal goes on behind the instruction; all vectors have handlers, and the local APIC is the guest's.
     unsafe { attacks_wrmsr(register, value) != 0 }
+}
+
+/// Runs what may raise an exception: its vector, if it did. What `code` has begun then stays undone, so it holds nothing that must be
+/// dropped.
+pub fn attempt<F: FnMut()>(mut code: F) -> Result<(), u8> {
+    extern "C" fn call<F: FnMut()>(argument: *mut c_void) {
+        // SAFETY: `attempt` passes its closure, and waits for this.
+        (unsafe { &mut *argument.cast::<F>() })();
+    }
+    // SAFETY: the closure is of this type. An exception ends the call as a return does, with the registers that a call keeps.
+    let ended = unsafe { attacks_attempt(call::<F>, (&raw mut code).cast()) };
+    match ended {
+        0 => Ok(()),
+        vector => Err(vector as u8 - 1),
+    }
+}
+
+/// Whether the handler of `vector` leaves it in service.
+pub fn keep(vector: u8, is_kept: bool) {
+    KEPT[usize::from(vector)].store(is_kept, Relaxed);
+}
+
+/// Ends all that is in service.
+pub fn end_all() {
+    for _ in 0..256 {
+        if apic::words(apic::ISR).iter().all(|word| *word == 0) {
+            break;
+        }
+        apic::eoi();
+    }
 }
 
 /// Sends itself an interrupt.
@@ -170,7 +216,13 @@ fn interrupt(vector: u8) {
             nest();
         }
     }
-    if vector != OWN || !IS_LEFT_IN_SERVICE.load(Relaxed) {
+    let handler = HANDLER_MS.load(Relaxed);
+    if vector == OWN && handler != 0 {
+        set_enabled(true);
+        time::wait(u64::from(handler));
+        set_enabled(false);
+    }
+    if !KEPT[usize::from(vector)].load(Relaxed) {
         apic::eoi();
     }
 }
@@ -191,6 +243,20 @@ fn exception(vector: u8, frame: &mut Frame) {
     let refused = &raw const attacks_wrmsr_refused as u64;
     if vector == PROTECTION && frame.rip == here {
         frame.rip = refused;
+        return;
+    }
+    if vector == PROTECTION
+        && let Some(there) = modes::refused_at(frame.rip)
+    {
+        frame.rip = there;
+        return;
+    }
+    // SAFETY: stubs.s has it, and this processor alone uses it.
+    let attempted = unsafe { attacks_attempt_stack.load(Relaxed) };
+    if attempted != 0 {
+        frame.rip = &raw const attacks_attempt_ended as u64;
+        frame.rsp = attempted;
+        frame.registers[Frame::RAX] = u64::from(vector) + 1;
         return;
     }
     if vector == NOT_PRESENT && IS_FAULT_EXPECTED.load(SeqCst) && count(vector) < FAULTS_MAX {

@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::interrupts::{self, HIGH, HOST, LOW, OWN};
-use crate::{Run, time};
+use crate::{Run, WINDOW_MS, time};
 
 /// 1000 of them on an assigned vector, each waited for.
 pub fn e1(run: &Run) {
@@ -39,13 +39,16 @@ impl core::fmt::Display for Order {
     }
 }
 
-/// `INT n` with the host's vector, 100 times.
+/// `INT n` with the host's vector, 600 times in a window: more than there are ticks.
 pub fn e6(run: &Run) {
     let ran = run.measured(|| {
         let before = interrupts::count(HOST);
-        for _ in 0..if run.is_calm { 0 } else { 100 } {
-            // SAFETY: all vectors have handlers, which save all registers, and have stacks of their own.
-            unsafe { asm!("int {}", const HOST) }
+        for _ in 0..WINDOW_MS / 2 {
+            if !run.is_calm {
+                // SAFETY: all vectors have handlers, which save all registers, and have stacks of their own.
+                unsafe { asm!("int {}", const HOST) }
+            }
+            time::wait(2);
         }
         interrupts::count(HOST) - before
     });

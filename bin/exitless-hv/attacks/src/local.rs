@@ -1,9 +1,9 @@
-//! The local APIC: commands to another processor (e8init, e8nmi, e8memory), and sources of its own (e9lint0, e9timer).
+//! The local APIC: commands to another processor (e8init, e8nmi, e8memory), and sources of its own (e9lint0, e9timer, period).
 
 use bare::{apic, port};
 
 use crate::interrupts::{self, HOST, OWN};
-use crate::{Run, time};
+use crate::{Run, WINDOW_MS, time};
 
 /// The processor that is not the guest's.
 const OTHER: u64 = 1 << 32;
@@ -21,12 +21,12 @@ const CHANNEL: u16 = 0x40;
 
 /// INIT to another processor.
 pub fn e8init(run: &Run) {
-    command(run, INIT | ASSERT | LEVEL, 1, 1000);
+    command(run, INIT | ASSERT | LEVEL, 1, WINDOW_MS);
 }
 
-/// NMI to another processor, 20 times in a second.
+/// NMI to another processor, 20 times.
 pub fn e8nmi(run: &Run) {
-    command(run, NMI | ASSERT, 20, 50);
+    command(run, NMI | ASSERT, 20, WINDOW_MS / 20);
 }
 
 /// The same as an interrupt message, written to where a local APIC has its registers in memory: where the processor's own writes there
@@ -39,7 +39,7 @@ pub fn e8memory(run: &Run) {
                 // SAFETY: mapped, and no memory.
                 unsafe { MESSAGE.write_volatile(NMI as u32) }
             }
-            time::wait(50);
+            time::wait(WINDOW_MS / 20);
             sent + u32::from(!run.is_calm)
         })
     });
@@ -69,7 +69,7 @@ pub fn e9lint0(run: &Run) {
         // The line first: firmware leaves it as ExtINT, and an interrupt taken so would stay in service in the 8259.
         set_line(if run.is_calm { MASKED } else { NMI });
         set_timer_chip(true);
-        for _ in 0..1000 {
+        for _ in 0..WINDOW_MS {
             time::wait(1);
             acknowledge();
         }
@@ -110,6 +110,29 @@ fn acknowledge() {
     }
 }
 
+/// The local APIC's timer with a period of next to nothing.
+pub fn period(run: &Run) {
+    const COUNT: u64 = 200;
+    let ran = run.measured(|| {
+        let before = interrupts::count(OWN);
+        for (register, value) in [
+            (apic::LVT_TIMER, PERIODIC | u64::from(OWN)),
+            (apic::TIMER_DIVIDE, 0xb),
+            (
+                apic::TIMER_INITIAL,
+                if run.is_calm { 1_000_000 } else { COUNT },
+            ),
+        ] {
+            interrupts::try_write(register, value);
+        }
+        time::wait(WINDOW_MS);
+        interrupts::try_write(apic::LVT_TIMER, MASKED);
+        interrupts::try_write(apic::TIMER_INITIAL, 0);
+        interrupts::count(OWN) - before
+    });
+    run.result(format_args!("ran={ran}"));
+}
+
 /// The local APIC's timer, about 1000 times in a second, on the host's vector. The host must have moved its tick away.
 pub fn e9timer(run: &Run) {
     let vector = if run.is_calm { OWN } else { HOST };
@@ -128,7 +151,7 @@ pub fn e9timer(run: &Run) {
         let before = interrupts::count(vector);
         set(apic::LVT_TIMER, PERIODIC | u64::from(vector));
         set(apic::TIMER_INITIAL, counts.clamp(10_000, 0xffff_ffff));
-        time::wait(1000);
+        time::wait(WINDOW_MS);
         set(apic::LVT_TIMER, MASKED);
         set(apic::TIMER_INITIAL, 0);
         (interrupts::count(vector) - before, faults)

@@ -2,7 +2,7 @@
 //!
 //! **What.** `NAME [calm]`: with `calm`, the same without the step that attacks. Text goes to the first serial line:
 //! `attack NAME: key=value ...`, and in the end `attack NAME: done`; then the machine is switched off. What was measured is
-//! between two writes to port 0xe0, of 1 and of 2. Without a hypervisor all but e2 end, too.
+//! between two writes to port 0xe0, of 1 and of 2. Windows are longer than a second.
 //!
 //! **Who.** `exitless-hv`'s tests. The hypervisor delivers the vectors 0x31, 0x41 and 0x61 directly, and has class 0xf.
 //!
@@ -10,13 +10,20 @@
 #![no_std]
 #![no_main]
 
+mod config;
+mod delivery;
 mod device;
 mod gates;
+mod instructions;
 mod interrupts;
 mod ipi;
 mod local;
 mod mask;
+mod modes;
 mod nvme;
+mod pins;
+mod ports;
+mod service;
 mod tables;
 mod time;
 
@@ -29,32 +36,75 @@ use bare::text::{COM1, Output};
 type Payload = fn(&Run);
 
 /// All of them, by name.
-const ATTACKS: [(&str, Payload); 18] = [
+const PAYLOADS: &[(&str, Payload)] = &[
     ("e1", ipi::e1),
+    ("e1stack", delivery::e1stack),
+    ("e1gate", delivery::e1gate),
+    ("e1tables", delivery::e1tables),
     ("e2", mask::e2),
     ("e2shadow", mask::e2shadow),
+    ("e2halt", mask::e2halt),
+    ("e2turns", mask::e2turns),
+    ("e2phase", mask::e2phase),
     ("e3", gates::e3),
-    ("e4", mask::e4),
+    ("e4", service::e4),
+    ("e4turns", service::e4turns),
     ("e5", ipi::e5),
     ("e6", ipi::e6),
     ("e7", mask::e7),
     ("e7tpr", mask::e7tpr),
     ("gate", gates::gate),
+    ("level_pin", pins::level_pin),
+    ("level_message", device::level_message),
+    ("broadcast_pin", pins::broadcast_pin),
+    ("broadcast_message", device::broadcast_message),
+    ("broadcast_beat", pins::broadcast_beat),
     ("e8init", local::e8init),
     ("e8nmi", local::e8nmi),
     ("e8memory", local::e8memory),
     ("e9lint0", local::e9lint0),
     ("e9timer", local::e9timer),
+    ("period", local::period),
     ("e10vector", device::e10vector),
     ("e10cpu", device::e10cpu),
+    ("class_self", service::class_self),
+    ("class_lvt", service::class_lvt),
+    ("smi", ports::smi),
+    ("fastreset", ports::fastreset),
+    ("resetport", ports::resetport),
+    ("a20", ports::a20),
+    ("kbd", ports::kbd),
+    ("fwcfg", ports::fwcfg),
+    ("poweroff", ports::poweroff),
+    ("ecam", config::ecam),
+    ("bar", device::bar),
+    ("powerbase", config::powerbase),
+    ("otherdevice", config::otherdevice),
+    ("db", instructions::db),
+    ("fixed", instructions::fixed),
+    ("invd", instructions::invd),
+    ("mwait", instructions::mwait),
+    ("msr_debugctl", instructions::msr_debugctl),
+    ("msr_syscfg", instructions::msr_syscfg),
+    ("msr_mtrr", instructions::msr_mtrr),
+    ("msr_tsc", instructions::msr_tsc),
+    ("modes_efer", modes::modes_efer),
+    ("modes_compat", modes::modes_compat),
+    ("legacy", modes::legacy),
+    ("triple", delivery::triple),
+    ("longhandler", service::longhandler),
+    ("busyhandler", service::busyhandler),
     ("moved", ipi::moved),
 ];
 
+/// The shortest window, milliseconds.
+pub const WINDOW_MS: u64 = 1100;
 /// Where the measured window is marked.
 const MARK: u16 = 0xe0;
 /// Where QEMU's q35 is switched off, and by what.
-const POWER: u16 = 0x604;
-const POWER_OFF: u16 = 0x2000;
+pub const POWER: u16 = 0x604;
+/// See [`POWER`].
+pub const POWER_OFF: u16 = 0x2000;
 
 /// What is run.
 pub struct Run {
@@ -109,7 +159,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     let information = unsafe { bare::multiboot::Information::new(information) };
     let mut words = information.command_line().split_ascii_whitespace().skip(1);
     let name = words.next().unwrap_or("");
-    let Some((name, payload)) = ATTACKS.iter().find(|(known, _)| *known == name) else {
+    let Some((name, payload)) = PAYLOADS.iter().find(|(known, _)| *known == name) else {
         print(format_args!("attacks: no payload \"{name}\""));
         end()
     };

@@ -96,10 +96,10 @@ impl Nvme {
     }
 
     /// Sets the first MSI-X entry, and unmasks it. The table is written by plain 32-bit moves only.
-    pub fn set_interrupt(&self, apic: u32, vector: u8) {
-        poke(self.entry, 0xfee0_0000 | apic << 12);
+    pub fn set_interrupt(&self, address: u32, data: u32) {
+        poke(self.entry, address);
         poke(self.entry + 4, 0);
-        poke(self.entry + 8, u32::from(vector));
+        poke(self.entry + 8, data);
         poke(self.entry + 12, 0);
         self.set_msix(MSIX_ENABLE);
     }
@@ -116,8 +116,24 @@ impl Nvme {
         unsafe { pci::write(self.function, self.capability, others | switches) }
     }
 
-    /// Identifies the controller. Returns whether it did, within a second.
-    pub fn identify(&mut self) -> bool {
+    /// Where its registers are.
+    pub fn place(&self) -> u64 {
+        self.registers
+    }
+
+    /// Moves its registers, and what is in the same window, by its first BAR.
+    pub fn move_to(&mut self, place: u64) {
+        const BAR: u8 = 0x10;
+        for (register, half) in [(BAR, place as u32), (BAR + 4, (place >> 32) as u32)] {
+            // SAFETY: what is there is no memory; the driver reaches its registers nowhere else from now on.
+            unsafe { pci::write(self.function, register, half) }
+        }
+        self.entry = self.entry - self.registers + place;
+        self.registers = place;
+    }
+
+    /// Identifies the controller. Returns whether it did, within these milliseconds.
+    pub fn identify(&mut self, milliseconds: u64) -> bool {
         let (index, round) = (self.commands % ENTRIES, self.commands / ENTRIES);
         let words = [
             IDENTIFY | u64::from(index) << 16,
@@ -140,7 +156,7 @@ impl Nvme {
         // The last word of a completion: in bits 32 to 47 the command, then the phase, which is 1 in the first round.
         let last = || COMPLETIONS.get(2 * index as usize + 1);
         let is_done = || last() >> 48 & 1 == u64::from(round + 1) & 1;
-        if !time::until(1000, is_done) {
+        if !time::until(milliseconds, is_done) {
             return false;
         }
         let is_good = last() >> 49 == 0 && last() >> 32 & 0xffff == u64::from(index);

@@ -55,3 +55,36 @@ attacks_wrmsr_here:
 attacks_wrmsr_refused:
   xorl %eax, %eax
   ret
+
+# u32 attacks_attempt(void (*code)(void *), void *argument): 0, or 1 + the vector of the exception that ended it. The handler of an
+# exception goes on at the second label, with that stack, while there is one.
+.global attacks_attempt, attacks_attempt_ended, attacks_attempt_stack
+attacks_attempt:
+  pushq %rbx
+  pushq %rbp
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  subq $8, %rsp
+  movq %rsp, attacks_attempt_stack(%rip)
+  movq %rdi, %rax
+  movq %rsi, %rdi
+  call *%rax
+  xorl %eax, %eax
+attacks_attempt_ended:
+  movq $0, attacks_attempt_stack(%rip)
+  addq $8, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbp
+  popq %rbx
+  ret
+
+.data
+.balign 8
+attacks_attempt_stack:
+  .quad 0
+.text

@@ -84,6 +84,8 @@ const STATE: u64 = 2048;
 const STATE_LEN: u64 = 104;
 /// Its selector.
 const STATE_SELECTOR: u16 = 24;
+/// The selector of 32-bit code: the last.
+pub const CODE_32: u64 = 40;
 
 unsafe extern "C" {
     /// The third level of the tables that boot.s makes.
@@ -128,6 +130,7 @@ pub unsafe fn init() {
     let low = (state & 0xff_ffff) << 16 | (state >> 24 & 0xff) << 56;
     SEGMENTS.set(3, low | 0x89 << 40 | (STATE_LEN - 1));
     SEGMENTS.set(4, state >> 32);
+    SEGMENTS.set(CODE_32 as usize / 8, 0x00cf_9b00_0000_ffff);
     for index in 0..STACKS_LEN {
         // The stacks' addresses begin at offset 36, which is odd: low half, high half (it is 0: the image is low).
         let top = STACKS[2 * index].address() + 2 * PAGE as u64;
@@ -142,7 +145,7 @@ pub unsafe fn init() {
         asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack));
         load(
             &SEGMENTS,
-            STATE_SELECTOR + 15,
+            CODE_32 as u16 + 7,
             |at| asm!("lgdt [{}]", in(reg) at, options(nostack)),
         );
         asm!("ltr {0:x}", in(reg) STATE_SELECTOR, options(nostack));
@@ -154,11 +157,15 @@ pub unsafe fn init() {
     }
 }
 
-/// Calls with the address of a table's limit and address, as LGDT and LIDT read it.
 fn load(page: &Page, limit: u16, instruction: impl FnOnce(*const u8)) {
+    load_at(page.address(), limit, instruction);
+}
+
+/// Calls with the address of a table's limit and address, as LGDT and LIDT read it.
+fn load_at(address: u64, limit: u16, instruction: impl FnOnce(*const u8)) {
     let mut operand = [0; 10];
     operand[..2].copy_from_slice(&limit.to_le_bytes());
-    operand[2..].copy_from_slice(&page.address().to_le_bytes());
+    operand[2..].copy_from_slice(&address.to_le_bytes());
     instruction(operand.as_ptr());
 }
 
@@ -167,6 +174,62 @@ fn set_gate(table: &Page, vector: usize, number: usize) {
     let low = handler & 0xffff | (handler >> 16 & 0xffff) << 48;
     table.set(2 * vector + 1, handler >> 32);
     table.set(2 * vector, GATE | (stack(vector) as u64) << 32 | low);
+}
+
+/// Makes the stack of exceptions another one, which ends at `top`.
+pub fn set_exceptions_stack(top: u64) {
+    let at = (STATE as usize + 36 + 8 * (stack(6) - 1)) / 8;
+    SEGMENTS.set(at, SEGMENTS.get(at) & 0xffff_ffff | top << 32);
+    SEGMENTS.set(at + 1, SEGMENTS.get(at + 1) & !0xffff_ffff | top >> 32);
+}
+
+/// The end of the stack of exceptions, as it is at first.
+pub fn exceptions_stack() -> u64 {
+    STACKS[2 * (stack(6) - 1)].address() + 2 * PAGE as u64
+}
+
+/// Loads an interrupt table from another address; the own one's is [`own_table`]. A short limit leaves no gate.
+pub fn load_interrupts(address: u64, limit: u16) {
+    load_at(
+        address,
+        limit,
+        // SAFETY: what becomes of the guest is the caller's purpose.
+        |at| unsafe { asm!("lidt [{}]", in(reg) at, options(nostack)) },
+    );
+}
+
+/// The address of the own interrupt table.
+pub fn own_table() -> u64 {
+    OWN.address()
+}
+
+/// Where the page table entry of the own interrupt table is, and its value.
+pub fn own_slot() -> (u64, u64) {
+    let index = (OWN.address() >> 12) as usize % 512;
+    (TABLE.address() + 8 * index as u64, TABLE.get(index))
+}
+
+/// The page directory of the first GiB, and the root of the page tables.
+pub fn directory() -> u64 {
+    DIRECTORY.address()
+}
+
+/// See [`directory`].
+pub fn root() -> u64 {
+    let root;
+    // SAFETY: reading it changes nothing.
+    unsafe { asm!("mov {}, cr3", out(reg) root, options(nomem, nostack, preserves_flags)) }
+    root
+}
+
+/// A virtual address whose page table is at the physical `table`.
+pub fn map_through(table: u64) -> u64 {
+    const INDEX: usize = 256;
+    DIRECTORY.set(INDEX, table | MAPPED);
+    let address = (INDEX as u64) << 21;
+    // SAFETY: nothing uses the 2 MiB.
+    unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) }
+    address
 }
 
 /// Makes a gate of the own table present, or not.

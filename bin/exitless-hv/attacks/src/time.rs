@@ -16,16 +16,24 @@ const READS_MAX: u32 = 5_000_000;
 /// Cycles in a millisecond; until measured, those of 1 GHz.
 static CYCLES_PER_MS: AtomicU64 = AtomicU64::new(1_000_000);
 
-/// Measures the time-stamp counter. Returns its cycles in a millisecond, or `None` if there is no ACPI timer.
+/// Measures the time-stamp counter, three times: a busy machine may stop this one between two reads. Returns its cycles in a millisecond
+/// (the median), or `None` if there is no ACPI timer.
 pub fn calibrate() -> Option<u64> {
+    let mut found = [measure()?, measure()?, measure()?];
+    found.sort_unstable();
+    CYCLES_PER_MS.store(found[1], Relaxed);
+    Some(found[1])
+}
+
+fn measure() -> Option<u64> {
     // SAFETY: reading the timer changes nothing.
     let ticks = || unsafe { port::in32(ACPI_TIMER) } & TICKS_MASK;
     let (first, start) = (ticks(), cycles());
-    let is_over = |_: &u32| ticks().wrapping_sub(first) & TICKS_MASK >= TICKS_20_MS;
-    (0..READS_MAX).find(is_over)?;
-    let per_ms = ((cycles() - start) / 20).max(1);
-    CYCLES_PER_MS.store(per_ms, Relaxed);
-    Some(per_ms)
+    let elapsed = || ticks().wrapping_sub(first) & TICKS_MASK;
+    let elapsed = (0..READS_MAX)
+        .map(|_| elapsed())
+        .find(|elapsed| *elapsed >= TICKS_20_MS)?;
+    Some(((cycles() - start) * u64::from(TICKS_20_MS) / u64::from(elapsed) / 20).max(1))
 }
 
 /// Waits until it is so, or this many milliseconds. Returns whether it is.
@@ -43,4 +51,14 @@ pub fn until(milliseconds: u64, is_so: impl Fn() -> bool) -> bool {
 /// Waits this many milliseconds.
 pub fn wait(milliseconds: u64) {
     until(milliseconds, || false);
+}
+
+/// Cycles in a millisecond.
+pub fn cycles_per_ms() -> u64 {
+    CYCLES_PER_MS.load(Relaxed)
+}
+
+/// Milliseconds since the processor started.
+pub fn now_ms() -> u64 {
+    cycles() / CYCLES_PER_MS.load(Relaxed)
 }

@@ -42,6 +42,11 @@ impl Figures {
         self.object.number(key, value);
     }
 
+    /// A figure that was set.
+    pub fn get(&self, key: &str) -> Option<f64> {
+        self.object.get(key)
+    }
+
     /// A line for people.
     pub fn say(&mut self, line: &str) {
         println!("{line}");
@@ -162,7 +167,6 @@ impl Figures {
             );
         }
         for (sum, value) in [
-            ("unattributed_exits", run.unattributed()),
             ("direct_mode_device_exits", run.direct_exits),
             ("interrupts_lost_or_double", run.lost_or_double()),
         ] {

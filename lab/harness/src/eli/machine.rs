@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ pub struct Ran {
     pub log: String,
     /// It ended by itself.
     pub ended: bool,
+    /// The emulator itself did not end well: what it said last.
+    pub failure: Option<String>,
 }
 
 impl Machine {
@@ -157,13 +159,17 @@ impl Machine {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(fs::File::create(&stderr).context("a file for QEMU's messages")?);
         let child = command.spawn().context("starting QEMU")?;
-        let ended = wait(child, run.limit)?;
+        let status = wait(child, run.limit)?;
         let read =
             |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let ran = Ran {
             console: read(&console).unwrap_or_default(),
             log: read(&log).unwrap_or_default(),
-            ended,
+            ended: status.is_some(),
+            failure: status.filter(|status| !status.success()).map(|status| {
+                let said = read(&stderr).unwrap_or_default();
+                format!("{status}: {}", said.lines().last().unwrap_or_default())
+            }),
         };
         if ran.log.is_empty() {
             bail!(
@@ -223,20 +229,22 @@ fn with_path(option: &str, path: &Path) -> OsString {
     text
 }
 
-/// Whether it ended before its time; a busy machine gives it more.
-fn wait(mut child: Child, limit: Duration) -> Result<bool> {
+/// How it ended, if it did before its time; a busy machine gives it more.
+fn wait(mut child: Child, limit: Duration) -> Result<Option<ExitStatus>> {
     const STEP: Duration = Duration::from_millis(20);
     let mut limit = Limit::new(limit);
-    while child.try_wait().context("waiting for QEMU")?.is_none() {
+    loop {
+        if let Some(status) = child.try_wait().context("waiting for QEMU")? {
+            return Ok(Some(status));
+        }
         let Some(step) = limit.step() else {
             // Only a machine that hangs is ended so, and it has nothing to save.
             child.kill().context("ending QEMU")?;
             child.wait().context("waiting for QEMU")?;
-            return Ok(false);
+            return Ok(None);
         };
         thread::sleep(step.min(STEP));
     }
-    Ok(true)
 }
 
 impl Ran {
@@ -283,6 +291,21 @@ impl Report {
     /// A count; what the hypervisor did not see it leaves out.
     pub fn count(&self, key: &str) -> u64 {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// A count, if it is there.
+    pub fn find(&self, key: &str) -> Option<u64> {
+        self.0.get(key).and_then(Value::as_u64)
+    }
+
+    /// Whether there is such a count.
+    pub fn has(&self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// Whether it is of this kind.
+    pub fn is(&self, kind: &str) -> bool {
+        self.0.get("report").and_then(Value::as_str) == Some(kind)
     }
 
     /// Exits on this account, by kind.

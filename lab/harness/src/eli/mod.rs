@@ -19,7 +19,6 @@ use std::time::Instant;
 use anyhow::Result;
 use lab::packages::Version;
 
-use attacks::{ATTACKS, Attack, CONFORMANCE, Outcome, Way};
 use figures::{Figures, round};
 use machine::Machine;
 use modes::{Mode, Work};
@@ -37,11 +36,13 @@ Examples:
     exitless-lab eli --mode eli
   Both kernels, rates, what moves vectors about, and the attacks (`make eli`):
     exitless-lab eli --all --reads 20000
-  The attacks alone, each 5 times without its defence and 5 times with it:
-    exitless-lab eli --attacks")]
+  The attacks alone, in each mode without their defences, with them, and calm:
+    exitless-lab eli --attacks
+  One of them:
+    exitless-lab eli --attacks --attack e3 --mode eli")]
 pub struct EliArgs {
     /// Only these modes.
-    #[arg(long, value_enum, value_delimiter = ',', conflicts_with_all = ["attacks", "soak"])]
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "soak")]
     mode: Vec<Mode>,
     /// Everything: Linux 6.12 as well, exits by rate, interrupts to oneself, unbinding, resets, attacks.
     #[arg(long)]
@@ -49,17 +50,20 @@ pub struct EliArgs {
     /// The attacks alone.
     #[arg(long, conflicts_with = "all")]
     attacks: bool,
-    /// Modes, three attacks and what is refused, shortly: what `make test` runs.
+    /// Only these of them.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "attacks")]
+    attack: Vec<String>,
+    /// Modes, four attacks and what is refused, shortly: what `make test` runs.
     #[arg(long, conflicts_with_all = ["all", "attacks"])]
     quick: bool,
-    /// Twenty rounds of the modes and of three attacks, and 200,000 interrupts: what `make eli-soak` runs.
+    /// Twenty rounds of the modes, each attack five times, and 200,000 interrupts: what `make eli-soak` runs.
     #[arg(long, conflicts_with_all = ["all", "attacks", "quick"])]
     soak: bool,
     /// Verified reads of 4 KiB in each mode.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(100..=200_000))]
     reads: u64,
-    /// How often each attack is run, with its defence and without.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// How often each attack is run in each mode, without its defences, with them, and calm.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     times: u32,
     /// Series of the guest's kernel, for example 6.12 [default: the distribution's]
     #[arg(long, value_name = "SERIES")]
@@ -74,8 +78,10 @@ pub struct EliArgs {
 
 /// The second kernel of `--all`.
 const OTHER: Version = Version::new(6, 12);
-/// Attacks of `--quick` and `--soak`.
-const QUICK: [&str; 3] = ["e3", "e6", "gate"];
+/// Attacks of `--quick`, in mode `eli`.
+const QUICK: [&str; 4] = ["e1stack", "e3", "e2turns", "broadcast_pin"];
+/// How often each attack is run by `--soak`.
+const SOAK_TIMES: u32 = 5;
 /// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the mode and not of luck.
 const QUICK_READS: u64 = 10_000;
 /// Computed before each read, µs: points of the thesis's Figures 3.5 and 3.6.
@@ -112,17 +118,21 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             refusals(&machine, &mut figures);
         }
         if args.all || args.attacks || args.quick {
-            conformance(&machine, &mut figures);
+            attacks::check_judges(&mut figures);
         }
         if args.all || args.attacks {
-            attack(&machine, &ATTACKS, args.times, &mut figures);
+            let modes = if args.mode.is_empty() {
+                &Mode::ALL[..]
+            } else {
+                &args.mode
+            };
+            let names: Vec<&str> = args.attack.iter().map(String::as_str).collect();
+            attacks::honest(&machine, &names, modes, &mut figures);
+            attacks::attack(&machine, &names, modes, args.times, &mut figures);
         }
         if args.quick {
-            let some: Vec<&Attack> = ATTACKS
-                .iter()
-                .filter(|one| QUICK.contains(&one.name))
-                .collect();
-            attack(&machine, some, 1, &mut figures);
+            attacks::honest(&machine, &[], &[Mode::Eli], &mut figures);
+            attacks::attack(&machine, &QUICK, &[Mode::Eli], 1, &mut figures);
         }
     }
     figures.end(&args.report, start.elapsed())
@@ -187,10 +197,8 @@ fn rates(machine: &Machine, figures: &mut Figures) {
     figures
         .say("\nexits per 1,000 interrupts to oneself: the command itself, delivery, completion");
     for mode in [Mode::Baseline, Mode::Eli] {
-        let ran = attacks::run(machine, "e1", Way::On, mode.option())
-            .and_then(|ran| ran.report("window"));
-        if let Some(window) = figures.claim_ok(&format!("e1 in mode {}", mode.option()), ran) {
-            let exits = window.sum_of("guest") - 1;
+        let exits = attacks::self_ipi_exits(machine, mode);
+        if let Some(exits) = figures.claim_ok(&format!("e1 in mode {}", mode.option()), exits) {
             figures.say(&format!("  {:<12}{exits:>10}", mode.option()));
             figures.set(
                 &format!("self_ipi_exits_per_1000_{}", mode.key()),
@@ -222,79 +230,6 @@ fn refusals(machine: &Machine, figures: &mut Figures) {
     figures.claim_ok("without a device there is injection", ran);
 }
 
-/// An honest guest gets what it is due.
-fn conformance(machine: &Machine, figures: &mut Figures) {
-    for payload in CONFORMANCE {
-        let ran = attacks::run(machine, payload, Way::On, "eli");
-        if let Some(ran) = figures.claim_ok(&format!("{payload} ran"), ran) {
-            let conforms = attacks::conforms(&ran, payload);
-            if !conforms {
-                println!("{}", ran.tail());
-            }
-            figures.claim(&format!("{payload} conforms"), conforms);
-        }
-    }
-}
-
-/// Attacks, `times` without and with the defences, and once calm.
-fn attack<'a>(
-    machine: &Machine,
-    attacks: impl IntoIterator<Item = &'a Attack>,
-    times: u32,
-    figures: &mut Figures,
-) {
-    figures.say(&format!(
-        "\nattacks of a hostile guest, each {times} times (payloads of one attack together)"
-    ));
-    let (mut total, mut contained) = (0, 0);
-    for attack in attacks {
-        let mut counts = [0; 3];
-        let mut wanted = 0;
-        for payload in attack.payloads {
-            wanted += times;
-            for (way, expected) in [
-                (Way::Off, Outcome::Succeeded),
-                (Way::On, Outcome::Contained),
-                (Way::Calm, Outcome::Contained),
-            ] {
-                let rounds = if way == Way::Calm { 1 } else { times };
-                for _ in 0..rounds {
-                    eprintln!("eli: attack {payload}, {way:?}");
-                    let is_right = |ran: &machine::Ran| match way {
-                        Way::Calm => attacks::is_done(ran),
-                        _ => attacks::judge(ran, payload) == expected,
-                    };
-                    match attacks::run(machine, payload, way, "eli") {
-                        Ok(ran) if is_right(&ran) => counts[way as usize] += 1,
-                        Ok(ran) => println!("{payload}, {way:?}: not {expected:?}\n{}", ran.tail()),
-                        Err(error) => println!("{payload}, {way:?}: {error:#}"),
-                    }
-                }
-            }
-        }
-        let [off, on, calm] = counts;
-        total += 1;
-        let calm_wanted = attack.payloads.len() as u32;
-        let holds = off == wanted && on == wanted && calm == calm_wanted;
-        contained += u32::from(holds);
-        figures.say(&format!(
-            "  {:<6}{off:>3} of {wanted} succeeded undefended, {on:>3} of {wanted} contained: {}",
-            attack.name, attack.what
-        ));
-        figures.set(&format!("attack_{}_off", attack.name), f64::from(off));
-        figures.set(&format!("attack_{}_on", attack.name), f64::from(on));
-        figures.claim(
-            &format!(
-                "attack {}: undefended it succeeds, defended it does not, calm it ends",
-                attack.name
-            ),
-            holds,
-        );
-    }
-    figures.set("attacks_total", f64::from(total));
-    figures.set("attacks_contained", f64::from(contained));
-}
-
 /// Twenty rounds, and 200,000 interrupts in one.
 fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
     const ROUNDS: u32 = 20;
@@ -313,12 +248,10 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
             })
             .collect();
         figures.modes(machine.kernel(), &format!("_round_{round}"), &runs);
-        let some: Vec<&Attack> = ATTACKS
-            .iter()
-            .filter(|one| QUICK.contains(&one.name))
-            .collect();
-        attack(machine, some, 1, figures);
     }
+    attacks::check_judges(figures);
+    attacks::honest(machine, &[], &Mode::ALL, figures);
+    attacks::attack(machine, &[], &Mode::ALL, SOAK_TIMES, figures);
     let long = Work {
         reads: 200_000,
         pause_us: 0,

@@ -85,14 +85,8 @@ pub struct Figures {
     pub watchdog: u64,
     /// All.
     pub exits: u64,
-    /// VMRUNs.
-    pub runs: u64,
-    /// Device interrupts caught; injected; ended with an exit after direct delivery, where completion exits.
+    /// Device interrupts caught.
     pub caught: u64,
-    /// See `caught`.
-    pub injected: u64,
-    /// See `caught`.
-    pub completed: u64,
     /// Exits of assigned vectors in direct mode.
     pub direct_exits: u64,
     /// Timer interrupts that the host saw.
@@ -128,17 +122,6 @@ impl Figures {
     /// Interrupts lost, or taken twice.
     pub const fn lost_or_double(&self) -> u64 {
         self.interrupts.abs_diff(self.asked)
-    }
-
-    /// VMRUNs that no kind of exit accounts for, and interrupts that no way of delivery does: what was not delivered directly was
-    /// caught and injected.
-    pub fn unattributed(&self) -> u64 {
-        // Where completion exits, each interrupt is seen: caught, or ended after direct delivery.
-        let unseen = match self.mode {
-            Mode::Baseline | Mode::Delivery => self.reads.abs_diff(self.caught + self.completed),
-            Mode::Eli | Mode::EliTimer => 0,
-        };
-        self.runs.abs_diff(self.exits) + self.caught.abs_diff(self.injected) + unseen
     }
 }
 
@@ -184,10 +167,7 @@ fn figures(mode: Mode, reads: u64, interrupts: u64, asked: u64, window: &Report)
         timer: window.sum_of("timer"),
         watchdog: window.sum_of("watchdog"),
         exits: window.count("exits"),
-        runs: window.count("runs"),
         caught: window.count("device_caught"),
-        injected: window.count("device_injected"),
-        completed: window.count("device_completed"),
         direct_exits: window.count("device_exits_direct"),
         ticks: window.count("timer_caught"),
         in_guest: window.count("guest_cycles") as f64 / window.count("cycles").max(1) as f64,

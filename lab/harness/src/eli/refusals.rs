@@ -98,6 +98,6 @@ pub fn without_device(machine: &Machine) -> Result<()> {
         "{}",
         ran.tail()
     );
-    ensure!(super::attacks::conforms(&ran, "e1"), "{}", ran.tail());
+    ensure!(super::attacks::is_well(&ran, "e1"), "{}", ran.tail());
     Ok(())
 }

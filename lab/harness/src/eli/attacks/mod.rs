@@ -1,0 +1,338 @@
+//! The hostile guest: each attack without its defences, where it must succeed, with them, where it must not, and calm, in all modes.
+//!
+//! `table` is what is run, `judge` what came of it, `planted` the bad runs that each judge must refuse.
+
+mod judge;
+mod planted;
+mod table;
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Result;
+use eli::surface;
+
+use super::figures::{Figures, round};
+use super::machine::{CPU, Guest, Machine, Ran, Run};
+use super::modes::Mode;
+use judge::{Outcome, TICK, WATCHDOG, regain_periods};
+use table::{ATTACKS, Attack, HONEST};
+
+/// How a payload is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its own defences are left out.
+    Off,
+    /// All are on.
+    On,
+    /// All are on, and it does not attack.
+    Calm,
+}
+
+/// One run.
+struct Case<'a> {
+    payload: &'a str,
+    way: Way,
+    mode: Mode,
+    /// The switch of the defences.
+    defend: String,
+    nvme: bool,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            payload, way, mode, ..
+        } = self;
+        write!(f, "{payload}, {way:?}, mode {}", mode.option())
+    }
+}
+
+/// A run that does not end by itself ends then, ms: more than two windows, and the start.
+const UNTIL: u64 = 4500;
+/// Those that spin: more than one.
+const SPINNING: u64 = 2000;
+/// After the guest's end the host goes on, ms: a window.
+const LINGER: u64 = 1100;
+
+impl Case<'_> {
+    fn run(&self, machine: &Machine) -> Result<Ran> {
+        eprintln!("eli: {self}");
+        let line = match self.way {
+            Way::Calm => format!("{} calm", self.payload),
+            Way::Off | Way::On => self.payload.to_owned(),
+        };
+        let spins = ATTACKS.iter().any(|attack| {
+            attack.name == self.payload && (attack.spins || attack.name.starts_with("e1"))
+        });
+        // Where it ends by itself, the rest is no time of its own.
+        let ends =
+            !matches!(self.payload, "triple" | "poweroff") && !self.payload.starts_with("e1");
+        let linger = if ends || self.way == Way::Calm {
+            0
+        } else {
+            LINGER
+        };
+        let until = match (spins, self.way) {
+            (true, Way::Off | Way::On) => SPINNING + linger,
+            _ => UNTIL,
+        };
+        machine.run(&Run {
+            options: format!(
+                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until}",
+                self.mode.option(),
+                self.defend
+            ),
+            guest: Guest::Attack(&line),
+            cpu: CPU,
+            nvme: self.nvme,
+            cpus: 2,
+            limit: Duration::from_secs(20),
+        })
+    }
+}
+
+/// Exits for 1,000 interrupts to oneself.
+pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
+    let case = Case {
+        payload: "e1",
+        way: Way::On,
+        mode,
+        defend: "on".to_owned(),
+        nvme: false,
+    };
+    let window = case.run(machine)?.report("window")?;
+    // The marker that ends the window is the measurement's own.
+    Ok(window.sum_of("guest") - 1)
+}
+
+/// Whether an honest payload got what it is due.
+pub fn is_well(ran: &Ran, name: &str) -> bool {
+    let payload = HONEST.iter().find(|payload| payload.name == name);
+    payload.is_some_and(|payload| judge::honest(payload, ran, None).is_ok())
+}
+
+/// Shows the judges what they must refuse.
+pub fn check_judges(figures: &mut Figures) {
+    let (planted, refused, wrong) = planted::check();
+    for what in &wrong {
+        println!("planted, {what}");
+    }
+    figures.set("planted_runs", f64::from(planted));
+    figures.set("planted_runs_refused", f64::from(refused));
+    figures.claim(
+        &format!("{refused} of {planted} planted runs are refused"),
+        wrong.is_empty(),
+    );
+    figures.set("surface_rows", surface::ROWS.len() as f64);
+    figures.set("surface_rows_tested", surface::tested() as f64);
+}
+
+/// An honest guest gets what it is due: these payloads (all without any), in these modes.
+pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut Figures) {
+    let mut returns = 0;
+    for payload in HONEST {
+        if !names.is_empty() && !names.contains(&payload.name) {
+            continue;
+        }
+        for mode in modes.iter().copied() {
+            let case = |way| Case {
+                payload: payload.name,
+                way,
+                mode,
+                defend: "on".to_owned(),
+                nvme: false,
+            };
+            let calm = match payload
+                .returns
+                .then(|| case(Way::Calm).run(machine))
+                .transpose()
+            {
+                Ok(calm) => calm,
+                Err(error) => {
+                    println!("{}: {error:#}", case(Way::Calm));
+                    None
+                }
+            };
+            let what = format!(
+                "{} in mode {} gets what it is due",
+                payload.name,
+                mode.option()
+            );
+            let Some(ran) = figures.claim_ok(&what, case(Way::On).run(machine)) else {
+                continue;
+            };
+            let found = judge::honest(payload, &ran, calm.as_ref());
+            if let Err(why) = &found {
+                println!("{}: {why}\n{}", case(Way::On), ran.tail());
+            }
+            returns += u32::from(payload.returns && found.is_ok());
+            figures.claim(&what, found.is_ok());
+        }
+    }
+    figures.set("returns_to_direct", f64::from(returns));
+}
+
+/// What is counted over all attacks.
+#[derive(Default)]
+struct Sum {
+    total: u32,
+    contained: u32,
+    regain: f64,
+    foreign: u64,
+    /// Modes of attacks whose calm run regains in time, and all.
+    binding: u32,
+    modes: u32,
+}
+
+/// The attacks of these names (all without any), in these modes, `times` each way.
+pub fn attack(
+    machine: &Machine,
+    names: &[&str],
+    modes: &[Mode],
+    times: u32,
+    figures: &mut Figures,
+) {
+    figures.say(&format!(
+        "\nattacks of a hostile guest in {} modes, {times} times each: without their defences, with them, calm",
+        modes.len()
+    ));
+    let mut sum = Sum::default();
+    let wanted = |attack: &&Attack| names.is_empty() || names.contains(&attack.name);
+    for attack in ATTACKS.iter().filter(wanted) {
+        one(machine, attack, modes, times, figures, &mut sum);
+    }
+    figures.set("attacks_total", f64::from(sum.total));
+    figures.set("attacks_contained", f64::from(sum.contained));
+    figures.set("regain_periods_max", round(sum.regain));
+    figures.set("foreign_interrupts_core1", sum.foreign as f64);
+    figures.set("calm_runs_regain", f64::from(sum.binding));
+    figures.set("calm_runs", f64::from(sum.modes));
+    figures.claim(
+        &format!(
+            "{} of {} calm runs regain control within two periods, 9 of 10 at least",
+            sum.binding, sum.modes
+        ),
+        sum.binding * 10 >= sum.modes * 9,
+    );
+}
+
+/// One attack.
+fn one(
+    machine: &Machine,
+    attack: &Attack,
+    modes: &[Mode],
+    times: u32,
+    figures: &mut Figures,
+    sum: &mut Sum,
+) {
+    let mut counts = [0; 3];
+    let (mut bites, mut wanted) = (0, 0);
+    for mode in modes.iter().copied() {
+        let bites_here = attack.bites.contains(&mode);
+        bites += times * u32::from(bites_here);
+        for _ in 0..times {
+            wanted += 1;
+            let rights = round_of(machine, attack, mode, bites_here, figures, sum);
+            for (count, is_right) in counts.iter_mut().zip(rights) {
+                *count += u32::from(is_right);
+            }
+        }
+    }
+    let [off, on, calm] = counts;
+    let holds = off == wanted && on == wanted && calm == wanted;
+    sum.total += 1;
+    sum.contained += u32::from(holds);
+    let succeeded = off - (wanted - bites).min(off);
+    figures.say(&format!(
+        "  {:<18}{succeeded:>2} of {bites} succeeded without {}, {on} of {wanted} contained, {calm} calm",
+        attack.name,
+        attack.without_defences().replace('-', "")
+    ));
+    for (way, count) in [("off", succeeded), ("on", on), ("calm", calm)] {
+        figures.set(&format!("attack_{}_{way}", attack.name), f64::from(count));
+    }
+    figures.claim(
+        &format!(
+            "attack {}: without its defence it succeeds in {bites} of {wanted}, with it in none, calm it ends",
+            attack.name
+        ),
+        holds,
+    );
+}
+
+/// Calm, on, and off, beside each other. Whether each came to what it must: off, on, calm.
+fn round_of(
+    machine: &Machine,
+    attack: &Attack,
+    mode: Mode,
+    bites: bool,
+    figures: &mut Figures,
+    sum: &mut Sum,
+) -> [bool; 3] {
+    let run = |way, defend: String| {
+        let case = Case {
+            payload: attack.name,
+            way,
+            mode,
+            defend,
+            nvme: attack.nvme,
+        };
+        case.run(machine)
+            .inspect_err(|error| println!("{case}: {error:#}"))
+            .ok()
+    };
+    let on = "on".to_owned();
+    let Some(calm) = run(Way::Calm, on.clone()) else {
+        return [false; 3];
+    };
+    let is_calm = match judge::calm_is_well(&calm) {
+        Ok(()) => true,
+        Err(why) => {
+            println!(
+                "{}, calm, mode {}: {why}\n{}",
+                attack.name,
+                mode.option(),
+                calm.tail()
+            );
+            false
+        }
+    };
+    sum.modes += 1;
+    sum.binding += u32::from(regain_periods(&calm).is_some_and(|periods| periods <= 2.0));
+    let mut judged = |way, defend, wanted: &[Outcome]| {
+        let Some(ran) = run(way, defend) else {
+            return false;
+        };
+        let verdict = judge::judge(attack, &ran, &calm);
+        if way == Way::On {
+            let key = format!("regain_periods_max_{}_{}", attack.name, mode.key());
+            if let Some(periods) = regain_periods(&ran) {
+                figures.set(&key, round(figures.get(&key).unwrap_or(0.0).max(periods)));
+                sum.regain = sum.regain.max(periods);
+            }
+            sum.foreign += judge::foreign_on_other_core(&ran);
+        }
+        let is_right = wanted.contains(&verdict.outcome);
+        if !is_right {
+            println!(
+                "{}, {way:?}, mode {}: {:?}: {}\n{}",
+                attack.name,
+                mode.option(),
+                verdict.outcome,
+                verdict.why,
+                ran.tail()
+            );
+        }
+        is_right
+    };
+    let is_on = judged(Way::On, on, &[Outcome::Contained]);
+    // Where it does not bite, it need not be contained either: another defence, or the mode, has it.
+    let expected: &[Outcome] = if bites {
+        &[Outcome::Succeeded]
+    } else {
+        &[Outcome::Contained, Outcome::Unclear]
+    };
+    let is_off = judged(Way::Off, attack.without_defences(), expected);
+    [is_off, is_on, is_calm]
+}

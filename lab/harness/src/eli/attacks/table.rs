@@ -1,0 +1,231 @@
+//! What is run: each payload's sign, the modes in which it succeeds without its defences, and how it ends. What contains it is
+//! `eli::surface`'s to say.
+
+use eli::surface::{Row, row_of};
+
+use crate::eli::modes::Mode;
+
+/// By what an attack is seen to have succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// The host's ticks are fewer than this part of those of the calm run, percent.
+    Starved(u64),
+    /// The machine is gone, or stands, and its hypervisor did not say why.
+    Gone,
+    /// The emulator itself ended.
+    Emulator,
+    /// The other core says that the first does not exit any more.
+    Lost,
+    /// The hypervisor stopped, with this in its log.
+    Stopped(&'static str),
+    /// The payload says a number above 0 of this name.
+    Said(&'static str),
+    /// More of the host's ticks were taken than made.
+    Forged,
+    /// More NMIs than the watchdog's.
+    ForgedNmi,
+    /// Interrupts, NMIs, or beats that were none, on the other core.
+    OtherCore,
+    /// The other core's beats stopped.
+    OtherCoreStopped,
+    /// The payload's lower vector was never acknowledged.
+    Blocked,
+    /// Instructions reached the processor: fewer of these exits than the payload ran of them.
+    Reached(&'static str),
+    /// The other core's work ended with the guest.
+    Ended,
+}
+
+/// A payload that attacks.
+#[derive(Clone, Copy, Debug)]
+pub struct Attack {
+    /// Its name.
+    pub name: &'static str,
+    /// See [`Sign`].
+    pub sign: Sign,
+    /// Modes in which it succeeds without its defences.
+    pub bites: &'static [Mode],
+    /// It needs the controller.
+    pub nvme: bool,
+    /// Contained, it still does not end by itself.
+    pub spins: bool,
+}
+
+const ALL: &[Mode] = &Mode::ALL;
+/// Modes with direct delivery.
+const DIRECT: &[Mode] = &[Mode::Delivery, Mode::Eli, Mode::EliTimer];
+
+const fn attack(name: &'static str, sign: Sign, bites: &'static [Mode]) -> Attack {
+    Attack {
+        name,
+        sign,
+        bites,
+        nvme: false,
+        spins: false,
+    }
+}
+
+impl Attack {
+    const fn spins(self) -> Self {
+        Self {
+            spins: true,
+            ..self
+        }
+    }
+
+    const fn with_nvme(self) -> Self {
+        Self { nvme: true, ..self }
+    }
+
+    /// Its row.
+    pub fn row(&self) -> &'static Row {
+        row_of(self.name).expect("every attack tests a row (a test of this module)")
+    }
+
+    /// The value of the hypervisor's switch that leaves out what contains it, and nothing else.
+    pub fn without_defences(&self) -> String {
+        let names = self.row().defences().iter();
+        names
+            .map(|defence| format!("-{}", defence.name()))
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+}
+
+/// All of them, in the order of the surface's table.
+pub const ATTACKS: &[Attack] = &[
+    attack("e2", Sign::Lost, DIRECT).spins(),
+    attack("e2shadow", Sign::Lost, DIRECT).spins(),
+    attack("e2halt", Sign::Lost, DIRECT).spins(),
+    attack("e2turns", Sign::Starved(75), DIRECT),
+    attack("e2phase", Sign::Starved(75), DIRECT),
+    attack("e7", Sign::Starved(10), DIRECT),
+    attack("e7tpr", Sign::Starved(10), ALL),
+    attack("modes_efer", Sign::Said("stolen"), DIRECT),
+    attack("modes_compat", Sign::Said("stolen"), DIRECT),
+    attack("msr_debugctl", Sign::Reached("msr"), ALL),
+    attack("msr_syscfg", Sign::Reached("msr"), ALL),
+    attack("msr_mtrr", Sign::Reached("msr"), ALL),
+    attack("msr_tsc", Sign::Reached("msr"), ALL),
+    attack("e1stack", Sign::Starved(20), ALL),
+    attack("e1gate", Sign::Starved(20), ALL),
+    attack("e1tables", Sign::Starved(20), ALL),
+    attack("e3", Sign::Said("stolen"), DIRECT),
+    attack("e6", Sign::Forged, DIRECT),
+    attack("gate", Sign::Stopped("own absent gate"), DIRECT),
+    attack("triple", Sign::Ended, ALL),
+    attack("db", Sign::Emulator, ALL),
+    attack("invd", Sign::Reached("other"), ALL),
+    attack("mwait", Sign::Reached("other"), ALL),
+    attack("e8init", Sign::OtherCoreStopped, ALL),
+    attack("e8nmi", Sign::OtherCore, ALL),
+    attack("e8memory", Sign::OtherCore, ALL),
+    attack("class_self", Sign::Starved(10), ALL),
+    attack("e9lint0", Sign::ForgedNmi, ALL),
+    attack("e9timer", Sign::Forged, ALL),
+    attack("class_lvt", Sign::Starved(10), ALL),
+    attack("period", Sign::Starved(75), ALL),
+    attack("level_pin", Sign::Starved(10), ALL),
+    attack("broadcast_pin", Sign::OtherCore, ALL),
+    attack("broadcast_beat", Sign::OtherCore, ALL),
+    attack("level_message", Sign::Starved(10), ALL).with_nvme(),
+    attack("e10vector", Sign::Forged, ALL).with_nvme(),
+    attack("e10cpu", Sign::OtherCore, ALL).with_nvme(),
+    attack("broadcast_message", Sign::OtherCore, ALL).with_nvme(),
+    attack("e4", Sign::Blocked, DIRECT),
+    attack("e4turns", Sign::Blocked, DIRECT),
+    attack("smi", Sign::Gone, ALL),
+    attack("fastreset", Sign::Gone, ALL),
+    attack("resetport", Sign::Gone, ALL),
+    attack("kbd", Sign::Gone, ALL),
+    attack("a20", Sign::OtherCore, ALL),
+    attack("fwcfg", Sign::Gone, ALL),
+    attack("poweroff", Sign::Ended, ALL),
+    attack("ecam", Sign::Gone, ALL),
+    attack("powerbase", Sign::Gone, ALL),
+    attack("bar", Sign::OtherCore, ALL).with_nvme(),
+    attack("otherdevice", Sign::OtherCore, ALL),
+];
+
+/// A payload that is honest, what it must say, and whether it must cost no more than its calm form in its last window.
+#[derive(Clone, Copy, Debug)]
+pub struct Honest {
+    /// Its name.
+    pub name: &'static str,
+    /// A word of what it says.
+    pub says: &'static str,
+    /// Direct again within a second.
+    pub returns: bool,
+}
+
+/// All of them.
+pub const HONEST: &[Honest] = &[
+    Honest {
+        name: "legacy",
+        says: "stolen=0 after=100",
+        returns: false,
+    },
+    Honest {
+        name: "fixed",
+        says: "wrong=0b0",
+        returns: false,
+    },
+    Honest {
+        name: "e1",
+        says: "delivered=1000",
+        returns: false,
+    },
+    Honest {
+        name: "e5",
+        says: "order=41,61,31",
+        returns: false,
+    },
+    Honest {
+        name: "moved",
+        says: "ran=100",
+        returns: false,
+    },
+    Honest {
+        name: "longhandler",
+        says: "delivered=1000",
+        returns: true,
+    },
+    Honest {
+        name: "busyhandler",
+        says: "delivered=1000",
+        returns: true,
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use eli::surface::{Contained, ROWS};
+
+    use super::*;
+
+    #[test]
+    fn every_test_of_the_surface_is_run_and_no_other() {
+        let of = |is_attack: bool| -> BTreeSet<&str> {
+            ROWS.iter()
+                .filter(|row| matches!(row.contained, Contained::By(_)) == is_attack)
+                .flat_map(|row| row.tests)
+                .copied()
+                .collect()
+        };
+        let names: BTreeSet<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
+        assert_eq!(names, of(true));
+        assert_eq!(names.len(), ATTACKS.len());
+        let honest: BTreeSet<&str> = HONEST.iter().map(|honest| honest.name).collect();
+        assert_eq!(honest, of(false));
+    }
+
+    #[test]
+    fn every_attack_leaves_out_a_defence_and_bites_somewhere() {
+        for attack in ATTACKS {
+            assert!(attack.without_defences().starts_with('-'), "{attack:?}");
+            assert!(!attack.bites.is_empty());
+        }
+    }
+}
