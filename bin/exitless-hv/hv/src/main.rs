@@ -51,7 +51,7 @@ use eli::defence::Defences;
 
 use crate::acpi::Tables;
 use crate::log::say;
-use crate::memory::{Guest, OWN};
+use crate::memory::{Canary, Guest, OWN, PAGE};
 use crate::options::Options;
 use crate::pages::Pages;
 use crate::vm::Vm;
@@ -174,9 +174,11 @@ fn load(memory: &Guest, information: Information) -> loader::Start {
     let last = initrd
         .map_or(kernel.end, |initrd| initrd.end)
         .max(kernel.end);
-    if last > OWN.end {
+    if last > OWN.end - PAGE {
         refuse(&loader::Unfit::Initrd);
     }
+    // SAFETY: the modules end before it.
+    unsafe { Canary::plant() }
     say!(
         "hv: kernel of {} bytes, {:?}",
         kernel.end - kernel.start,

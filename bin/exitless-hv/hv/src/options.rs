@@ -13,8 +13,8 @@ exitless-hv: runs one guest on one core, with an assigned device's interrupts de
   defend=on|off|-NAME,...
                     what contains a hostile guest: all of it, nothing, or all but these defences, to show that they are needed (on)
   linger=MS         after the guest's end, what else runs on this machine goes on for so long (0)
-  iommu=auto|off|required
-                    the machine's IOMMU keeps the assigned device to the guest's memory: if there is one, not at all, or nothing starts (auto)
+  iommu=auto|required
+                    without an IOMMU that keeps the assigned device to the guest's memory: the guest starts, or does not (auto)
   until=MS          ends the machine then, 0: never (0)
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
@@ -52,27 +52,6 @@ impl Mode {
     }
 }
 
-/// Use of the machine's IOMMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Iommu {
-    /// If there is one that can be used.
-    Auto,
-    /// None, to compare.
-    Off,
-    /// Or nothing starts.
-    Required,
-}
-
-impl Iommu {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Off => "off",
-            Self::Required => "required",
-        }
-    }
-}
-
 /// The command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -88,8 +67,8 @@ pub struct Options {
     pub defend: Defences,
     /// Milliseconds that the machine stays on after the guest's end.
     pub linger: u32,
-    /// Whether devices are kept to the guest's memory.
-    pub iommu: Iommu,
+    /// Without an IOMMU nothing starts.
+    pub requires_iommu: bool,
     /// Milliseconds after which the machine ends; 0: never.
     pub until: u32,
     /// Events that are still logged.
@@ -109,7 +88,7 @@ impl Options {
             assign: VectorSet::EMPTY,
             defend: Defences::ALL,
             linger: 0,
-            iommu: Iommu::Auto,
+            requires_iommu: false,
             until: 0,
             trace: 40,
         };
@@ -132,10 +111,8 @@ impl Options {
             }
             "watchdog" => self.watchdog = milliseconds()?,
             "tick" => self.tick = milliseconds()?,
-            "iommu" => {
-                let ways = [Iommu::Auto, Iommu::Off, Iommu::Required];
-                self.iommu = ways.into_iter().find(|way| way.name() == value)?;
-            }
+            "iommu" if value == "auto" => self.requires_iommu = false,
+            "iommu" if value == "required" => self.requires_iommu = true,
             "until" => self.until = value.parse().ok()?,
             "trace" => self.trace = value.parse().ok()?,
             "defend" => self.defend = Defences::parse(value)?,

@@ -47,6 +47,8 @@ const DOMAIN: u16 = 1;
 /// Why DMA is not contained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
+    /// It is left out (`defend=`).
+    NotAsked,
     /// There is none.
     None,
     /// It does not cover a function: bus << 8 | device << 3 | function.
@@ -68,6 +70,7 @@ pub enum Unfit {
 impl core::fmt::Display for Unfit {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
+            Self::NotAsked => f.write_str("it is left out"),
             Self::None => {
                 f.write_str("there is no IOMMU (QEMU: -device intel-iommu,intremap=on,eim=on)")
             }

@@ -7,6 +7,7 @@ use bare::processor;
 use super::Vm;
 use crate::log::say;
 use crate::measurement::Account;
+use crate::memory::Canary;
 use crate::report::Count;
 use crate::{core1, host, power};
 
@@ -87,6 +88,7 @@ impl Vm {
         ] {
             let _ = write!(out, "\"{key}\":{value},");
         }
+        let _ = write!(out, "\"canary\":{},", Canary::is_whole());
         let contained = self.chips.contains_dma();
         let _ = writeln!(out, "\"contained_dma\":{contained}}}");
     }

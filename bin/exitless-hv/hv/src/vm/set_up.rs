@@ -17,9 +17,8 @@ use crate::log::say;
 use crate::memory::PAGE;
 use crate::msix::Msix;
 use crate::nested::Access;
-use crate::options::Iommu;
 use crate::pages::{RBX, RSI};
-use crate::remapping::{self, Remapping};
+use crate::remapping::{self, Remapping, Unfit};
 use crate::vmcb::{self, intercept};
 use crate::{core1, host, refuse};
 
@@ -170,13 +169,12 @@ impl Vm {
         }
         let device = self.chips.msix().map(|msix| msix.function);
         let own = self.interrupts.lapic().id();
-        let started = match self.options.iommu {
-            Iommu::Off => Err(None),
+        let started = if self.defends(Defence::Dma) {
+            let memory = &self.memory;
             // SAFETY: ACPI says so, and its table and its page are hidden from the guest.
-            Iommu::Auto | Iommu::Required => unsafe {
-                let memory = &self.memory;
-                Remapping::start(&tables.remapping, pages, memory, device, own).map_err(Some)
-            },
+            unsafe { Remapping::start(&tables.remapping, pages, memory, device, own) }
+        } else {
+            Err(Unfit::NotAsked)
         };
         match started {
             Ok(unit) => {
@@ -185,14 +183,11 @@ impl Vm {
                 );
                 self.chips.add_remapping(unit);
             }
-            Err(Some(why)) if self.options.iommu == Iommu::Required => refuse(&why),
+            Err(why) if self.options.requires_iommu => refuse(&why),
             Err(why) => {
-                match why {
-                    Some(why) => say!("hv: contained_dma=false: {why}"),
-                    None => say!("hv: contained_dma=false: iommu=off"),
-                }
+                say!("hv: contained_dma=false: {why}");
                 say!(
-                    "hv: a device reaches all memory, this one too: a hostile guest is NOT contained"
+                    "hv: the device reaches all memory, this too: a hostile guest is NOT contained"
                 );
             }
         }
