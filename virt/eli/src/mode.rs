@@ -142,10 +142,10 @@ pub struct Core {
     spurious: Vector,
     /// A shadow of the guest's table stands.
     engaged: bool,
-    /// The guest held a vector too long: no direct mode any more.
-    fallen: bool,
-    /// It masks interrupts for too long: none while it does.
+    /// The guest delays the host's interrupts by masking: no direct mode until it is resumed.
     suspended: bool,
+    /// What the guest had in service was ended for it, or it was suspended, and it has not been in direct mode since.
+    away: bool,
     assigned: VectorSet,
     guest_limit: u32,
     task_priority: u8,
@@ -177,8 +177,8 @@ impl Core {
             aliases: Aliases::default(),
             spurious: SPURIOUS,
             engaged: false,
-            fallen: false,
             suspended: false,
+            away: false,
             assigned: VectorSet::EMPTY,
             guest_limit: 0,
             task_priority: 0,
@@ -285,29 +285,47 @@ impl Core {
         &self.counts
     }
 
-    /// No direct mode from now on: what is in service at the real local APIC, `real`, is virtual from here, and ended there; how
-    /// many EOIs that takes now.
+    /// Whether something of the guest's is in service at the real local APIC, which has `real`, and none of it waits for the guest
+    /// virtually.
+    #[must_use]
+    pub fn is_held(&self, real: VectorSet) -> bool {
+        !real.without(self.owed).is_empty()
+    }
+
+    /// What is in service at the real local APIC, `real`, is virtual from here, and ended there; how many EOIs that takes now. There is
+    /// no direct mode until the guest has ended it.
     ///
-    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they come after all. What stands
+    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they come after all. What is in service
     /// below a level-triggered one that waits for the guest is ended with that one.
     pub fn fall_back(&mut self, mut real: VectorSet) -> u8 {
-        self.fallen = true;
+        self.away = true;
+        self.counts.forced += 1;
         let guests = real.without(self.owed);
         self.in_service = self.in_service.union(guests);
         self.owed = self.owed.union(guests);
         self.over = self.over.union(guests);
-        let eois = match real.highest() {
+        match real.highest() {
             Some(highest) if self.over.contains(highest) => self.end(&mut real),
             _ => 0,
-        };
-        self.counts.forced += u64::from(eois);
-        eois
+        }
     }
 
-    /// No direct mode until the guest takes interrupts.
+    /// No direct mode until [`resume`](Self::resume).
     pub fn suspend(&mut self) {
         self.suspended = true;
+        self.away = true;
         self.counts.suspended += 1;
+    }
+
+    /// Direct mode again, when nothing is virtual.
+    pub fn resume(&mut self) {
+        self.suspended = false;
+    }
+
+    /// Whether it is suspended.
+    #[must_use]
+    pub const fn is_suspended(&self) -> bool {
+        self.suspended
     }
 
     /// The guest's task priority (CR8 is its upper half); what the real register gets.
@@ -479,8 +497,6 @@ impl Core {
 
     /// How the guest runs next, with `real` in service at the real local APIC.
     pub fn plan(&mut self, cpu: Cpu, real: VectorSet) -> Plan {
-        // Not in the shadow of an STI, behind which a CLI may stand.
-        self.suspended &= !cpu.interrupts || cpu.shadow;
         let direct = self.may_be_direct() && !cpu.stepping && !self.opens_now(cpu);
         let mut plan = Plan {
             direct,
@@ -504,6 +520,8 @@ impl Core {
             None => self.injected.filter(|_| cpu.event && !direct),
         };
         self.counts.entries_direct += u64::from(direct);
+        self.counts.returned += u64::from(direct && self.away);
+        self.away &= !direct;
         self.last = plan;
         plan
     }
@@ -514,7 +532,7 @@ impl Core {
             && self.requested.is_empty()
             && self.in_service.is_empty()
             && self.owed.is_empty();
-        self.ways.delivery && self.engaged && !self.fallen && !self.suspended && quiet
+        self.ways.delivery && self.engaged && !self.suspended && quiet
     }
 
     /// The entry begins with an INT instruction's event, whose gate must stay open for it.

@@ -1,76 +1,198 @@
-//! Findings of an unmaskable tick, and their consequences (§3.7.2).
+//! Findings about a guest that keeps the processor in direct mode, and their consequences (§3.7.2).
 //!
 //! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or with an assigned vector in
-//! service for ever, which blocks all of its class and below. Only an interrupt that cannot be masked still exits.
+//! service for ever, which blocks all of its class and below. Only an interrupt that cannot be masked still exits, the watchdog's. It
+//! lets in what waits for the host, so that the host's interrupts are never later than the watchdog's period; and it looks at what is
+//! in service ([`Service`]).
+//!
+//! No finding is for good. [`Masking`] counts those that harm the host, a tick of its own that waits ([`Ticks`]), at moments that no
+//! guest can keep clear of ([`Samples`]).
 
-use crate::Vector;
-
-/// Ticks in a row, at which each finds the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// That a vector is held in service.
-    pub held: u32,
-    /// That interrupts are masked.
-    pub masked: u32,
+/// Ticks of the watchdog in a row, each of which finds something of the guest's in service.
+///
+/// A guest that ends its interrupts is found so as well, if it spends most of its time in handlers: what follows costs it some exits,
+/// until it has ended what it is in, and nothing else.
+#[derive(Clone, Debug)]
+pub struct Service {
+    limit: u32,
+    ticks: u32,
 }
 
-impl Default for Limits {
-    /// With a tick of 20 ms: 0.2 s, and 0.1 s. The latter costs a guest a few exits that masks interrupts at five ticks by chance.
+impl Default for Service {
+    /// With a period of 20 ms: 0.2 s.
     fn default() -> Self {
-        Self {
-            held: 10,
-            masked: 5,
-        }
+        Self::new(10)
     }
 }
 
-/// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Nothing.
-    Fine,
-    /// End what is in service, and inject from now on.
-    ForceEoi(Vector),
-    /// Inject while the guest masks interrupts: those of the host's then exit all the same.
-    Inject,
-}
-
-/// What the ticks found so far.
-#[derive(Clone, Debug, Default)]
-pub struct Watchdog {
-    limits: Limits,
-    held: Option<(Vector, u32)>,
-    masked: u32,
-}
-
-impl Watchdog {
-    /// With other limits.
+impl Service {
+    /// With this many ticks.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub const fn new(limit: u32) -> Self {
+        Self { limit, ticks: 0 }
+    }
+
+    /// A tick, which finds something of the guest's in service or nothing, whichever vectors these are. Whether what is in service
+    /// is to be ended now, and virtual from here on ([`Core::fall_back`](crate::Core::fall_back)).
+    pub fn tick(&mut self, is_held: bool) -> bool {
+        self.ticks = if is_held { self.ticks + 1 } else { 0 };
+        let is_due = self.ticks >= self.limit;
+        if is_due {
+            self.ticks = 0;
+        }
+        is_due
+    }
+}
+
+/// The host's periodic tick, by a clock: when each is due.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticks {
+    start_us: u64,
+    period_us: u64,
+    /// Number of the last that was due when one was taken last.
+    taken: u64,
+}
+
+impl Ticks {
+    /// Started then, the first due a period later.
+    #[must_use]
+    pub const fn new(start_us: u64, period_us: u64) -> Self {
         Self {
-            limits,
-            ..Self::default()
+            start_us,
+            period_us: if period_us == 0 { 1 } else { period_us },
+            taken: 0,
         }
     }
 
-    /// A tick: whether the guest, in direct mode, has interrupts masked, and the highest vector of its own that is really in service.
-    pub fn tick(&mut self, masked: bool, in_service: Option<Vector>) -> Verdict {
-        self.masked = if masked { self.masked + 1 } else { 0 };
-        self.held = match (in_service, self.held) {
-            (Some(vector), Some((same, ticks))) if vector == same => Some((vector, ticks + 1)),
-            (vector, _) => vector.map(|vector| (vector, 1)),
-        };
-        if self.masked >= self.limits.masked {
-            self.masked = 0;
-            return Verdict::Inject;
+    /// One is taken, for itself and for those that have merged with it: µs since the first of them was due.
+    pub fn take(&mut self, now_us: u64) -> u64 {
+        let due_us = self.start_us + (self.taken + 1) * self.period_us;
+        // When the timer was started is known a little too late.
+        let ahead_us = self.period_us / 64;
+        let since_us = now_us.saturating_sub(self.start_us);
+        self.taken = self.taken.max((since_us + ahead_us) / self.period_us);
+        now_us.saturating_sub(due_us)
+    }
+}
+
+/// Findings that a guest in direct mode masks interrupts while a tick of the host's waits, over a sliding time.
+///
+/// Only a tick that cannot be masked finds that; a host's interrupt that is merely late may be the machine's doing. Such a tick comes
+/// from the watchdog, which a guest can foresee, and at random moments between ([`Samples`]), which none can: so the part of the
+/// findings is the part of the time, however a guest distributes its masking. Four within a second are answered by injection for a
+/// second, in which physical interrupts exit whatever the guest masks; a tick that is late by less than half the time to the next is
+/// no finding. The bound that follows: each of the host's ticks is late by one period of the watchdog at most, and those that merge
+/// because of it are those of four findings in a second.
+#[derive(Clone, Debug)]
+pub struct Masking {
+    least_us: u64,
+    /// When the last findings were, the oldest first.
+    findings_us: [Option<u64>; Self::FINDINGS],
+    /// Injection until then.
+    until_us: u64,
+}
+
+const SECOND_US: u64 = 1_000_000;
+
+impl Masking {
+    const FINDINGS: usize = 4;
+
+    /// For a tick of this period.
+    #[must_use]
+    pub const fn new(tick_us: u64) -> Self {
+        Self {
+            least_us: tick_us / 2,
+            findings_us: [None; Self::FINDINGS],
+            until_us: 0,
         }
-        match self.held {
-            Some((vector, ticks)) if ticks >= self.limits.held => {
-                self.held = None;
-                Verdict::ForceEoi(vector)
-            }
-            _ => Verdict::Fine,
+    }
+
+    /// A tick of the host's, late by so much, was found waiting for a guest that masks it. Whether injection is due from now on.
+    pub fn found(&mut self, late_us: u64, now_us: u64) -> bool {
+        if late_us < self.least_us {
+            return false;
         }
+        self.findings_us.rotate_left(1);
+        self.findings_us[Self::FINDINGS - 1] = Some(now_us);
+        let is_due =
+            self.findings_us[0].is_some_and(|first| now_us.saturating_sub(first) < SECOND_US);
+        if is_due {
+            self.findings_us = [None; Self::FINDINGS];
+            self.until_us = now_us + SECOND_US;
+        }
+        is_due
+    }
+
+    /// Whether injection is over.
+    #[must_use]
+    pub const fn is_over(&self, now_us: u64) -> bool {
+        now_us >= self.until_us
+    }
+}
+
+/// Random moments at which a guest in direct mode is looked at, half a watchdog's period apart on the average.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    mean_us: u64,
+    state: u64,
+    due_us: Option<u64>,
+    /// When the watchdog's was last seen.
+    watchdog_us: u64,
+}
+
+/// Source of a tick that cannot be masked, of those that may have merged into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// One of [`Samples`].
+    pub sample: bool,
+    /// The watchdog's.
+    pub watchdog: bool,
+}
+
+impl Samples {
+    /// Beside a watchdog of this period.
+    #[must_use]
+    pub const fn new(watchdog_us: u64) -> Self {
+        Self {
+            mean_us: watchdog_us / 2,
+            state: 1,
+            due_us: None,
+            watchdog_us: 0,
+        }
+    }
+
+    /// The next moment, if there is none to come or the last has passed long ago; `entropy` is something that a guest does not know.
+    pub fn next(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
+        let is_lost = |due_us: u64| now_us.saturating_sub(due_us) > 4 * self.mean_us;
+        if self.mean_us == 0 || !self.due_us.is_none_or(is_lost) {
+            return None;
+        }
+        // xorshift64, of Marsaglia: any state but 0 leads through all others.
+        let mut state = (self.state ^ entropy) | 1;
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        self.state = state;
+        // From a tenth of the mean on: none is missed while it is set.
+        let least_us = self.mean_us / 10;
+        let due_us = now_us + least_us + (state >> 16) % (2 * (self.mean_us - least_us)).max(1);
+        self.due_us = Some(due_us);
+        self.due_us
+    }
+
+    /// A tick that cannot be masked came. It is the watchdog's too if that one is due as well.
+    pub fn take(&mut self, now_us: u64) -> Came {
+        let sample = self.due_us.is_some_and(|due_us| due_us <= now_us);
+        if sample {
+            self.due_us = None;
+        }
+        let since_us = now_us.saturating_sub(self.watchdog_us);
+        // A period is twice the mean.
+        let watchdog = !sample || since_us >= 2 * self.mean_us;
+        if watchdog {
+            self.watchdog_us = now_us;
+        }
+        Came { sample, watchdog }
     }
 }
 
@@ -79,22 +201,143 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_every_tick_finds_is_acted_upon() {
-        let mut dog = Watchdog::new(Limits { held: 3, masked: 4 });
-        // In a handler now and then, masked now and then: an honest guest.
+    fn whichever_vectors_are_held_what_every_tick_finds_is_ended() {
+        let mut service = Service::new(3);
+        // In a handler now and then: an honest guest.
         for _ in 0..100 {
-            assert_eq!(dog.tick(true, Some(0x41)), Verdict::Fine);
-            assert_eq!(dog.tick(true, None), Verdict::Fine);
-            assert_eq!(dog.tick(false, Some(0x41)), Verdict::Fine);
-            assert_eq!(dog.tick(false, Some(0x51)), Verdict::Fine);
+            assert!(!service.tick(true) && !service.tick(true) && !service.tick(false));
         }
-        assert_eq!(dog.tick(false, Some(0x41)), Verdict::Fine);
-        assert_eq!(dog.tick(false, Some(0x41)), Verdict::Fine);
-        assert_eq!(dog.tick(false, Some(0x41)), Verdict::ForceEoi(0x41));
-        assert_eq!(dog.tick(false, None), Verdict::Fine);
-        for _ in 0..3 {
-            assert_eq!(dog.tick(true, None), Verdict::Fine);
+        assert!(!service.tick(true) && !service.tick(true) && service.tick(true));
+        // From the start again.
+        assert!(!service.tick(true) && !service.tick(true) && service.tick(true));
+    }
+
+    #[test]
+    fn a_tick_is_late_by_the_first_that_merged_into_it() {
+        let mut ticks = Ticks::new(1_000, 5_000);
+        assert_eq!(ticks.take(6_010), 10);
+        // A little early, by this clock: it is that of 11 ms.
+        assert_eq!(ticks.take(10_990), 0);
+        assert_eq!(ticks.take(16_100), 100);
+        // Those of 21, 26 and 31 ms.
+        assert_eq!(ticks.take(34_000), 13_000);
+        assert_eq!(ticks.take(36_000), 0);
+        // Late by nearly a period: that of 46 ms is another.
+        assert_eq!(ticks.take(45_900), 4_900);
+        assert_eq!(ticks.take(46_000), 0);
+        assert_eq!(ticks.take(51_000), 0);
+    }
+
+    /// The host's ticks that are taken, the longest time between two, and how often there was injection, while the guest is masked by
+    /// turns, for `masked_us` and open for `open_us`; `phase_us` off the watchdog.
+    fn host(masked_us: u64, open_us: u64, phase_us: u64, seconds: u64) -> (u64, u64, u64) {
+        const STEP: u64 = 50;
+        let (watchdog, period) = (20_000, 5_000);
+        let mut ticks = Ticks::new(0, period);
+        let mut masking = Masking::new(period);
+        let mut samples = Samples::new(watchdog);
+        let mut random = seeded::Random::new(masked_us ^ open_us << 20 ^ phase_us << 40);
+        let mut sample = samples.next(0, random.bits());
+        let (mut taken, mut last, mut gap, mut suspended) = (0, 0, 0, 0);
+        let (mut is_direct, mut is_pending) = (true, false);
+        for now in (STEP..seconds * SECOND_US).step_by(STEP as usize) {
+            is_pending |= now % period == 0;
+            is_direct |= masking.is_over(now);
+            let is_masked = (now + phase_us) % (masked_us + open_us) < masked_us;
+            let is_sample = sample.is_some_and(|due| due <= now);
+            let is_nmi = now % watchdog == 0 || is_sample;
+            if is_sample {
+                assert!(samples.take(now).sample);
+                sample = samples.next(now, random.bits());
+            }
+            if is_pending && (!is_direct || !is_masked || is_nmi) {
+                is_pending = false;
+                taken += 1;
+                gap = gap.max(now - last);
+                last = now;
+                let late = ticks.take(now);
+                if is_nmi && is_masked && is_direct && masking.found(late, now) {
+                    is_direct = false;
+                    suspended += 1;
+                }
+            }
         }
-        assert_eq!(dog.tick(true, None), Verdict::Inject);
+        (taken, gap, suspended)
+    }
+
+    #[test]
+    fn however_masking_is_distributed_the_host_has_nine_ticks_of_ten_and_none_is_late_by_two_periods()
+     {
+        const SECONDS: u64 = 5;
+        let made = SECONDS * 200 - 1;
+        // Open: all of them.
+        assert_eq!(host(0, 1_000, 0, SECONDS), (made, 5_000, 0));
+        let mut masked = vec![(u64::MAX / 2, 0)];
+        for masked_us in (1_000..30_000)
+            .step_by(700)
+            .chain([39_000, 90_000, 99_000, 250_000])
+        {
+            masked.extend([50, 500, 2_000, 5_000].map(|open_us| (masked_us, open_us)));
+        }
+        for (masked_us, open_us) in masked {
+            for phase_us in [0, 100, 4_900, 10_000] {
+                let (taken, gap, _) = host(masked_us, open_us, phase_us, SECONDS);
+                let what = format!("masked {masked_us}, open {open_us}, phase {phase_us}");
+                assert!(taken * 10 >= made * 9, "{what}: {taken} of {made}");
+                assert!(gap <= 40_000, "{what}: {gap} us");
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_masks_shortly_or_rarely_stays_in_direct_mode() {
+        // Less than half a tick at a time, nearly always; and 100 ms each second, all three findings of it.
+        assert_eq!(host(2_400, 50, 0, 20).2, 0);
+        let mut masking = Masking::new(5_000);
+        for second in 0..100 {
+            for finding in 0..3 {
+                assert!(!masking.found(20_000, second * SECOND_US + finding * 20_000));
+            }
+            assert!(!masking.found(2_499, second * SECOND_US + 90_000));
+        }
+        assert!(!masking.found(20_000, 200 * SECOND_US));
+        assert!(!masking.found(20_000, 200 * SECOND_US + 1));
+        assert!(!masking.found(20_000, 200 * SECOND_US + 2));
+        assert!(masking.found(20_000, 200 * SECOND_US + 3));
+        assert!(!masking.is_over(201 * SECOND_US) && masking.is_over(201 * SECOND_US + 3));
+    }
+
+    #[test]
+    fn samples_come_at_moments_that_no_phase_keeps_clear_of() {
+        let (mut samples, mut now, mut phases) = (Samples::new(20_000), 0, [0_u32; 20]);
+        for entropy in 0..2_000 {
+            let due = samples.next(now, entropy * 7).unwrap();
+            assert!((now + 1_000..now + 20_000).contains(&due));
+            assert_eq!(samples.next(now, 0), None);
+            let is_sample = [due - 1, due, due].map(|at| samples.take(at).sample);
+            assert_eq!(is_sample, [false, true, false]);
+            phases[(due % 20_000 / 1_000) as usize] += 1;
+            now = due;
+        }
+        assert!(now / 2_000 > 9_000 && now / 2_000 < 11_500, "{now}");
+        assert!(phases.iter().all(|count| *count > 50), "{phases:?}");
+        // One that has been lost is set again.
+        let due = samples.next(now, 1).unwrap();
+        assert_eq!(samples.next(due + 10_000, 1), None);
+        assert!(samples.next(due + 50_000, 1).is_some());
+        assert_eq!(Samples::new(0).next(0, 0), None);
+    }
+
+    #[test]
+    fn the_watchdogs_tick_is_counted_where_it_merged_into_a_sample() {
+        let mut samples = Samples::new(20_000);
+        let came = |sample, watchdog| Came { sample, watchdog };
+        assert_eq!(samples.take(20_000), came(false, true));
+        // Before the next of the watchdog's is due; and with it.
+        let due = samples.next(20_000, 3).unwrap();
+        assert_eq!(samples.take(due), came(true, false));
+        let due = samples.next(due, 3).unwrap();
+        assert_eq!(samples.take(due.max(45_000)), came(true, true));
+        assert_eq!(samples.take(70_000), came(false, true));
     }
 }

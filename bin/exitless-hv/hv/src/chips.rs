@@ -138,6 +138,18 @@ impl Chips {
         self.hpet.map(|hpet| hpet.clock())
     }
 
+    /// Microseconds of the host's clock, if it has one.
+    pub fn us(&self) -> Option<u64> {
+        self.clock().map(Clock::microseconds)
+    }
+
+    /// A non-maskable interrupt at this time of the host's clock.
+    pub fn sample(&self, at_us: u64) {
+        if let Some(hpet) = &self.hpet {
+            hpet.sample(at_us);
+        }
+    }
+
     /// Milliseconds of the host's clock, if it has one.
     pub fn ms(&self) -> Option<u64> {
         self.clock().map(Clock::milliseconds)

@@ -13,6 +13,7 @@ unsafe extern "C" {
     static core1_stubs: u8;
     fn host_window();
     fn host_window_nmi();
+    fn host_rdmsr(register: u32, is_there: *mut u8) -> u64;
 }
 
 /// Non-maskable interrupts that the host took; counted by `run.s`.
@@ -117,4 +118,12 @@ pub fn window_nmi() -> u64 {
     // SAFETY: it has a handler.
     unsafe { host_window_nmi() };
     HOST_NMIS.load(Ordering::Relaxed) - before
+}
+
+/// A model-specific register that the processor may not have.
+pub fn read_register(register: u32) -> Option<u64> {
+    let mut is_there = 0;
+    // SAFETY: where there is none the handler of #GP goes on behind the instruction (`run.s`). Reading one changes nothing.
+    let value = unsafe { host_rdmsr(register, &raw mut is_there) };
+    (is_there != 0).then_some(value)
 }

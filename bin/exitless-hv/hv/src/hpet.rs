@@ -16,6 +16,7 @@ const CAPABILITIES: u64 = 0;
 const PERIOD: u64 = 4;
 const CONFIGURATION: u64 = 0x10;
 const COUNTER: u64 = 0xf0;
+const SAMPLE: u64 = 0;
 const WATCHDOG: u64 = 1;
 const TICK: u64 = 2;
 
@@ -54,6 +55,11 @@ impl Clock {
     /// Milliseconds since it was started.
     pub fn milliseconds(self) -> u64 {
         self.period.milliseconds(self.now())
+    }
+
+    /// Microseconds since it was started.
+    pub fn microseconds(self) -> u64 {
+        self.period.microseconds(self.now())
     }
 
     /// Between two counts.
@@ -144,6 +150,26 @@ impl Hpet {
     /// Ticks made so far.
     pub fn ticks(&self) -> u64 {
         self.tick.map_or(0, |counts| self.clock.now() / counts)
+    }
+
+    /// Time between ticks, µs of the clock, which stood at 0 before the first.
+    pub fn tick_us(&self) -> Option<u64> {
+        Some(self.clock.period.microseconds(self.tick?))
+    }
+
+    /// A non-maskable interrupt once, at this time, which is ahead. It may be lost, if the counter passes it before it is set.
+    pub fn sample(&self, at_us: u64) {
+        const CAN_MESSAGE: u32 = 1 << 15;
+        // Message, enabled; once; edges; 32 bits.
+        const ONCE: u32 = 1 << 14 | 1 << 8 | 1 << 2;
+        let registers = 0x100 + SAMPLE * 0x20;
+        if self.read(registers) & CAN_MESSAGE != 0 {
+            let at = at_us * self.clock.period.counts(1) / 1000;
+            self.write(registers + 0x10, DELIVERY_NMI);
+            self.write(registers + 0x14, INTERRUPTS);
+            self.write(registers + 8, at as u32);
+            self.write(registers, ONCE);
+        }
     }
 
     /// The counter stands at 0.

@@ -15,7 +15,7 @@ use eli::alias::Full;
 use eli::event::{Event, Kind as EventKind};
 use eli::gate::Gate;
 use eli::hosts::Source;
-use eli::watchdog::{Verdict, Watchdog};
+use eli::watchdog::{Came, Masking, Samples, Service, Ticks};
 use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
 
 use crate::lapic::Lapic;
@@ -23,13 +23,22 @@ use crate::measurement::Measurement;
 use crate::report::{Cause, Count};
 use crate::vmcb::{self, Vmcb};
 
+/// The host's tick: when it is due, and whether the guest keeps it waiting.
+struct Tick {
+    due: Ticks,
+    masking: Masking,
+    samples: Samples,
+}
+
 /// The state.
 pub struct Interrupts {
     core: Core,
     lapic: Lapic,
     /// Vectors of the assigned device's messages.
     device: VectorSet,
-    watchdog: Watchdog,
+    service: Service,
+    /// What is known of the host's tick, if there is one.
+    tick: Option<Tick>,
     /// The entry begins with an INT instruction's event.
     is_software: bool,
     /// Interrupts that met the guest's own absent gate, without defences.
@@ -43,7 +52,8 @@ impl Interrupts {
             core: Core::new(ways),
             lapic: Lapic::new(),
             device: VectorSet::EMPTY,
-            watchdog: Watchdog::default(),
+            service: Service::default(),
+            tick: None,
             is_software: false,
             own_gates: 0,
         }
@@ -137,13 +147,32 @@ impl Interrupts {
         self.is_software = true;
     }
 
-    /// Hands acknowledged interrupts to the mode machine, and ends those that it says.
-    pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &mut Measurement) {
+    /// Takes the start of the host's tick, and the times between ticks, its own and the watchdog's.
+    pub fn set_tick(&mut self, start_us: u64, tick_us: u64, watchdog_us: u64) {
+        self.tick = Some(Tick {
+            due: Ticks::new(start_us, tick_us),
+            masking: Masking::new(tick_us),
+            samples: Samples::new(watchdog_us),
+        });
+    }
+
+    /// Hands acknowledged interrupts to the mode machine, and ends those that it says. Returns whether the host's tick is among
+    /// them.
+    pub fn acknowledge(
+        &mut self,
+        taken: &[Taken],
+        real: VectorSet,
+        counts: &mut Measurement,
+    ) -> bool {
         let (device, timer) = (self.device, self.lapic.timer_vector());
+        let mut has_tick = false;
         self.core.took(taken, real, |vector, Handed { eois, to }| {
             (0..eois).for_each(|_| apic::eoi());
             match to {
-                Some(Source::Tick) => counts.add(Count::Ticks, 1),
+                Some(Source::Tick) => {
+                    has_tick = true;
+                    counts.add(Count::Ticks, 1);
+                }
                 Some(Source::Message) => {}
                 None => {
                     counts.add(Count::DeviceCaught, device.contains(vector).into());
@@ -151,26 +180,52 @@ impl Interrupts {
                 }
             }
         });
+        has_tick
     }
 
-    /// Takes the watchdog's tick, which found interrupts masked, or a vector held in service. The
-    /// number is of EOIs to force.
-    pub fn tick(
-        &mut self,
-        masked: bool,
-        held: Option<Vector>,
-        real: impl FnOnce() -> VectorSet,
-    ) -> (Verdict, u8) {
-        let verdict = self.watchdog.tick(masked, held);
-        let eois = match verdict {
-            Verdict::Fine => 0,
-            Verdict::Inject => {
-                self.core.suspend();
-                0
-            }
-            Verdict::ForceEoi(_) => self.core.fall_back(real()),
+    /// Takes the time of a tick of the host's, which was found waiting for a guest that masks it, or not. Returns its delay, µs, if
+    /// there is injection from now on because of it.
+    pub fn took_tick(&mut self, now_us: u64, was_found: bool) -> Option<u64> {
+        let tick = self.tick.as_mut()?;
+        let late_us = tick.due.take(now_us);
+        if !(was_found && tick.masking.found(late_us, now_us)) {
+            return None;
+        }
+        self.core.suspend();
+        Some(late_us)
+    }
+
+    /// Ends the injection that masking was answered by, when its time is over.
+    pub fn resume(&mut self, now_us: impl FnOnce() -> u64) {
+        if self.core.is_suspended()
+            && let Some(tick) = &self.tick
+            && tick.masking.is_over(now_us())
+        {
+            self.core.resume();
+        }
+    }
+
+    /// Takes a non-maskable interrupt. Returns its source.
+    pub fn take_nmi(&mut self, now_us: impl FnOnce() -> u64) -> Came {
+        const WATCHDOG: Came = Came {
+            sample: false,
+            watchdog: true,
         };
-        (verdict, eois)
+        let tick = self.tick.as_mut();
+        tick.map_or(WATCHDOG, |tick| tick.samples.take(now_us()))
+    }
+
+    /// Returns when the next sample is to be, if it has to be set.
+    pub fn next_sample(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
+        self.tick.as_mut()?.samples.next(now_us, entropy)
+    }
+
+    /// Takes a tick of the watchdog's, at which `real` is in service. Returns how many EOIs end it, if it is to be ended.
+    pub fn watchdog(&mut self, real: VectorSet) -> Option<u8> {
+        let is_held = self.core.is_held(real);
+        self.service
+            .tick(is_held)
+            .then(|| self.core.fall_back(real))
     }
 
     /// Takes a write of the EOI register. Returns its account.

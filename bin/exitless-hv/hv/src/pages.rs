@@ -20,11 +20,18 @@ pub const RSI: usize = 6;
 pub const RDI: usize = 7;
 
 impl Pages {
-    /// Whether writes (and reads) of a local APIC's register reach the real one.
+    /// Whether writes (and reads) of a model-specific register reach the real one. It is in the map.
     pub fn let_through(&mut self, register: u32, through: bool, writes_only: bool) {
-        let (byte, shift) = (register as usize / 4, register % 4 * 2);
+        /// Bytes of the map for 0 to 0x1fff, and behind them for the others.
+        const PART: usize = 0x800;
+        let part = match register >> 16 {
+            0xc000 => PART,
+            0xc001 => 2 * PART,
+            _ => 0,
+        };
+        let (byte, shift) = (part + (register & 0x1fff) as usize / 4, register % 4 * 2);
         let bits = if writes_only { 2 } else { 3 } << shift;
-        let map = &mut self.msr_map[0].0[byte];
+        let map = &mut self.msr_map[byte / 4096].0[byte % 4096];
         *map = if through { *map & !bits } else { *map | bits };
     }
 }

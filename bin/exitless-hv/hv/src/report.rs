@@ -92,6 +92,8 @@ pub enum Count {
     Ticks,
     /// Unmaskable interrupts that it took.
     Nmis,
+    /// Unmaskable interrupts at random moments, which look at a guest that masks others.
+    Samples,
     /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
     DeviceCaught,
     /// Exits on account of assigned interrupts that came in direct mode, for delivery or completion: there must be none.
@@ -114,11 +116,12 @@ pub enum Count {
     DmaFaultsLost,
 }
 
-const COUNTS: [(Count, &str); 14] = [
+const COUNTS: [(Count, &str); 15] = [
     (Count::Runs, "runs"),
     (Count::GuestCycles, "guest_cycles"),
     (Count::Ticks, "host_ticks"),
     (Count::Nmis, "nmis"),
+    (Count::Samples, "samples"),
     (Count::DeviceCaught, "device_caught"),
     (Count::DeviceExitsDirect, "device_exits_direct"),
     (Count::DeviceInjected, "device_injected"),

@@ -25,12 +25,17 @@ host_common:
   jne 5f
   cmpl $-6, 24(%rsp)
   je 6f
+  cmpq $host_rdmsr_here, 32(%rsp)
+  je 7f
 5:
   movq 16(%rsp), %rdi            # vector, code, address: an exception of the hypervisor's own
   movq 24(%rsp), %rsi
   movq 32(%rsp), %rdx
   andq $-16, %rsp
   call host_fault
+7:
+  movq $host_rdmsr_refused, 32(%rsp)
+  jmp 4f
 6:
   lock incq HOST_SPURIOUS(%rip)
   jmp 4f
@@ -67,6 +72,21 @@ host_window_nmi:
   nop
   nop
   clgi
+  ret
+
+# u64 host_rdmsr(u32 register, u8 *is_there): 0 if the processor has none; the handler of #GP goes on behind it.
+.global host_rdmsr
+host_rdmsr:
+  movl %edi, %ecx
+host_rdmsr_here:
+  rdmsr
+  shlq $32, %rdx
+  orq %rdx, %rax
+  movb $1, (%rsi)
+  ret
+host_rdmsr_refused:
+  xorl %eax, %eax
+  movb $0, (%rsi)
   ret
 
 # guest_run(rdi = guest's control block, rsi = its registers, rdx = host's control block)

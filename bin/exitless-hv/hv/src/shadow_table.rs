@@ -16,6 +16,8 @@ pub struct ShadowTable {
     base: u64,
     limit: u32,
     page: Option<u64>,
+    /// Levels of the page tables of long mode when the mode was looked at.
+    levels: Option<u8>,
 }
 
 impl ShadowTable {
@@ -42,6 +44,13 @@ impl ShadowTable {
     /// Takes the address and limit that the guest loaded.
     pub fn load(&mut self, base: u64, limit: u32) {
         (self.base, self.limit) = (base, limit);
+    }
+
+    /// Takes the levels of the page tables, none outside of long mode. Returns whether they were others.
+    pub fn set_levels(&mut self, levels: Option<u8>) -> bool {
+        let were_others = self.levels != levels;
+        self.levels = levels;
+        were_others
     }
 
     /// Marks the table as shadowed, in this page.

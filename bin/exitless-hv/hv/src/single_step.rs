@@ -29,8 +29,8 @@ pub enum Protected {
     Cr8(bool),
     /// An access to DR7.
     Dr7,
-    /// A write to CR0: the guest may leave long mode, in which gates have 16 bytes.
-    Cr0,
+    /// A write to CR0 or CR4: the guest may leave long mode, in which gates have 16 bytes.
+    Mode,
 }
 
 /// Intercepts outside of steps, by the command line.
@@ -43,6 +43,8 @@ pub struct Intercepts {
     /// #DB and #AC exit: either can recur while it is delivered, without an end and without an
     /// interrupt between.
     pub recurring: bool,
+    /// The processor's mode is looked after beyond CR0: CR4.
+    pub modes: bool,
     /// Data breakpoints are not enabled ([`eli::policy::control`]).
     pub breakpoints: bool,
 }
@@ -57,6 +59,8 @@ impl Intercepts {
         let tables = intercept::IDTR_READ | intercept::IDTR_WRITE | intercept::CR0_WRITE;
         vmcb.put(vmcb::INTERCEPTS, tables, self.delivery);
         vmcb.put(vmcb::CR, intercept::CR8, self.priority);
+        let modes = self.delivery && self.modes;
+        vmcb.put(vmcb::CR, intercept::CR4_WRITE, modes);
         vmcb.put(vmcb::DR, intercept::DR7, self.breakpoints);
         let gates = if self.delivery { NOT_PRESENT } else { 0 };
         let recurring = if self.recurring { RECURRING } else { 0 };

@@ -54,6 +54,8 @@ pub const CS_ATTRIBUTES: Field<u16> = at(0x412);
 pub const IDTR_LIMIT: Field<u32> = at(0x484);
 /// Base of it.
 pub const IDTR_BASE: Field<u64> = at(0x488);
+/// Base of the code segment.
+pub const CS_BASE: Field<u64> = at(0x418);
 /// Current privilege level.
 pub const CPL: Field<u8> = at(0x4cb);
 /// Extended features.
@@ -89,6 +91,10 @@ pub mod intercept {
     pub const NMI: u32 = 1 << 1;
     /// The guest could take the virtual interrupt.
     pub const VINTR: u32 = 1 << 4;
+    /// System management interrupts.
+    pub const SMI: u32 = 1 << 2;
+    /// INIT.
+    pub const INIT: u32 = 1 << 3;
     /// Writes of CR0 that change more than TS and MP.
     pub const CR0_WRITE: u32 = 1 << 5;
     /// SIDT.
@@ -97,16 +103,28 @@ pub mod intercept {
     pub const IDTR_WRITE: u32 = 1 << 10;
     /// CPUID.
     pub const CPUID: u32 = 1 << 18;
+    /// RSM.
+    pub const RSM: u32 = 1 << 19;
+    /// INVD.
+    pub const INVD: u32 = 1 << 22;
+    /// INVLPGA.
+    pub const INVLPGA: u32 = 1 << 26;
     /// Ports of the map.
     pub const IO: u32 = 1 << 27;
     /// Model-specific registers of the map.
     pub const MSR: u32 = 1 << 28;
+    /// Task switches.
+    pub const TASK_SWITCH: u32 = 1 << 29;
     /// Shutdown.
     pub const SHUTDOWN: u32 = 1 << 31;
     /// VMRUN, VMMCALL, VMLOAD, VMSAVE, STGI, CLGI, SKINIT: in the second word.
     pub const SVM: u32 = 0x7f;
+    /// MONITOR and MWAIT, armed or not: in the second word.
+    pub const MONITOR: u32 = 7 << 10;
     /// Reads and writes of CR8, in the word for control registers.
     pub const CR8: u32 = 1 << 8 | 1 << 24;
+    /// Writes of CR4, in the word for control registers.
+    pub const CR4_WRITE: u32 = 1 << 20;
     /// Reads and writes of DR7, in the word for debug registers.
     pub const DR7: u32 = 1 << 7 | 1 << 23;
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::in_option;
@@ -68,6 +68,8 @@ pub struct Ran {
     pub ended: bool,
     /// The emulator itself did not end well: what it said last.
     pub failure: Option<String>,
+    /// Part of its time for which one of its threads waited for a processor of this machine's: how busy others kept it.
+    pub waited: f64,
 }
 
 impl Machine {
@@ -159,7 +161,7 @@ impl Machine {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(fs::File::create(&stderr).context("a file for QEMU's messages")?);
         let child = command.spawn().context("starting QEMU")?;
-        let status = wait(child, run.limit)?;
+        let (status, waited) = wait(child, run.limit)?;
         let read =
             |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let ran = Ran {
@@ -170,6 +172,7 @@ impl Machine {
                 let said = read(&stderr).unwrap_or_default();
                 format!("{status}: {}", said.lines().last().unwrap_or_default())
             }),
+            waited,
         };
         if ran.log.is_empty() {
             bail!(
@@ -229,22 +232,41 @@ fn with_path(option: &str, path: &Path) -> OsString {
     text
 }
 
-/// How it ended, if it did before its time; a busy machine gives it more.
-fn wait(mut child: Child, limit: Duration) -> Result<Option<ExitStatus>> {
+/// How it ended, if it did before its time, and for which part of it a thread of it waited; a busy machine gives it more.
+fn wait(mut child: Child, limit: Duration) -> Result<(Option<ExitStatus>, f64)> {
     const STEP: Duration = Duration::from_millis(20);
     let mut limit = Limit::new(limit);
+    let (start, mut waited) = (Instant::now(), Duration::ZERO);
     loop {
         if let Some(status) = child.try_wait().context("waiting for QEMU")? {
-            return Ok(Some(status));
+            let part = waited.as_secs_f64() / start.elapsed().as_secs_f64().max(0.001);
+            return Ok((Some(status), part));
         }
+        waited = waited.max(longest_wait(child.id()));
         let Some(step) = limit.step() else {
             // Only a machine that hangs is ended so, and it has nothing to save.
             child.kill().context("ending QEMU")?;
             child.wait().context("waiting for QEMU")?;
-            return Ok(None);
+            return Ok((None, 0.0));
         };
         thread::sleep(step.min(STEP));
     }
+}
+
+/// How long a thread of `process` was ready and had no processor, the longest of all (proc(5), schedstat); zero where the kernel does not
+/// say.
+fn longest_wait(process: u32) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{process}/task"));
+    let of = |thread: fs::DirEntry| -> Option<u64> {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok()
+    };
+    let longest = threads
+        .into_iter()
+        .flatten()
+        .filter_map(|thread| of(thread.ok()?))
+        .max();
+    Duration::from_nanos(longest.unwrap_or(0))
 }
 
 impl Ran {

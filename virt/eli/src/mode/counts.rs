@@ -23,10 +23,12 @@ pub struct Counts {
     pub completed_virtual: u64,
     /// EOIs that exited and ended a real one.
     pub completed_real: u64,
-    /// EOIs made for a guest that made none.
+    /// Times that what the guest had in service was ended for it.
     pub forced: u64,
-    /// Times that the guest masked interrupts for too long.
+    /// Times that it was suspended for delaying the host's interrupts.
     pub suspended: u64,
+    /// Times that direct mode came back after either.
+    pub returned: u64,
     /// Interrupts of the host's found in the guest's service.
     pub stolen: u64,
 }

@@ -11,6 +11,7 @@ mod messages;
 
 pub use messages::{Message, Pin, message};
 
+pub mod msrs;
 pub mod ports;
 
 use crate::Vector;

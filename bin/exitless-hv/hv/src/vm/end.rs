@@ -84,7 +84,7 @@ impl Vm {
             let mut nmis = host::HOST_NMIS.load(Ordering::Relaxed);
             while clock.now() - start < len {
                 core1::ALIVE.fetch_add(1, Ordering::Relaxed);
-                self.interrupt();
+                self.interrupt(false);
                 host::window_nmi();
                 let seen = host::HOST_NMIS.load(Ordering::Relaxed);
                 self.measurement.add(Count::Nmis, seen - nmis);

@@ -3,11 +3,10 @@
 
 use core::sync::atomic::Ordering;
 
-use bare::apic;
+use bare::{apic, processor};
 use eli::defence::Defence;
 use eli::event::{self, Event, Kind as EventKind};
 use eli::hosts::{self, Source};
-use eli::watchdog::Verdict;
 use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 
 use super::Vm;
@@ -17,8 +16,8 @@ use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
 impl Vm {
-    /// Physical interrupts while all exit.
-    pub(super) fn interrupt(&mut self) -> Cause {
+    /// Physical interrupts: those that wait. They were found to wait for a guest that masks them, or not.
+    pub(super) fn interrupt(&mut self, were_found: bool) -> Cause {
         const NONE: Taken = Taken {
             vector: 0,
             in_service: false,
@@ -28,17 +27,44 @@ impl Vm {
         let (taken, real) = host::window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
         let cause = self.interrupts.cause_of_real(first);
-        self.interrupts
-            .acknowledge(taken, real, &mut self.measurement);
+        self.acknowledge(taken, real, were_found);
         cause
+    }
+
+    fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
+        let counts = &mut self.measurement;
+        if !self.interrupts.acknowledge(taken, real, counts) || !self.defends(Defence::Masking) {
+            return;
+        }
+        let Some(now) = self.chips.us() else {
+            return;
+        };
+        if let Some(late) = self.interrupts.took_tick(now, were_found)
+            && self.traces()
+        {
+            say!(
+                "mode: injection for a second: the guest masks too much of the time, now at {:#x}, and the host's tick for {late} us",
+                self.pages.vmcb.get(vmcb::RIP)
+            );
+        }
+        self.set_sample(now);
+    }
+
+    /// Sets the next moment at which a guest in direct mode is looked at.
+    fn set_sample(&mut self, now_us: u64) {
+        if self.interrupts.was_direct()
+            && let Some(at) = self.interrupts.next_sample(now_us, processor::cycles())
+        {
+            self.chips.sample(at);
+        }
     }
 
     /// A non-maskable interrupt, the watchdog's. It is taken with what else waits.
     pub(super) fn nmi(&mut self) -> Cause {
         if !self.defends(Defence::Window) {
-            self.let_in_watchdog();
+            let came = self.let_in_nmis();
             if self.interrupts.was_direct() && self.is_hosts_requested() {
-                self.interrupt();
+                self.interrupt(came && self.masks());
             }
         }
         Cause::Watchdog
@@ -47,50 +73,44 @@ impl Vm {
     /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest exit, keeps it waiting.
     pub(super) fn let_in(&mut self) {
         if self.defends(Defence::Window) {
-            self.let_in_watchdog();
+            let came = self.let_in_nmis();
             if self.is_hosts_requested() {
-                self.interrupt();
+                self.interrupt(came && self.interrupts.was_direct() && self.masks());
             }
         }
     }
 
-    /// Lets the watchdog's ticks in.
-    fn let_in_watchdog(&mut self) {
-        let ticks = host::window_nmi();
-        self.measurement.add(Count::Nmis, ticks);
-        (0..ticks).for_each(|_| self.watchdog());
-    }
-
-    /// A tick of the watchdog's.
-    fn watchdog(&mut self) {
-        let is_direct = self.interrupts.was_direct();
+    /// Whether the guest masks interrupts.
+    fn masks(&self) -> bool {
         // With IF set only in the shadow of STI no interrupt is ever taken.
         let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
-        let masked = is_direct && (shadow || !self.step.guest_interrupts(&self.pages.vmcb));
-        let held = if is_direct {
-            host::in_service().highest()
-        } else {
-            None
-        };
-        let (verdict, eois) = self.interrupts.tick(masked, held, host::in_service);
-        match verdict {
-            Verdict::Fine => {}
-            Verdict::Inject => {
+        shadow || !self.step.guest_interrupts(&self.pages.vmcb)
+    }
+
+    /// Lets non-maskable interrupts in: the watchdog's ticks, and samples. Returns whether there were any.
+    fn let_in_nmis(&mut self) -> bool {
+        let came = host::window_nmi();
+        for _ in 0..came {
+            let chips = &self.chips;
+            let source = self.interrupts.take_nmi(|| chips.us().unwrap_or(0));
+            self.measurement.add(Count::Samples, source.sample.into());
+            self.measurement.add(Count::Nmis, source.watchdog.into());
+            if source.watchdog
+                && self.defends(Defence::Service)
+                && let Some(eois) = self.interrupts.watchdog(host::in_service())
+            {
+                (0..eois).for_each(|_| apic::eoi());
                 if self.traces() {
                     say!(
-                        "mode: injection while the guest masks interrupts, at {:#x}",
-                        self.pages.vmcb.get(vmcb::RIP)
+                        "mode: injection until the guest has ended what it held in service; {eois} ended for it"
                     );
                 }
             }
-            Verdict::ForceEoi(vector) => {
-                (0..eois).for_each(|_| apic::eoi());
-                say!(
-                    "mode: injection for good: the guest held vector {vector:#x} in service; {eois} ended for it"
-                );
-            }
         }
-        self.look_at_dma();
+        if came != 0 {
+            self.look_at_dma();
+        }
+        came != 0
     }
 
     /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
@@ -130,8 +150,7 @@ impl Vm {
             Reflection::Interrupt(vector) => {
                 let cause = self.interrupts.cause_of_real(Some(vector));
                 let (taken, real) = host::taken(vector);
-                let counts = &mut self.measurement;
-                self.interrupts.acknowledge(&[taken], real, counts);
+                self.acknowledge(&[taken], real, false);
                 (kind, cause)
             }
             Reflection::Software(injection) => {
@@ -212,7 +231,7 @@ impl Vm {
 
     /// The length of the INT instruction at the guest's instruction pointer.
     pub(super) fn software_len(&self) -> Option<u64> {
-        let address = self.pages.vmcb.get(vmcb::RIP);
+        let address = self.instruction();
         let mut code = [0; 15];
         let mut len = 0;
         for slot in &mut code {
@@ -240,7 +259,9 @@ impl Vm {
         };
         let is_tick = Source::of(vector) == Some(Source::Tick);
         self.measurement.add(Count::Ticks, is_tick.into());
-        say!("audit: the guest has the host's vector {vector:#x} in service");
+        if self.traces() {
+            say!("audit: the guest has the host's vector {vector:#x} in service");
+        }
         apic::eoi();
         host::in_service()
     }

@@ -16,12 +16,13 @@
 //!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
-//! `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
+//! `instructions` (others), `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
 //! `reports` (lines of JSON). `set_up` is before the first entry, `end` behind the last exit.
 
 mod cpuid;
 mod end;
 mod events;
+mod instructions;
 mod local_apic;
 mod messages;
 mod msrs;
@@ -33,6 +34,7 @@ mod tables;
 
 use core::sync::atomic::Ordering;
 
+use self::instructions::exit;
 use bare::{apic, processor};
 use eli::VectorSet;
 use eli::defence::Defence;
@@ -82,6 +84,7 @@ impl Vm {
         let intercepts = Intercepts {
             delivery: ways.delivery,
             priority: options.defend.has(Defence::Priority),
+            modes: options.defend.has(Defence::Modes),
             recurring: options.defend.has(Defence::Recurring),
             breakpoints: options.defend.has(Defence::Recurring) && host::is_emulated(),
         };
@@ -137,6 +140,8 @@ impl Vm {
     fn enter(&mut self, real: VectorSet) {
         let was_direct = self.interrupts.was_direct();
         let is_stepping = self.step.is_under_way();
+        let chips = &self.chips;
+        self.interrupts.resume(|| chips.us().unwrap_or(u64::MAX));
         let plan = self.interrupts.plan(&self.pages.vmcb, is_stepping, real);
         let turns = plan.direct && !was_direct;
         self.measurement.add(Count::TurnsDirect, turns.into());
@@ -202,7 +207,7 @@ impl Vm {
         }
         let vmcb = &self.pages.vmcb;
         let (kind, cause) = match code {
-            0x60 => (Kind::Intr, self.interrupt()),
+            0x60 => (Kind::Intr, self.interrupt(false)),
             0x61 => (Kind::Nmi, self.nmi()),
             0x64 => {
                 let requested = self.interrupts.core().requested();
@@ -212,7 +217,7 @@ impl Vm {
             0x40..=0x5f if self.step.is_under_way() => (Kind::Step, self.cancel_step(code, during)),
             0x4b | 0x4d => self.fault(code, during),
             0x40..=0x5f => (Kind::Other, self.exception(code, during)),
-            0x65 => (Kind::Table, self.start_cr0()),
+            0x14 | 0x65 => (Kind::Table, self.start_mode()),
             0x66 => (Kind::Table, self.start_table(false)),
             0x6a => (Kind::Table, self.start_table(true)),
             0x72 => (Kind::Cpuid, self.cpuid()),
@@ -225,6 +230,13 @@ impl Vm {
                 self.raise(Event::exception(6, None));
                 (Kind::Other, Cause::Guest)
             }
+            exit::SMI
+            | exit::INIT
+            | exit::RSM
+            | exit::INVD
+            | exit::INVLPGA
+            | exit::TASK_SWITCH
+            | exit::MONITOR..=exit::MWAIT_ARMED => (Kind::Other, self.intercepted(code)),
             0x7f => self.shut_down(),
             _ => self.stop("an exit that nothing is done about"),
         };

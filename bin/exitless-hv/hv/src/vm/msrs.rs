@@ -1,11 +1,14 @@
-//! Model-specific registers.
+//! Model-specific registers that exit: EFER, the local APIC's and its base, and those of the list
+//! ([`eli::policy::msrs`]).
 
 use bare::apic;
 use eli::event::{self, Event};
+use eli::policy::msrs::{self, Access, Answer};
 
 use super::Vm;
+use crate::host;
 use crate::pages::{RCX, RDX};
-use crate::report::{Cause, Kind};
+use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
 impl Vm {
@@ -17,11 +20,9 @@ impl Vm {
         let low = self.pages.vmcb.get(vmcb::RAX) & 0xffff_ffff;
         let value = self.pages.registers.words[RDX] << 32 | low;
         let (read, kind, cause) = match (register, is_write) {
-            // SCE, LME, LMA, NXE, FFXSR, TCE: another bit would end the next entry.
-            (EFER, true) if value & !0xcd01 != 0 => (None, Kind::Msr, Cause::Guest),
             (EFER, true) => {
-                self.pages.vmcb.set(vmcb::EFER, value | SVME);
-                (Some(0), Kind::Msr, Cause::Guest)
+                let is_allowed = self.write_efer(value);
+                (is_allowed.then_some(0), Kind::Msr, Cause::Guest)
             }
             (EFER, false) => (
                 Some(self.pages.vmcb.get(vmcb::EFER) & !SVME),
@@ -33,7 +34,7 @@ impl Vm {
             (apic::BASE, false) => (Some(apic::read(apic::BASE)), Kind::Msr, Cause::Guest),
             (0x800..=0x8ff, true) => self.apic_write(register, value),
             (0x800..=0x8ff, false) => self.apic_read(register),
-            _ => (None, Kind::Msr, Cause::Guest),
+            _ => (self.listed(register, is_write), Kind::Msr, Cause::Guest),
         };
         match read {
             None => self.raise(Event::exception(event::PROTECTION, Some(0))),
@@ -46,5 +47,24 @@ impl Vm {
             }
         }
         (kind, cause)
+    }
+
+    /// Another register, by the list; `None`: #GP.
+    fn listed(&mut self, register: u32, is_write: bool) -> Option<u64> {
+        let access = if is_write {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        match msrs::decide(register, access) {
+            Answer::Real => host::read_register(register),
+            Answer::Value(value) => Some(value),
+            Answer::Dropped => {
+                // Not logged: every kernel writes some.
+                self.measurement.add(Count::Refused, 1);
+                Some(0)
+            }
+            Answer::Refused | Answer::Own => None,
+        }
     }
 }

@@ -76,6 +76,7 @@ impl Vm {
             ("total_stolen", core.stolen),
             ("total_forced", core.forced),
             ("total_suspended", core.suspended),
+            ("total_returned", core.returned),
             ("total_aliased", u64::from(self.interrupts.core().aliased())),
             ("qemu_spurious", host::HOST_SPURIOUS.load(Ordering::Relaxed)),
             ("core1_beats", core1::BEATS.load(Ordering::Relaxed)),

@@ -4,8 +4,9 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use bare::{apic, port, processor};
+use bare::{port, processor};
 use eli::defence::Defence;
+use eli::policy::msrs::{self, Access, Rule};
 use eli::policy::ports::Ports;
 
 use super::Vm;
@@ -16,7 +17,7 @@ use crate::loader::Start;
 use crate::log::say;
 use crate::memory::PAGE;
 use crate::msix::Msix;
-use crate::nested::Access;
+use crate::nested::Access as PageAccess;
 use crate::pages::{RBX, RSI};
 use crate::remapping::{self, Remapping, Unfit};
 use crate::vmcb::{self, intercept};
@@ -55,7 +56,7 @@ impl Vm {
             }
         }
         hpet.start();
-        let clock = hpet.clock();
+        let (clock, tick_us) = (hpet.clock(), hpet.tick_us());
         self.measurement.set_clock(clock);
         self.chips.add_hpet(hpet);
         if let Some(id) = tables.other {
@@ -71,8 +72,12 @@ impl Vm {
                 }
             );
         }
+        if let Some(tick_us) = tick_us {
+            self.interrupts
+                .set_tick(0, tick_us, u64::from(watchdog) * 1000);
+        }
         let nothing = self.pages.nothing.address();
-        self.map(base & !(PAGE - 1), nothing, Access::All);
+        self.map(base & !(PAGE - 1), nothing, PageAccess::All);
     }
 
     /// Sees the watchdog tick: that its registers were written says nothing. The control block has
@@ -139,7 +144,7 @@ impl Vm {
                 table.copy(&mut self.pages.messages);
                 self.chips.add_msix(table);
                 let copy = self.pages.messages.address();
-                self.map(page, copy, Access::Read);
+                self.map(page, copy, PageAccess::Read);
             }
             Err(why) => say!("hv: no device is assigned: {why}"),
         }
@@ -150,13 +155,32 @@ impl Vm {
         let nothing = self.pages.nothing.address();
         let hides = self.defends(Defence::Pages);
         for page in LOCAL_APIC.step_by(PAGE as usize).filter(|_| hides) {
-            self.map(page, nothing, Access::All);
+            self.map(page, nothing, PageAccess::All);
         }
         if let Some(page) = tables.io_apic.filter(|_| self.defends(Defence::Messages)) {
             // SAFETY: ACPI says so.
             let chip = unsafe { IoApic::new(page) };
             self.chips.add_io_apic(chip);
-            self.map(page, page, Access::Nothing);
+            self.map(page, page, PageAccess::Nothing);
+        }
+    }
+
+    /// The map of model-specific registers.
+    fn list_msrs(&mut self) {
+        let lists = self.defends(Defence::Msrs);
+        // The three ranges of the map; all others exit.
+        let mapped = (0..0x2000)
+            .chain(0xc000_0000..0xc000_2000)
+            .chain(0xc001_0000..0xc001_2000);
+        for register in mapped {
+            // Without a list: the local APIC's, its base, EFER, and SVM's own.
+            let is_own =
+                msrs::rule(register) == Rule::Own || matches!(register, 0xc001_0114..=0xc001_0117);
+            let is_direct = |access| !is_own && (!lists || msrs::is_direct(register, access));
+            self.pages
+                .let_through(register, is_direct(Access::Read), false);
+            self.pages
+                .let_through(register, is_direct(Access::Write), true);
         }
     }
 
@@ -165,7 +189,7 @@ impl Vm {
         if let Some(page) = tables.remapping.unit {
             // Whatever becomes of it, it is not the guest's.
             let nothing = self.pages.nothing.address();
-            self.map(page & !(PAGE - 1), nothing, Access::All);
+            self.map(page & !(PAGE - 1), nothing, PageAccess::All);
         }
         let device = self.chips.msix().map(|msix| msix.function);
         let own = self.interrupts.lapic().id();
@@ -206,38 +230,33 @@ impl Vm {
         }
         // Behind the last port: of an access that goes round.
         self.pages.io_map[2].0.fill(0xff);
-        for register in 0x800..0x900 {
-            self.pages.let_through(register, false, false);
-        }
-        self.pages.let_through(apic::BASE, false, false);
+        self.list_msrs();
         self.adopt_lvts();
-        // EFER, and SVM's own, 0xc001_0114 to 0xc001_0117: in the second and third 2 KiB of the
-        // map.
-        for (base, register) in [
-            (0x800, 0x80),
-            (0x1000, 0x114),
-            (0x1000, 0x115),
-            (0x1000, 0x116),
-            (0x1000, 0x117),
-        ] {
-            let at = base + register / 4;
-            self.pages.msr_map[at / 4096].0[at % 4096] |= 3 << (register % 4 * 2);
-        }
         let (io_map, msr_map) = (
             self.pages.io_map[0].address(),
             self.pages.msr_map[0].address(),
         );
         let nested = self.pages.nested.address();
-        let intercepts = intercept::NMI
+        let mut intercepts = intercept::NMI
             | intercept::CPUID
+            | intercept::INVLPGA
             | intercept::IO
             | intercept::MSR
             | intercept::SHUTDOWN;
+        let mut intercepts_svm = intercept::SVM;
+        if self.defends(Defence::Instructions) {
+            intercepts |= intercept::SMI
+                | intercept::INIT
+                | intercept::RSM
+                | intercept::INVD
+                | intercept::TASK_SWITCH;
+            intercepts_svm |= intercept::MONITOR;
+        }
         let vmcb = &mut self.pages.vmcb;
         vmcb.protected_mode(start.entry);
         vmcb.set(vmcb::INTERCEPTS, intercepts);
         self.step.intercepts().restore(vmcb);
-        vmcb.set(vmcb::INTERCEPTS_SVM, intercept::SVM);
+        vmcb.set(vmcb::INTERCEPTS_SVM, intercepts_svm);
         vmcb.set(vmcb::IO_MAP, io_map);
         vmcb.set(vmcb::MSR_MAP, msr_map);
         vmcb.set(vmcb::ASID, 1);

@@ -33,7 +33,7 @@ impl Vm {
         let own_trap = self.step.own_trap(&self.pages.vmcb);
         match self.finish_step() {
             Some(Protected::Table(true)) => self.table_loaded(),
-            Some(Protected::Cr0) => self.engage(),
+            Some(Protected::Mode) => self.mode_changed(),
             Some(Protected::Dr7) => self.debug_control_written(),
             Some(Protected::Gate(_)) => self.show_all(),
             Some(Protected::Message) => self.messages_written(),
@@ -58,7 +58,7 @@ impl Vm {
         // The instruction may have run, and the exception be the next one's.
         match self.finish_step() {
             Some(Protected::Table(true)) => self.table_loaded(),
-            Some(Protected::Cr0) => self.engage(),
+            Some(Protected::Mode) => self.mode_changed(),
             Some(Protected::Dr7) => self.debug_control_written(),
             _ => {}
         }
@@ -90,7 +90,7 @@ impl Vm {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            Protected::Table(_) | Protected::Cr8(_) | Protected::Cr0 | Protected::Dr7 => {}
+            Protected::Table(_) | Protected::Cr8(_) | Protected::Mode | Protected::Dr7 => {}
         }
     }
 
@@ -110,12 +110,12 @@ impl Vm {
         Cause::Guest
     }
 
-    /// A write to CR0.
-    pub(super) fn start_cr0(&mut self) -> Cause {
-        self.pages
-            .vmcb
-            .put(vmcb::INTERCEPTS, intercept::CR0_WRITE, false);
-        self.start(Protected::Cr0);
+    /// A write to CR0 or CR4.
+    pub(super) fn start_mode(&mut self) -> Cause {
+        let vmcb = &mut self.pages.vmcb;
+        vmcb.put(vmcb::INTERCEPTS, intercept::CR0_WRITE, false);
+        vmcb.put(vmcb::CR, intercept::CR4_WRITE, false);
+        self.start(Protected::Mode);
         Cause::Guest
     }
 

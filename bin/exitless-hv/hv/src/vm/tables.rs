@@ -5,7 +5,9 @@
 //! The thesis hides the shadow in a device's memory (§3.5.2); that changes the table's address, and
 //! so needs a mapping in every address space of the guest.
 
+use eli::defence::Defence;
 use eli::gate::{self, GATE_LEN, Gate};
+use eli::policy::control;
 use eli::{Vector, VectorSet};
 
 use super::Vm;
@@ -15,19 +17,15 @@ use crate::memory::PAGE;
 use crate::nested::Access;
 use crate::vmcb;
 
-const LONG_MODE: u64 = 1 << 10;
+const SVME: u64 = 1 << 12;
 
 impl Vm {
     /// The guest's physical address of a linear one, by the guest's page tables; of four or five
     /// levels.
     pub(super) fn translate(&self, linear: u64) -> Option<u64> {
         const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+        let levels = self.levels()?;
         let vmcb = &self.pages.vmcb;
-        let levels = if vmcb.get(vmcb::CR4) & 1 << 12 != 0 {
-            5
-        } else {
-            4
-        };
         let mut table = vmcb.get(vmcb::CR3) & ADDRESS;
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
@@ -42,6 +40,58 @@ impl Vm {
             table = entry & ADDRESS;
         }
         None
+    }
+
+    /// Levels of the guest's page tables, if it is in long mode.
+    fn levels(&self) -> Option<u8> {
+        let vmcb = &self.pages.vmcb;
+        let (efer, cr0, cr4) = (
+            vmcb.get(vmcb::EFER),
+            vmcb.get(vmcb::CR0),
+            vmcb.get(vmcb::CR4),
+        );
+        control::long_mode_levels(efer, cr0, cr4)
+    }
+
+    /// The linear address of the instruction at the guest's instruction pointer, in long mode.
+    pub(super) fn instruction(&self) -> u64 {
+        const LONG: u16 = 1 << 9;
+        let vmcb = &self.pages.vmcb;
+        let pointer = vmcb.get(vmcb::RIP);
+        if vmcb.get(vmcb::CS_ATTRIBUTES) & LONG != 0 {
+            pointer
+        } else {
+            vmcb.get(vmcb::CS_BASE).wrapping_add(pointer) & 0xffff_ffff
+        }
+    }
+
+    /// The guest writes EFER. Whether it may.
+    pub(super) fn write_efer(&mut self, value: u64) -> bool {
+        /// What the next entry would not end by.
+        const VALID: u64 = 0xcd01;
+        let vmcb = &self.pages.vmcb;
+        let new = if self.defends(Defence::Modes) {
+            let old = vmcb.get(vmcb::EFER) & !SVME;
+            control::efer(old, value, vmcb.get(vmcb::CR0))
+        } else {
+            Some(value).filter(|value| value & !VALID == 0)
+        };
+        let Some(new) = new else {
+            return false;
+        };
+        self.pages.vmcb.set(vmcb::EFER, new | SVME);
+        self.pages.vmcb.flush();
+        if self.defends(Defence::Modes) {
+            self.mode_changed();
+        }
+        true
+    }
+
+    /// A register was written by which the processor's mode goes: the shadow is looked at again, if it has changed.
+    pub(super) fn mode_changed(&mut self) {
+        if self.table.set_levels(self.levels()) {
+            self.engage();
+        }
     }
 
     /// The guest loaded a table.
@@ -77,12 +127,8 @@ impl Vm {
         if let Some(page) = self.table.hide() {
             self.map(page, page, Access::All);
         }
-        let long_mode = self.pages.vmcb.get(vmcb::EFER) & LONG_MODE != 0;
-        let physical = if long_mode {
-            self.translate(self.table.base())
-        } else {
-            None
-        };
+        let long_mode = self.levels().is_some();
+        let physical = self.translate(self.table.base());
         let own = physical.filter(|page| self.memory.contains(*page, PAGE));
         let limit = self.table.limit();
         match gate::placement(long_mode, limit, own, self.interrupts.core().assigned()) {

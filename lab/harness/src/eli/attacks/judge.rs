@@ -166,7 +166,9 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
         }
         Sign::Emulator => ran.failure.is_some(),
         Sign::Lost => last(ran, "lost").is_some(),
-        Sign::Stopped(why) => last(ran, "stopped").is_some() && ran.log.contains(why),
+        Sign::Stopped(why) => {
+            is_said(&["stopped", "end"]) && !is_done(ran) && ran.log.contains(why)
+        }
         Sign::Said(key) => number(ran, key) > Some(0),
         Sign::Forged => account.as_ref().is_some_and(|account| {
             account.count("host_ticks") > account.count("host_ticks_made") + SLACK
@@ -177,7 +179,7 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
         Sign::OtherCore => whole
             .as_ref()
             .is_some_and(|whole| foreign(whole) + whole.count("core1_nmis") > 0),
-        Sign::OtherCoreStopped => whole.as_ref().is_some_and(|whole| !beats(whole, calm)),
+        Sign::OtherCoreStopped => beats_of(ran).is_some() && !beats(ran, calm),
         Sign::Blocked => {
             is_done(ran)
                 && account
@@ -208,16 +210,25 @@ fn foreign(account: &Report) -> u64 {
         .sum()
 }
 
+/// Beats of the other core, and in how many milliseconds: since the guest's end, if that ended; of the whole run otherwise.
+fn beats_of(ran: &Ran) -> Option<(u64, u64)> {
+    let of = |report: &Report| Some((report.find("core1_beats")?, report.find("ms")?));
+    let whole = last(ran, "end").or_else(|| last(ran, "time"));
+    match last(ran, "after").filter(|_| !is_done(ran)) {
+        Some(after) => {
+            let (beats, ms) = of(&after)?;
+            Some((beats - of(&whole?)?.0.min(beats), ms))
+        }
+        None => of(&whole?),
+    }
+}
+
 /// Whether the other core goes on, at half the rate of the calm run at least.
-fn beats(whole: &Report, calm: &Ran) -> bool {
-    let of_calm = calm
-        .reports()
-        .filter(|report| report.has("core1_beats"))
-        .last();
-    of_calm.is_some_and(|calm| {
-        let due = calm.count("core1_beats") * whole.count("ms") / calm.count("ms").max(1);
-        due > 0 && whole.count("core1_beats") * 2 >= due
-    })
+fn beats(ran: &Ran, calm: &Ran) -> bool {
+    let is_half = |((beats, ms), (due, of_ms)): ((u64, u64), (u64, u64))| {
+        due > 0 && ms > 0 && beats * 2 * of_ms >= due * ms
+    };
+    beats_of(ran).zip(beats_of(calm)).is_some_and(is_half)
 }
 
 /// Whether all holds that must.
@@ -283,7 +294,7 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
         foreign == 0,
         format!("{foreign} interrupts on the other core"),
     )?;
-    ensure(beats(&whole, calm), "the other core stopped")?;
+    ensure(beats(ran, calm), "the other core stopped")?;
     payload(attack, ran, &account)
 }
 

@@ -16,7 +16,7 @@ pub enum Sign {
     Emulator,
     /// The other core says that the first does not exit any more.
     Lost,
-    /// The hypervisor stopped, with this in its log.
+    /// The hypervisor ended the guest, with this in its log.
     Stopped(&'static str),
     /// The payload says a number above 0 of this name.
     Said(&'static str),
@@ -134,7 +134,11 @@ pub const ATTACKS: &[Attack] = &[
     attack("broadcast_message", Sign::OtherCore, ALL).with_nvme(),
     attack("e4", Sign::Blocked, DIRECT),
     attack("e4turns", Sign::Blocked, DIRECT),
-    attack("smi", Sign::Gone, ALL),
+    attack(
+        "smi",
+        Sign::Stopped("an exit that nothing is done about"),
+        ALL,
+    ),
     attack("fastreset", Sign::Gone, ALL),
     attack("resetport", Sign::Gone, ALL),
     attack("kbd", Sign::Gone, ALL),

@@ -151,7 +151,7 @@ impl World {
             return Ok(());
         }
         ensure(
-            self.ways.delivery && self.is_engaged && !self.has_fallen,
+            self.ways.delivery && self.is_engaged && !self.is_suspended,
             || "direct without a table".into(),
         )?;
         let is_quiet =
@@ -475,8 +475,13 @@ impl World {
     /// At an exit the host may have more to do.
     pub(super) fn host(&mut self, phase: Phase) -> Checked {
         self.steps = self.random.chance(0.2);
-        if self.random.chance(0.1) {
-            self.core.suspend();
+        match self.random.percent() {
+            0..5 => {
+                self.core.suspend();
+                self.is_suspended = true;
+            }
+            5..30 => self.resume(),
+            _ => {}
         }
         if phase == Phase::Reprogram && self.random.chance(0.4) {
             self.assign();
@@ -485,15 +490,20 @@ impl World {
             .service
             .values()
             .any(|it| *it == Service::Guest { is_over: false });
-        if phase == Phase::Nested && holds && !self.has_fallen && self.random.chance(0.05) {
+        if phase == Phase::Nested && holds && self.random.chance(0.05) {
             return self.fall_back();
         }
         Ok(())
     }
 
+    /// Suspension ends.
+    pub(super) fn resume(&mut self) {
+        self.core.resume();
+        self.is_suspended = false;
+    }
+
     pub(super) fn fall_back(&mut self) -> Checked {
         self.seen.fallen += 1;
-        self.has_fallen = true;
         for handler in &mut self.handlers {
             let is_real = matches!(handler.serves, Some((From::Apic, _))) && !handler.is_over;
             if let Some((_, vector)) = handler.serves

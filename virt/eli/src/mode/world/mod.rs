@@ -115,7 +115,7 @@ pub(super) struct World {
     // The hypervisor.
     table: Vec<Gate>,
     is_engaged: bool,
-    has_fallen: bool,
+    is_suspended: bool,
     going: Option<Going>,
     /// How the guest runs, if it does.
     running: Option<Plan>,
@@ -198,7 +198,7 @@ impl World {
             task_priority: 0,
             claimed: BTreeMap::new(),
             is_engaged: false,
-            has_fallen: false,
+            is_suspended: false,
             going: None,
             running: None,
             steps: false,
@@ -395,6 +395,7 @@ impl World {
             self.exit("rest")?;
         }
         self.steps = false;
+        self.resume();
         // All gates are there again.
         self.limit = 0xfff;
         for vector in 32..=255_u8 {
@@ -428,7 +429,7 @@ impl World {
         }
         self.enter()?;
         let is_direct = self.running.is_some_and(|plan| plan.direct);
-        let may_be = self.ways.delivery && self.is_engaged && !self.has_fallen;
+        let may_be = self.ways.delivery && self.is_engaged;
         self.seen.back_to_direct += u64::from(is_direct);
         ensure(is_direct == may_be, || "no direct mode any more".into())
     }
