@@ -1,7 +1,8 @@
 //! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
 //!
 //! The HPET and the IOMMU are ours, and a second core is not the guest's: the tables of the former are given another name, and the
-//! entry of the latter is marked not enabled, where they lie.
+//! entry of the latter is marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest
+//! does not have that.
 
 use eli::policy::ports::Firmware;
 
@@ -9,7 +10,7 @@ use crate::memory;
 use crate::remapping::firmware::Firmware as Remapping;
 
 /// What was found.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tables {
     /// Ports of power management.
     pub ports: Firmware,
@@ -23,7 +24,14 @@ pub struct Tables {
     pub other: Option<u32>,
     /// What there is of IOMMUs.
     pub remapping: Remapping,
+    /// Windows of configuration space in memory.
+    pub windows: [Option<core::ops::Range<u64>>; WINDOWS_MAX],
+    /// Their table.
+    windows_table: Option<u64>,
 }
+
+/// The most windows of configuration space that are read: one for each segment.
+const WINDOWS_MAX: usize = 4;
 
 const HEADER: u64 = 36;
 /// The most tables, and the most entries of one, that are looked at.
@@ -59,12 +67,39 @@ impl Tables {
                     // SAFETY: the caller's.
                     unsafe { hide(table) };
                 }
+                b"MCFG" => tables.windows(table),
                 // SAFETY: the caller's.
                 b"APIC" => unsafe { tables.processors(table, own) },
                 _ => {}
             }
         }
         tables
+    }
+
+    /// Reads the table of windows of configuration space (PCI Firmware 3.3, §4.1.2).
+    fn windows(&mut self, table: u64) {
+        self.windows_table = Some(table);
+        let (mut at, end) = (table + 44, table + u64::from(length(table)));
+        for window in &mut self.windows {
+            if at + 16 > end {
+                break;
+            }
+            let base = read64(at);
+            let [_, _, first, last] = read32(at + 8).to_le_bytes().map(u64::from);
+            *window = Some(base + (first << 20)..base + ((last + 1) << 20));
+            at += 16;
+        }
+    }
+
+    /// Hides the windows of configuration space.
+    ///
+    /// # Safety
+    /// As [`find_and_hide`](Self::find_and_hide).
+    pub unsafe fn hide_windows(&self) {
+        if let Some(table) = self.windows_table {
+            // SAFETY: the caller's.
+            unsafe { hide(table) };
+        }
     }
 
     /// Reads the fixed table (§5.2.9).
@@ -113,15 +148,16 @@ impl Tables {
     }
 }
 
-/// Gives a table a name that no system knows.
+/// Gives a table another name, which nothing looks for.
 ///
 /// # Safety
 /// As [`Tables::find_and_hide`].
 unsafe fn hide(table: u64) {
-    // SAFETY: the caller's: the table is memory, and nobody reads it yet.
-    unsafe { memory::write32(table, u32::from_le_bytes(*b"----")) };
-    // SAFETY: as above.
-    unsafe { check(table) };
+    // SAFETY: the caller's: the table is memory, and nothing reads it yet.
+    unsafe {
+        memory::write32(table, u32::from_le_bytes(*b"----"));
+        check(table);
+    }
 }
 
 /// Makes a table's bytes sum up to 0 again.

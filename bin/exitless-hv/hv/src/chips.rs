@@ -2,6 +2,7 @@
 //! messages, the I/O APIC, the 8259s, the host's timers and the IOMMU. Each is found once, at start,
 //! and then stays.
 
+use eli::policy::config::Config;
 use eli::policy::ports::Ports;
 use eli::policy::{PicWrites, Pics, Pin, Why};
 
@@ -18,6 +19,7 @@ pub struct Chips {
     io_apic: Option<IoApic>,
     pics: Pics,
     ports: Ports,
+    config: Config,
     hpet: Option<Hpet>,
     remapping: Option<Remapping>,
 }
@@ -85,6 +87,21 @@ impl Chips {
     /// The list of ports.
     pub fn ports(&self) -> &Ports {
         &self.ports
+    }
+
+    /// Sets configuration space.
+    pub fn set_config(&mut self, config: Config) {
+        self.config = config;
+    }
+
+    /// Configuration space.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Configuration space, to access it.
+    pub fn config_mut(&mut self) -> &mut Config {
+        &mut self.config
     }
 
     /// The assigned device's messages.

@@ -1,9 +1,9 @@
 //! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine
 //! attacks on it.
 //!
-//! **What.** One guest on one core, with the machine's memory, ports and devices as they are, and an NVMe controller whose interrupts are
-//! delivered to the guest and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
-//! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
+//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and registers that a list allows, and an
+//! NVMe controller whose interrupts are delivered to the guest and completed by it without an exit. `eli` decides; this carries it
+//! out. Under QEMU it is started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
 //! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into
 //! memory ([`loader`]), its control block is set up, and [`Vm::run`](vm::Vm::run) enters and exits
@@ -47,7 +47,7 @@ use core::arch::global_asm;
 
 use bare::multiboot::{Information, MAGIC};
 use bare::{apic, processor};
-use eli::defence::Defences;
+use eli::defence::{Defence, Defences};
 
 use crate::acpi::Tables;
 use crate::log::say;
@@ -134,6 +134,11 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     let pages = &raw mut REMAPPING;
     // SAFETY: here alone, once.
     vm.assign(&tables, unsafe { &mut *pages });
+    if options.defend.has(Defence::Config) {
+        // SAFETY: the guest does not run yet.
+        unsafe { tables.hide_windows() }
+        vm.hide_configuration(&tables);
+    }
     vm.set_up(start);
     vm.see_watchdog();
     say!("hv: entering the guest");

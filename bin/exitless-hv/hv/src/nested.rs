@@ -1,7 +1,7 @@
 //! Nested page tables: the guest's physical addresses are the machine's, but for the hypervisor's own 64 MiB and single pages that
 //! show something else, or that exit when they are written.
 
-use crate::memory::{OWN, PAGE, Page};
+use crate::memory::{self, OWN, PAGE, Page};
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
@@ -51,13 +51,23 @@ impl Nested {
             *entry = index << 30 | ALL | LARGE;
         }
         self.root[0] = self.giants.as_ptr() as u64 | ALL;
-        for address in OWN.step_by(2 << 20) {
+        self.remove(OWN)
+    }
+
+    /// Takes a range from the guest, with what else is in its first and last 2 MiB. The caller flushes the TLB.
+    ///
+    /// # Errors
+    /// The tables are full: part of it may be taken.
+    pub fn remove(&mut self, range: core::ops::Range<u64>) -> Result<(), Exhausted> {
+        const STEP: u64 = 2 << 20;
+        let end = range.end.min(memory::MAPPED);
+        for address in (range.start & !(STEP - 1)..end).step_by(STEP as usize) {
             let giant = (address >> 30) as usize;
             let table = Self::table(
                 &mut self.pool,
                 &mut self.used,
                 &mut self.giants[giant],
-                1 << 21,
+                STEP,
             )?;
             self.pool[table][(address >> 21) as usize & 511] = 0;
         }
@@ -108,14 +118,20 @@ impl Nested {
         step: u64,
     ) -> Result<usize, Exhausted> {
         let first = pool.as_ptr() as u64;
-        if *entry & LARGE == 0 {
+        let is_present = *entry & PRESENT != 0;
+        if is_present && *entry & LARGE == 0 {
             return Ok(((*entry & ADDRESS) - first) as usize / size_of::<Page>());
         }
         let index = *used;
         let table = pool.get_mut(index).ok_or(Exhausted)?;
         let large = if step == PAGE { 0 } else { LARGE };
         for (part, slot) in (0..).zip(table.iter_mut()) {
-            *slot = ((*entry & ADDRESS & !(step * 512 - 1)) + part * step) | ALL | large;
+            // What the guest does not have it has no part of.
+            *slot = if is_present {
+                ((*entry & ADDRESS & !(step * 512 - 1)) + part * step) | ALL | large
+            } else {
+                0
+            };
         }
         *used += 1;
         *entry = table.as_ptr() as u64 | ALL;

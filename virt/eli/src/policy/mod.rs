@@ -11,6 +11,7 @@ mod messages;
 
 pub use messages::{Message, Pin, message};
 
+pub mod config;
 pub mod msrs;
 pub mod ports;
 

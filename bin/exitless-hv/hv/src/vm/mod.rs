@@ -16,9 +16,10 @@
 //!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
-//! `instructions` (others), `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
+//! `config` (configuration space), `instructions` (others), `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
 //! `reports` (lines of JSON). `set_up` is before the first entry, `end` behind the last exit.
 
+mod config;
 mod cpuid;
 mod end;
 mod events;

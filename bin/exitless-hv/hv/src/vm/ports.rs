@@ -7,7 +7,7 @@ use eli::event::{self, Event};
 use eli::policy::ports::{Access, Answer, Rule, ones};
 
 use super::end::End;
-use super::{MARKERS, Vm};
+use super::{MARKERS, Vm, config};
 use crate::log::{self, Hex};
 use crate::pages::{RCX, RDI, RSI};
 use crate::report::Cause;
@@ -64,7 +64,8 @@ impl Vm {
         } else {
             ports.rule(number) == Rule::Pm1Control
         };
-        is_own(number) || PICS.contains(&number) || is_withheld
+        let is_config = self.defends(Defence::Config) && config::is_port(number);
+        is_own(number) || PICS.contains(&number) || is_withheld || is_config
     }
 
     pub(super) fn io(&mut self) -> Cause {
@@ -177,8 +178,12 @@ impl Vm {
         if PICS.contains(&number) && size == 1 {
             return through_read(number, size);
         }
-        if is_configuration(number) {
-            return through_read(number, size);
+        if config::is_port(number) {
+            return if self.defends(Defence::Config) {
+                self.config_read(number, size)
+            } else {
+                through_read(number, size)
+            };
         }
         match self.chips.ports().decide(number, size, Access::Read) {
             Answer::Through(_) => through_read(number, size),
@@ -198,8 +203,12 @@ impl Vm {
         if PICS.contains(&number) && size == 1 {
             return self.pic_write(number, value as u8);
         }
-        if is_configuration(number) {
-            return through_write(number, size, value);
+        if config::is_port(number) {
+            return if self.defends(Defence::Config) {
+                self.config_write(number, size, value);
+            } else {
+                through_write(number, size, value);
+            };
         }
         let access = Access::Write(value);
         match self.chips.ports().decide(number, size, access) {
@@ -232,11 +241,6 @@ impl Vm {
 /// Markers, and the log: the guest writes no line of it.
 fn is_own(number: u16) -> bool {
     number == MARKERS || log::output().ports().contains(&number)
-}
-
-/// Address and data of configuration space; the reset register is among them, of one byte.
-const fn is_configuration(number: u16) -> bool {
-    matches!(number, 0xcf8 | 0xcfc..=0xcff)
 }
 
 fn through_read(number: u16, size: u8) -> u32 {
