@@ -182,6 +182,7 @@ pub fn run(machine: &Machine, mode: Mode, kernel: &str, script: &str, work: u64)
         guest: Guest::Linux(kernel, script),
         cpu: CPU,
         nvme: true,
+        iommu: false,
         cpus: 1,
         limit: Duration::from_secs(90 + work / 200),
     })?;

@@ -89,7 +89,8 @@ impl Vm {
         ] {
             let _ = write!(out, "\"{key}\":{value},");
         }
-        let _ = write!(out, "\"canary\":{},", Canary::is_whole());
+        let lost = u64::from(!Canary::is_whole());
+        let _ = write!(out, "\"canary_lost\":{lost},");
         let contained = self.chips.contains_dma();
         let _ = writeln!(out, "\"contained_dma\":{contained}}}");
     }

@@ -192,6 +192,9 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
                 .map(|account| account.count(&format!("{kind}_guest")));
             is_done(ran) && exits < number(ran, "times")
         }
+        Sign::Overwritten => whole
+            .as_ref()
+            .is_some_and(|whole| whole.count("canary_lost") > 0),
         Sign::Ended => is_said(&["end", "stopped"]) && !is_said(&["after"]) && !is_done(ran),
     };
     holds.then(|| format!("{:?}", attack.sign))
@@ -263,6 +266,7 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
         "core1_nmis",
         "core1_beats_extra",
         "core1_beats",
+        "canary_lost",
     ] {
         ensure(whole.has(key), format!("no figure {key:?}"))?;
     }
@@ -295,6 +299,10 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
         format!("{foreign} interrupts on the other core"),
     )?;
     ensure(beats(ran, calm), "the other core stopped")?;
+    ensure(
+        whole.count("canary_lost") == 0,
+        "the hypervisor's memory was written",
+    )?;
     payload(attack, ran, &account)
 }
 
@@ -310,6 +318,9 @@ fn payload(attack: &Attack, ran: &Ran, account: &Report) -> Result<(), String> {
     match attack.name {
         "e7" | "e7tpr" => is("early", 0).and_then(|()| is("late", 1)),
         "gate" => is("faults", 1).and_then(|()| is("recovered", 1)),
+        // What the IOMMU has blocked it has recorded.
+        "e11" => ensure(account.count("dma_faults") > 0, "no fault was recorded"),
+        "e12" => ensure(account.count("irq_blocked") > 0, "no message was blocked"),
         "e4" | "e4turns" => ensure(
             account.count("intr_guest") > 0,
             "the lower vector was not acknowledged",

@@ -37,6 +37,7 @@ struct Case<'a> {
     /// The switch of the defences.
     defend: String,
     nvme: bool,
+    iommu: bool,
 }
 
 impl fmt::Display for Case<'_> {
@@ -106,6 +107,7 @@ impl Case<'_> {
             guest: Guest::Attack(&line),
             cpu: CPU,
             nvme: self.nvme,
+            iommu: self.iommu,
             cpus: 2,
             limit: Duration::from_secs(20),
         })
@@ -120,6 +122,7 @@ pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
         mode,
         defend: "on".to_owned(),
         nvme: false,
+        iommu: false,
     };
     let window = case.run_once(machine)?.report("window")?;
     // The marker that ends the window is the measurement's own.
@@ -162,6 +165,7 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
                 mode,
                 defend: "on".to_owned(),
                 nvme: false,
+                iommu: false,
             };
             let calm = match payload
                 .returns
@@ -301,6 +305,7 @@ fn round_of(
             mode,
             defend,
             nvme: attack.nvme,
+            iommu: attack.iommu,
         };
         // Signs are plain: without defences a run is what it is.
         let ran = match way {
