@@ -151,6 +151,31 @@ impl TickGaps {
     }
 }
 
+/// A number that another core counts up, and the time at which it was seen to change last.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    value: u64,
+    since: u64,
+    was_said: bool,
+}
+
+impl Progress {
+    /// Notes that it is `value` at `now`. Returns whether it has been the same for `limit` counts of the clock by now: once, until it
+    /// changes again.
+    pub const fn is_overdue(&mut self, value: u64, now: u64, limit: u64) -> bool {
+        if value != self.value {
+            *self = Self {
+                value,
+                since: now,
+                was_said: false,
+            };
+        }
+        let is_overdue = !self.was_said && now.saturating_sub(self.since) >= limit;
+        self.was_said |= is_overdue;
+        is_overdue
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,5 +264,29 @@ mod tests {
         gaps.begin(2700);
         assert_eq!(gaps.longest(), 0);
         assert_eq!(gaps.ticks(), 4);
+    }
+
+    #[test]
+    fn e17_a_count_that_stands_is_said_once_each_time_that_it_stands() {
+        let mut nmis = Progress::default();
+        // It goes on, by whatever.
+        for now in 0..100 {
+            assert!(!nmis.is_overdue(now / 3 + 1, now * 10, 100));
+        }
+        let value = 99 / 3 + 1;
+        assert!(!nmis.is_overdue(value, 1080, 100));
+        assert!(nmis.is_overdue(value, 1090, 100));
+        for now in 1100..2000 {
+            assert!(!nmis.is_overdue(value, now, 100));
+        }
+        // Once again, and then no more.
+        assert!(!nmis.is_overdue(value + 1, 2000, 100));
+        assert!(!nmis.is_overdue(value + 1, 2099, 100));
+        assert!(nmis.is_overdue(value + 1, 2100, 100));
+        // A clock that was read before.
+        assert!(!nmis.is_overdue(value + 2, 3000, 100));
+        assert!(!nmis.is_overdue(value + 2, 2990, 100));
+        // One that never began.
+        assert!(Progress::default().is_overdue(0, 100, 100));
     }
 }

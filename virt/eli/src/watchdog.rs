@@ -161,6 +161,12 @@ impl Samples {
         }
     }
 
+    /// Whether there is a moment to come, as far as is known.
+    #[must_use]
+    pub const fn is_set(&self) -> bool {
+        self.due_us.is_some() || self.mean_us == 0
+    }
+
     /// The next moment, if there is none to come or the last has passed long ago; `entropy` is something that a guest does not know.
     pub fn next(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
         let is_lost = |due_us: u64| now_us.saturating_sub(due_us) > 4 * self.mean_us;

@@ -12,7 +12,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bare::apic;
-use eli::clock::{Period, TickGaps};
+use eli::clock::{Progress, TickGaps};
 
 use crate::host;
 use crate::hpet::Clock;
@@ -54,38 +54,8 @@ struct Own {
     timer_counts: u64,
     /// Time at which the timer was set.
     set_at: u64,
-    alive: Unchanged,
-    watchdog: Unchanged,
-}
-
-/// Number that another core counts, and the time at which it was seen to change.
-#[derive(Clone, Copy)]
-struct Unchanged {
-    value: u64,
-    since: u64,
-    was_said: bool,
-}
-
-impl Unchanged {
-    const NEVER: Self = Self {
-        value: 0,
-        since: 0,
-        was_said: false,
-    };
-
-    /// Whether it has just been the same for [`LOST_MS`]: once for each time.
-    fn is_overdue(&mut self, value: u64, now: u64, period: Period) -> bool {
-        if value != self.value {
-            *self = Self {
-                value,
-                since: now,
-                was_said: false,
-            };
-        }
-        let is_overdue = !self.was_said && now.saturating_sub(self.since) >= period.counts(LOST_MS);
-        self.was_said |= is_overdue;
-        is_overdue
-    }
+    alive: Progress,
+    watchdog: Progress,
 }
 
 /// Written by [`start`] before the core runs, and by its interrupts since then.
@@ -107,8 +77,8 @@ pub unsafe fn start(id: u32, clock: Clock) -> bool {
         clock,
         timer_counts: timer_counts(clock),
         set_at: 0,
-        alive: Unchanged::NEVER,
-        watchdog: Unchanged::NEVER,
+        alive: Progress::default(),
+        watchdog: Progress::default(),
     };
     // SAFETY: the core does not run yet; it is started by what comes behind this.
     unsafe { (&raw mut OWN).write(Some(own)) }
@@ -233,7 +203,8 @@ impl Own {
         if alive == 0 {
             return;
         }
-        if self.alive.is_overdue(alive, now, period) {
+        let limit = period.counts(LOST_MS);
+        if self.alive.is_overdue(alive, now, limit) {
             let beats = BEATS.load(Ordering::Relaxed);
             say!("core1: the first core has not exited for {LOST_MS} ms: lost");
             say!(
@@ -243,7 +214,7 @@ impl Own {
             crate::power::off();
         }
         let nmis = host::HOST_NMIS.load(Ordering::Relaxed);
-        if IS_GUARDED.load(Ordering::Relaxed) && self.watchdog.is_overdue(nmis, now, period) {
+        if IS_GUARDED.load(Ordering::Relaxed) && self.watchdog.is_overdue(nmis, now, limit) {
             say!("core1: the first core's watchdog has not ticked for {LOST_MS} ms");
             say!(
                 "{{\"report\":\"watchdog_lost\",\"nmis\":{nmis},\"ms\":{}}}",

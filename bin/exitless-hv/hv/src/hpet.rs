@@ -8,6 +8,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use bare::processor;
 use eli::clock::{self, Half, Period};
 
 use crate::memory;
@@ -142,9 +143,18 @@ impl Hpet {
         Ok(())
     }
 
-    /// Starts the counter.
-    pub fn start(&mut self) {
+    /// Starts the counter, and sees it count.
+    pub fn start(&mut self) -> Result<(), Unfit> {
+        /// A second or two: what waits for this clock has no other end.
+        const CYCLES_MAX: u64 = 5_000_000_000;
         self.write(CONFIGURATION, 1);
+        let (first, start) = (self.clock.now(), processor::cycles());
+        while self.clock.now() == first {
+            if processor::cycles() - start > CYCLES_MAX {
+                return Err(Unfit("its counter stands"));
+            }
+        }
+        Ok(())
     }
 
     /// Ticks made so far.

@@ -215,6 +215,12 @@ impl Interrupts {
         tick.map_or(WATCHDOG, |tick| tick.samples.take(now_us()))
     }
 
+    /// Whether there is a tick of the host's, and no sample is set.
+    pub fn wants_sample(&self) -> bool {
+        let tick = self.tick.as_ref();
+        tick.is_some_and(|tick| !tick.samples.is_set())
+    }
+
     /// Returns when the next sample is to be, if it has to be set.
     pub fn next_sample(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
         self.tick.as_mut()?.samples.next(now_us, entropy)

@@ -2,7 +2,9 @@
 
 use bare::apic;
 use eli::Vector;
-use eli::policy::{LVT_MASKED, Lvt};
+use eli::policy::{LVT_MASKED, Lvt, timer};
+
+use crate::hpet::Clock;
 
 /// Entries of the local vector table: their registers, and what policy calls them.
 const LVTS: [(u32, Lvt); 6] = [
@@ -51,6 +53,10 @@ pub struct Lapic {
     lvt: [u32; LVTS.len()],
     spurious: u64,
     command: u64,
+    /// The timer's initial count, where its writes exit.
+    initial: u32,
+    /// Counts of the timer's clock in its least period, if there is one.
+    least: u64,
 }
 
 impl Lapic {
@@ -61,7 +67,28 @@ impl Lapic {
             lvt: LVTS.map(|(register, _)| apic::read(register) as u32),
             spurious: SPURIOUS_VECTOR,
             command: 0,
+            initial: 0,
+            least: 0,
         }
+    }
+
+    /// Measures the timer's clock, which takes 2 ms: a periodic timer has a least period from now on.
+    pub fn limit_period(&mut self, clock: Clock) {
+        const MEASURED_US: u64 = 2_000;
+        const DIVIDE_BY_1: u64 = 0xb;
+        // SAFETY: masked, it interrupts no processor.
+        unsafe {
+            apic::write(apic::LVT_TIMER, LVT_MASKED.into());
+            apic::write(apic::TIMER_DIVIDE, DIVIDE_BY_1);
+            apic::write(apic::TIMER_INITIAL, u32::MAX.into());
+        }
+        let start = clock.microseconds();
+        while clock.microseconds().wrapping_sub(start) < MEASURED_US {}
+        let us = clock.microseconds().wrapping_sub(start).max(1);
+        let counts = u64::from(u32::MAX) - apic::read(apic::TIMER_CURRENT);
+        // SAFETY: as above.
+        unsafe { apic::write(apic::TIMER_INITIAL, 0) }
+        self.least = (counts * timer::LEAST_PERIOD_US / us).max(1);
     }
 
     /// Its identifier.
@@ -89,6 +116,27 @@ impl Lapic {
         let entry = self.lvt[0];
         (entry & LVT_MASKED == 0 && entry as Vector >= eli::gate::FIRST_INTERRUPT)
             .then_some(entry as Vector)
+    }
+
+    /// Whether the timer is periodic.
+    pub fn is_periodic(&self) -> bool {
+        const PERIODIC: u32 = 1 << 17;
+        self.lvt[0] & PERIODIC != 0
+    }
+
+    /// The timer's initial count, as the guest wrote it.
+    pub fn initial_count(&self) -> u32 {
+        self.initial
+    }
+
+    /// Takes the guest's write of the timer's initial count.
+    pub fn set_initial_count(&mut self, count: u32) {
+        self.initial = count;
+    }
+
+    /// The initial count for the real timer, with this divide configuration.
+    pub fn real_initial_count(&self, divide: u32) -> u32 {
+        timer::initial_count(self.initial, divide, self.is_periodic(), self.least)
     }
 
     /// Takes the guest's write of an entry.

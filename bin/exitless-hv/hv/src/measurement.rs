@@ -7,6 +7,8 @@
 //! An [`Account`] is the content of one line of the report. The longest time without a tick of the
 //! host's is measured by both cores, in [`core1::TICKS`], window by window.
 
+use bare::processor;
+
 use crate::core1;
 use crate::hpet::Clock;
 use crate::report::{Cause, Count, Counts, Kind};
@@ -58,6 +60,8 @@ pub struct Measurement {
     clock: Option<Clock>,
     /// The longest gap between ticks in the windows before, counts of the clock.
     longest: u64,
+    /// Cycles at the last look at the clock.
+    looked: u64,
 }
 
 impl Measurement {
@@ -70,6 +74,7 @@ impl Measurement {
             windows: 0,
             clock: None,
             longest: 0,
+            looked: 0,
         }
     }
 
@@ -92,6 +97,18 @@ impl Measurement {
         {
             core1::TICKS.taken(clock.now());
         }
+    }
+
+    /// Returns whether it is time to look at the clock, which is slower than this: a device's register,
+    /// and read three times. For an interval of milliseconds.
+    pub fn is_look_due(&mut self) -> bool {
+        const CYCLES: u64 = 1_000_000;
+        let now = processor::cycles();
+        let is_due = now.wrapping_sub(self.looked) >= CYCLES;
+        if is_due {
+            self.looked = now;
+        }
+        is_due
     }
 
     /// The guest is about to be entered.

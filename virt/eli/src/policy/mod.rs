@@ -8,6 +8,7 @@
 
 pub mod control;
 mod messages;
+pub mod timer;
 
 pub use messages::{Message, Pin, message};
 

@@ -47,14 +47,24 @@ impl Vm {
                 self.pages.vmcb.get(vmcb::RIP)
             );
         }
-        self.set_sample(now);
+        // One that has been lost is set again.
+        if self.interrupts.was_direct() {
+            self.set_sample(now);
+        }
     }
 
-    /// Sets the next moment at which a guest in direct mode is looked at.
-    fn set_sample(&mut self, now_us: u64) {
-        if self.interrupts.was_direct()
-            && let Some(at) = self.interrupts.next_sample(now_us, processor::cycles())
+    /// The guest is entered in direct mode: the next moment at which it is looked at is set, if there is none.
+    pub(super) fn watch_masking(&mut self) {
+        if self.interrupts.wants_sample()
+            && self.defends(Defence::Masking)
+            && let Some(now) = self.chips.us()
         {
+            self.set_sample(now);
+        }
+    }
+
+    fn set_sample(&mut self, now_us: u64) {
+        if let Some(at) = self.interrupts.next_sample(now_us, processor::cycles()) {
             self.chips.sample(at);
         }
     }

@@ -45,15 +45,20 @@ impl Vm {
                 let command = value & 0xff | 1 << 18;
                 return self.command(command);
             }
-            apic::TIMER_INITIAL | apic::TIMER_DIVIDE => {
-                let bits = if register == apic::TIMER_DIVIDE {
-                    0xb
-                } else {
-                    0xffff_ffff
-                };
+            apic::TIMER_INITIAL => {
+                self.interrupts.lapic_mut().set_initial_count(value as u32);
+                let divide = apic::read(apic::TIMER_DIVIDE) as u32;
+                let real = self.interrupts.lapic().real_initial_count(divide);
                 // SAFETY: when the timer interrupts is the guest's; with which vector was looked
                 // at.
-                unsafe { apic::write(register, value & bits) }
+                unsafe { apic::write(apic::TIMER_INITIAL, real.into()) }
+                return (Some(0), Kind::Timer, Cause::Timer);
+            }
+            apic::TIMER_DIVIDE => {
+                let divide = value & 0xb;
+                self.limit_period(divide as u32);
+                // SAFETY: as above.
+                unsafe { apic::write(apic::TIMER_DIVIDE, divide) }
                 return (Some(0), Kind::Timer, Cause::Timer);
             }
             // Error status: written before it is read.
@@ -83,8 +88,12 @@ impl Vm {
                 let real = eli::VectorSet::from_words(apic::words(apic::IRR));
                 word(core.shown_requested(real), apic::IRR)
             }
-            apic::TIMER_CURRENT | apic::TIMER_INITIAL => {
+            apic::TIMER_CURRENT => {
                 return (Some(apic::read(register)), Kind::Timer, Cause::Timer);
+            }
+            apic::TIMER_INITIAL => {
+                let count = lapic.initial_count().into();
+                return (Some(count), Kind::Timer, Cause::Timer);
             }
             0x802 | 0x803 | 0x80a | 0x80d | 0x818..=0x81f | 0x828 | apic::TIMER_DIVIDE => {
                 apic::read(register)
@@ -137,7 +146,28 @@ impl Vm {
         }
     }
 
+    /// Whether the guest sets its timer without an exit.
+    fn sets_timer_itself(&self) -> bool {
+        let lapic = self.interrupts.lapic();
+        let has_limit = lapic.is_periodic() && self.defends(Defence::Period);
+        self.assigns_timer() && lapic.timer_vector().is_some() && !has_limit
+    }
+
+    /// Keeps a timer that runs from a shorter period than it may have, before its mode or this divide configuration is set. One that
+    /// needs no other count goes on.
+    fn limit_period(&mut self, divide: u32) {
+        let real = self.interrupts.lapic().real_initial_count(divide);
+        if u64::from(real) != apic::read(apic::TIMER_INITIAL) {
+            // SAFETY: as for a write of the guest's.
+            unsafe { apic::write(apic::TIMER_INITIAL, real.into()) }
+        }
+    }
+
     fn write_lvt(&mut self, entry: LvtEntry, value: u32) {
+        if entry.kind() == Lvt::Timer && self.sets_timer_itself() {
+            let count = apic::read(apic::TIMER_INITIAL) as u32;
+            self.interrupts.lapic_mut().set_initial_count(count);
+        }
         self.interrupts.lapic_mut().set_lvt(entry, value);
         let (register, entry) = (entry.register(), entry.kind());
         // What no entry has would raise #GP here: vector, mode, polarity and trigger, mask; the
@@ -162,11 +192,14 @@ impl Vm {
                 None => LVT_MASKED,
             };
         }
+        if entry == Lvt::Timer {
+            self.limit_period(apic::read(apic::TIMER_DIVIDE) as u32);
+        }
         // SAFETY: masked, or fixed with a vector that is the guest's; ExtINT, whose vectors are
         // looked at elsewhere.
         unsafe { apic::write(register, u64::from(write.real & bits)) }
         if entry == Lvt::Timer {
-            let through = self.assigns_timer() && self.interrupts.lapic().timer_vector().is_some();
+            let through = self.sets_timer_itself();
             for count in [apic::TIMER_INITIAL, apic::TIMER_CURRENT] {
                 self.pages.let_through(count, through, false);
             }

@@ -146,6 +146,9 @@ impl Vm {
         let plan = self.interrupts.plan(&self.pages.vmcb, is_stepping, real);
         let turns = plan.direct && !was_direct;
         self.measurement.add(Count::TurnsDirect, turns.into());
+        if plan.direct {
+            self.watch_masking();
+        }
         for vector in plan.hide.iter() {
             self.show_gate(vector);
         }

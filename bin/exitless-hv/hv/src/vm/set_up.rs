@@ -55,7 +55,9 @@ impl Vm {
                 Err(why) => say!("hv: no tick: {why}"),
             }
         }
-        hpet.start();
+        if let Err(why) = hpet.start() {
+            refuse(&why);
+        }
         let (clock, tick_us) = (hpet.clock(), hpet.tick_us());
         self.measurement.set_clock(clock);
         self.chips.add_hpet(hpet);
@@ -72,6 +74,9 @@ impl Vm {
                 }
             );
         }
+        if self.defends(Defence::Period) {
+            self.interrupts.lapic_mut().limit_period(clock);
+        }
         if let Some(tick_us) = tick_us {
             self.interrupts
                 .set_tick(0, tick_us, u64::from(watchdog) * 1000);
@@ -85,19 +90,14 @@ impl Vm {
     pub fn see_watchdog(&mut self) {
         /// Ticks that are waited for.
         const TICKS: u64 = 2;
-        /// The most reads of a clock that stands.
-        const READS_MAX: u32 = 100_000_000;
         let ms = self.options.watchdog;
         let Some(clock) = self.chips.clock().filter(|_| ms != 0) else {
             return;
         };
         let limit = clock.period().counts(1000 + 4 * ms);
         let (start, mut seen) = (clock.now(), 0);
-        for _ in 0..READS_MAX {
+        while seen < TICKS && clock.now() - start <= limit {
             seen += host::window_nmi();
-            if seen >= TICKS || clock.now() - start > limit {
-                break;
-            }
         }
         if seen < TICKS {
             refuse(

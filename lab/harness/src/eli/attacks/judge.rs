@@ -139,6 +139,11 @@ fn ticks(account: &Report, calm: &Report) -> (u64, u64) {
     (due, account.count("host_ticks"))
 }
 
+/// The most ticks of the watchdog that there are in the time of `account`.
+fn nmis_due(account: &Report) -> u64 {
+    account.count("ms") / WATCHDOG + SLACK
+}
+
 fn is_rarer(account: &Report, calm: &Report, percent: u64) -> bool {
     let (due, taken) = ticks(account, calm);
     taken * 100 < due * percent
@@ -284,7 +289,7 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
     )?;
     let nmis = account.count("nmis");
     ensure(
-        nmis > 0 && nmis <= ms / WATCHDOG + SLACK,
+        nmis > 0 && nmis <= nmis_due(&account),
         format!("{nmis} ticks of the watchdog in {ms} ms"),
     )?;
     let regain = regain_periods(ran).ok_or("no gap")?;

@@ -58,7 +58,7 @@ const LINGER: u64 = 1100;
 
 /// Part of its time for which a run may have to wait for a processor, and how often it is tried.
 const WAITED: f64 = 0.1;
-const TRIES: u32 = 3;
+const TRIES: u32 = 2;
 
 impl Case<'_> {
     /// Runs it. A run for which this machine had no time is made again, and those are counted: what it would say is of the machine.
