@@ -86,7 +86,7 @@ impl Aliases {
         }
     }
 
-    /// How many vectors have an alias.
+    /// Number of vectors that have an alias.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.aliased.len()

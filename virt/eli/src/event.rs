@@ -134,7 +134,7 @@ impl Event {
 }
 
 impl Event {
-    /// What the guest gets of this fault, met while `first` was delivered, or by an instruction; `None` for a shutdown.
+    /// Combines this fault with the event that was being delivered, if any: the guest's event, or `None` for a shutdown.
     ///
     /// Each step of a row of faults goes this way, also those that the hypervisor raises for what the guest's tables do not know of
     /// (a nested page fault, a refusal). So a delivery that faults whatever is delivered ends: after the second fault there is but #DF,

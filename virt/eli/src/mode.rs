@@ -1,15 +1,17 @@
 //! The mode machine, and the model of what is requested and in service.
 
 mod counts;
+mod reflect;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod world;
 
 pub use counts::Counts;
+pub use reflect::{Fault, Reflection};
 
 use crate::alias::{Aliases, Full};
-use crate::event::{self, Event, Kind};
+use crate::event::{Event, Kind};
 use crate::gate::{self, Gate};
 use crate::hosts::{CRITICAL, SPURIOUS, Source};
 use crate::policy;
@@ -104,32 +106,6 @@ pub struct Plan {
     pub hide: VectorSet,
 }
 
-/// A fault of which the exit may be an interrupt's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// #NP or #GP, with its code.
-    pub fault: Event,
-    /// What was being delivered ([`Event::from_field`] of EXITINTINFO).
-    pub during: Option<Event>,
-    /// The guest's own gate for that vector.
-    pub gate: Gate,
-    /// The guest's privilege level.
-    pub privilege: u8,
-}
-
-/// What such a fault is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reflection {
-    /// A real interrupt, acknowledged, by its vector at the real local APIC: to be handed to [`Core::took`].
-    Interrupt(Vector),
-    /// An INT instruction whose gate is hidden from it: to be injected, with the instruction pointer behind the instruction.
-    Software(Injection),
-    /// The guest's own fault, to be injected.
-    Guest(Event),
-    /// The guest's third fault in a row.
-    Shutdown,
-}
-
 const EXTERNALS: usize = 16;
 
 /// The mode machine of one guest processor.
@@ -144,7 +120,7 @@ pub struct Core {
     engaged: bool,
     /// The guest delays the host's interrupts by masking: no direct mode until it is resumed.
     suspended: bool,
-    /// What the guest had in service was ended for it, or it was suspended, and it has not been in direct mode since.
+    /// The guest's interrupts were ended for it, or it was suspended, and it has not been in direct mode since.
     away: bool,
     assigned: VectorSet,
     guest_limit: u32,
@@ -231,7 +207,7 @@ impl Core {
         self.aliases.claim(vector)
     }
 
-    /// How many of the guest's vectors are others at the real local APIC.
+    /// Number of the guest's vectors that are others at the real local APIC.
     #[must_use]
     pub fn aliased(&self) -> u32 {
         self.aliases.len()
@@ -292,8 +268,8 @@ impl Core {
         !real.without(self.owed).is_empty()
     }
 
-    /// What is in service at the real local APIC, `real`, is virtual from here, and ended there; how many EOIs that takes now. There is
-    /// no direct mode until the guest has ended it.
+    /// Ends what is in service at the real local APIC, `real`, which is virtual from here on. Returns how many EOIs that takes now.
+    /// There is no direct mode until the guest has ended it.
     ///
     /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they come after all. What is in service
     /// below a level-triggered one that waits for the guest is ended with that one.
@@ -340,13 +316,13 @@ impl Core {
         self.task_priority
     }
 
-    /// What is requested virtually.
+    /// Vectors that are requested virtually.
     #[must_use]
     pub const fn requested(&self) -> VectorSet {
         self.requested
     }
 
-    /// What the guest reads in its request register, where the real one has `real`: without what is the host's.
+    /// The guest's request register, where the real one has `real`: without the host's vectors.
     #[must_use]
     pub fn shown_requested(&self, real: VectorSet) -> VectorSet {
         let guests = real.iter().filter(|vector| *vector < CRITICAL);
@@ -589,72 +565,6 @@ impl Core {
             self.opened.insert(vector);
         }
         is_hidden
-    }
-
-    /// What a #NP or #GP of the guest's is.
-    pub fn reflect(&mut self, fault: Fault) -> Reflection {
-        let Some(during) = fault.during else {
-            return Reflection::Guest(fault.fault);
-        };
-        let vector = during.vector;
-        let names_gate = fault
-            .fault
-            .code
-            .is_some_and(|code| code & event::CODE_IDT != 0);
-        match during.kind {
-            Kind::External if names_gate => self.reflect_external(vector, fault),
-            Kind::Software if names_gate && vector >= gate::FIRST_INTERRUPT => {
-                self.reflect_software(vector, fault)
-            }
-            _ => match during.then(fault.fault) {
-                Some(event) => Reflection::Guest(event),
-                None => Reflection::Shutdown,
-            },
-        }
-    }
-
-    fn reflect_external(&mut self, vector: Vector, fault: Fault) -> Reflection {
-        // What was injected has the guest's vector, and goes through the table only while nothing real does.
-        let was_injected = self.injected == Some(vector);
-        // A gate that the shadow shows as it is: it is the guest's own that is not present. The interrupt is in service, as it
-        // would be without a host, and the guest is told. Injected again it would fault again, for ever.
-        let is_own = was_injected || self.last.direct && self.assigned.contains(vector);
-        if is_own {
-            self.counts.own_gates += 1;
-            let code = u32::from(vector) << 3 | event::CODE_IDT | event::CODE_EXTERNAL;
-            return Reflection::Guest(Event::exception(fault.fault.vector, Some(code)));
-        }
-        self.counts.reflected += 1;
-        Reflection::Interrupt(vector)
-    }
-
-    fn reflect_software(&mut self, vector: Vector, fault: Fault) -> Reflection {
-        let code = u32::from(vector) << 3 | event::CODE_IDT;
-        let guest = |vector| Reflection::Guest(Event::exception(vector, Some(code)));
-        if !self.engaged {
-            // Through the guest's own table: whatever it met there is right.
-            return guest(fault.fault.vector);
-        }
-        // In the processor's order: limit, type, privilege, presence.
-        if !gate::is_within(self.guest_limit, vector) || !fault.gate.is_gate() {
-            return guest(event::PROTECTION);
-        }
-        if fault.gate.privilege() < fault.privilege {
-            return guest(event::PROTECTION);
-        }
-        if !fault.gate.is_present() {
-            return guest(event::NOT_PRESENT);
-        }
-        self.counts.software += 1;
-        let event = Event {
-            vector,
-            kind: Kind::Software,
-            code: None,
-        };
-        Reflection::Software(Injection {
-            event,
-            opens: self.open(vector),
-        })
     }
 
     /// What an exit cut off, if the next entry must begin with it again.

@@ -37,7 +37,7 @@ pub struct Interrupts {
     /// Vectors of the assigned device's messages.
     device: VectorSet,
     service: Service,
-    /// What is known of the host's tick, if there is one.
+    /// The host's tick, if there is one.
     tick: Option<Tick>,
     /// The entry begins with an INT instruction's event.
     is_software: bool,

@@ -3,7 +3,7 @@
 
 use super::world::{Seen, World};
 use super::*;
-use crate::event::{NOT_PRESENT, PROTECTION};
+use crate::event::{self, NOT_PRESENT, PROTECTION};
 
 /// Events of one world; claims are for good in each.
 const ONE_WORLD: u64 = 10_000;
@@ -276,7 +276,7 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
 }
 
 #[test]
-fn what_is_gone_when_it_is_acknowledged_has_the_guests_spurious_vector() {
+fn an_interrupt_that_is_gone_has_the_guests_spurious_vector() {
     let mut core = engaged();
     core.set_spurious(0x7f);
     took(&mut core, &[external(SPURIOUS)]);
@@ -437,7 +437,7 @@ fn what_is_ended_by_force_stays_in_service_for_the_guest() {
 }
 
 #[test]
-fn what_is_held_is_the_guests_alone() {
+fn the_hosts_levels_are_not_held_by_the_guest() {
     let mut core = engaged();
     core.plan(READY, set(&[]));
     assert!(core.is_held(set(&[0x41])) && !core.is_held(set(&[])));

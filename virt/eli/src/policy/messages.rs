@@ -1,8 +1,8 @@
 //! Interrupts from outside of the processor: a device's messages, and the I/O APIC's entries.
 //!
-//! What the guest writes is read for what it may choose: the vector, whether it is masked, and for a pin its trigger and polarity.
-//! What the hardware gets is *made* of that: this processor, by its identifier, fixed; a message is an edge. No other bit of the
-//! guest's reaches the hardware, so none has to be compared.
+//! The guest may choose the vector, whether it is masked, and for a pin its trigger and polarity. The hardware's entry is *made* of
+//! that: this processor, by its identifier, fixed; a message is an edge. No other bit of the guest's reaches the hardware, so none
+//! has to be compared.
 
 use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Why, delivery_mode};
 use crate::Vector;
@@ -119,7 +119,7 @@ impl Pin {
 mod tests {
     use super::*;
 
-    /// What a message does, read by the bits of the manual: destination, mode, whether it is a level, vector.
+    /// A message by the bits of the manual: destination, mode, whether it is a level, vector.
     fn does(message: Message) -> (u64, u32, u32, u32) {
         assert_eq!(message.address >> 20, 0xfee);
         assert_eq!(message.address & 0xfff, 0, "physical, no redirection");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_message_says_what_is_made_of_it_reaches_this_processor_alone_as_an_edge() {
+    fn messages_are_made_for_this_processor_alone_and_edges_whatever_the_guests_say() {
         let mut accepted = 0;
         for own in [0, 1, 5] {
             for low in 0..=0xff_u64 << 4 {

@@ -4,7 +4,7 @@
 //! Each function looks at one write and says what the real register may hold: the same, a masked version, or nothing. What the
 //! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never allowed, since the host
 //! would take it for an exception of its own; one of the host's class has another at the real local APIC ([`alias`](crate::alias)).
-//! What makes interrupts outside of the processor, [`Message`] and [`Pin`], is made anew of the little that the guest may choose.
+//! Interrupts from outside of the processor, [`Message`] and [`Pin`], are made anew of the little that the guest may choose.
 
 pub mod control;
 mod messages;

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_written_a_periodic_timer_has_the_least_period() {
+    fn a_periodic_timer_has_the_least_period_whatever_is_written() {
         // A clock of 1 GHz.
         let least = LEAST_PERIOD_US * 1000;
         for divide in [0, 1, 2, 3, 8, 9, 10, 11] {

@@ -21,29 +21,32 @@ impl Vm {
         self.step.begin(&mut self.pages.vmcb, access);
     }
 
-    /// Ends the step under way, if there is one: its page is protected again.
+    /// Ends the step under way, if there is one, however it ended: its page or register is protected again, and what stands there
+    /// now is taken for the guest's.
     pub(super) fn finish_step(&mut self) -> Option<Protected> {
         let access = self.step.finish(&mut self.pages.vmcb)?;
         self.protect(access);
+        match access {
+            Protected::Table(true) => self.table_loaded(),
+            Protected::Mode => self.mode_changed(),
+            Protected::Dr7 => self.debug_control_written(),
+            Protected::Gate(_) => self.show_all(),
+            Protected::Message => self.messages_written(),
+            Protected::Cr8(true) => {
+                let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
+                self.set_task_priority((class << 4) as u8);
+            }
+            Protected::Table(false) | Protected::Cr8(false) | Protected::IoApic(..) => {}
+        }
         Some(access)
     }
 
     /// The instruction has run. Its trap is the guest's too, if it steps itself or has set a breakpoint.
     pub(super) fn end_step(&mut self) -> (Kind, Cause) {
         let own_trap = self.step.own_trap(&self.pages.vmcb);
-        match self.finish_step() {
-            Some(Protected::Table(true)) => self.table_loaded(),
-            Some(Protected::Mode) => self.mode_changed(),
-            Some(Protected::Dr7) => self.debug_control_written(),
-            Some(Protected::Gate(_)) => self.show_all(),
-            Some(Protected::Message) => self.messages_written(),
-            Some(Protected::IoApic(offset, true)) => self.io_apic_written(offset),
-            Some(Protected::Cr8(true)) => {
-                let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
-                self.set_task_priority((class << 4) as u8);
-            }
-            Some(Protected::Table(false) | Protected::Cr8(false) | Protected::IoApic(_, false))
-            | None => {}
+        // Only then has it written there.
+        if let Some(Protected::IoApic(offset, true)) = self.finish_step() {
+            self.io_apic_written(offset);
         }
         if let Some(status) = own_trap {
             self.pages.vmcb.set(vmcb::DR6, status);
@@ -52,22 +55,15 @@ impl Vm {
         (Kind::Step, Cause::Guest)
     }
 
-    /// It did not: it met an exception, which is the guest's.
+    /// The step has met an exception, which is the guest's. The instruction may have run, and the exception be the next one's.
     pub(super) fn cancel_step(&mut self, code: u64, during: Option<Event>) -> Cause {
         const PAGE_FAULT: u64 = 0x4e;
-        // The instruction may have run, and the exception be the next one's.
-        match self.finish_step() {
-            Some(Protected::Table(true)) => self.table_loaded(),
-            Some(Protected::Mode) => self.mode_changed(),
-            Some(Protected::Dr7) => self.debug_control_written(),
-            _ => {}
-        }
+        self.finish_step();
         if code == PAGE_FAULT {
             let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);
             self.pages.vmcb.set(vmcb::CR2, address);
         }
-        self.exception(code, during);
-        Cause::Guest
+        self.exception(code, during)
     }
 
     /// Puts the page back under protection.

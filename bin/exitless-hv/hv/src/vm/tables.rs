@@ -67,7 +67,7 @@ impl Vm {
 
     /// The guest writes EFER. Whether it may.
     pub(super) fn write_efer(&mut self, value: u64) -> bool {
-        /// What the next entry would not end by.
+        /// Bits that do not make the next entry fail.
         const VALID: u64 = 0xcd01;
         let vmcb = &self.pages.vmcb;
         let new = if self.defends(Defence::Modes) {

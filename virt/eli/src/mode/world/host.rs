@@ -108,7 +108,7 @@ impl World {
         let Some(injection) = plan.inject else {
             return match self.going.take() {
                 Some(going) => {
-                    // What goes again was injected, whoever began it.
+                    // What goes again was injected, by the host or by the guest.
                     self.deliver(&plan, going, true)
                 }
                 None => Ok(()),
@@ -366,7 +366,7 @@ impl World {
         }
         self.handlers.push(Handler {
             serves,
-            // Nobody waits for an end of it at a local APIC.
+            // No end of it is due at a local APIC.
             is_virtual: is_virtual && matches!(serves, Some((From::Apic, _))),
             is_over: serves.is_none(),
             interrupts: self.interrupts,

@@ -59,7 +59,7 @@ enum Service {
 /// What is on its way through the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
-    /// The processor acknowledged it: nobody but it knows.
+    /// The processor acknowledged it: only it knows.
     Hardware(From),
     /// The host injected what had been acknowledged before.
     Injected(From),
@@ -122,7 +122,7 @@ pub(super) struct World {
     steps: bool,
     is_stepping: bool,
     // The ledger.
-    /// Raised by the host, and nobody has it yet.
+    /// Raised by the host, and not acknowledged yet.
     hosts_raised: BTreeMap<Vector, Source>,
     /// Of these, those that were acknowledged.
     hosts_taken: BTreeMap<Vector, Source>,
@@ -176,7 +176,7 @@ impl World {
         };
         let mut gates = vec![Gate::default(); 256];
         for (vector, gate) in (0..).zip(&mut gates) {
-            // Those that nobody uses are often empty.
+            // Those that are not used are often empty.
             if vector < 0x38 || EDGES.contains(&(vector as u8)) || random.chance(0.6) {
                 *gate = Gate::interrupt(0x1000 + vector, 8, random.below(2) as u8 * 3);
             }
@@ -241,7 +241,7 @@ impl World {
         Some(own.1)
     }
 
-    /// What the guest's `vector` is at the local APIC.
+    /// The guest's `vector` as it is at the local APIC.
     fn real(&self, vector: Vector) -> Vector {
         self.claimed.get(&vector).copied().unwrap_or(vector)
     }
