@@ -3,6 +3,7 @@
 //! and then stays.
 
 use eli::policy::config::Config;
+use eli::policy::pit::Pit;
 use eli::policy::ports::Ports;
 use eli::policy::{PicWrites, Pics, Pin, Why};
 
@@ -20,6 +21,7 @@ pub struct Chips {
     pics: Pics,
     ports: Ports,
     config: Config,
+    pit: Pit,
     hpet: Option<Hpet>,
     remapping: Option<Remapping>,
 }
@@ -87,6 +89,11 @@ impl Chips {
     /// The list of ports.
     pub fn ports(&self) -> &Ports {
         &self.ports
+    }
+
+    /// The 8254 timer, to write to it.
+    pub fn pit_mut(&mut self) -> &mut Pit {
+        &mut self.pit
     }
 
     /// Sets configuration space.

@@ -14,6 +14,7 @@ pub use messages::{Message, Pin, message};
 
 pub mod config;
 pub mod msrs;
+pub mod pit;
 pub mod ports;
 
 use crate::Vector;

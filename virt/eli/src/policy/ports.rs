@@ -12,6 +12,8 @@ pub enum Rule {
     Direct,
     /// The index of the real-time clock: bit 7 would mask non-maskable interrupts.
     ClockIndex,
+    /// The 8254 timer's first counter, and its control word ([`pit`](super::pit)): read as they are.
+    Timer,
     /// PM1 control: sleep is the guest's end, and what firmware would be called by is taken out.
     Pm1Control,
     /// System control port A: A20 is on, the reset line is the guest's end.
@@ -49,7 +51,9 @@ const fn range(first: u16, last: u16, rule: Rule, what: &'static str) -> Range {
 /// Ports that every machine of this kind has. Those that are withheld stand here for what they would do; all others are withheld
 /// as well.
 pub const FIXED: &[Range] = &[
-    range(0x40, 0x43, Rule::Direct, "8254 timer: IRQ 0, the speaker"),
+    range(0x40, 0x40, Rule::Timer, "8254 timer: the counter of IRQ 0"),
+    range(0x41, 0x42, Rule::Direct, "8254 timer: the other counters"),
+    range(0x43, 0x43, Rule::Timer, "8254 timer: control"),
     range(
         0x61,
         0x61,
@@ -231,7 +235,7 @@ impl Ports {
             return Answer::Nothing(ones(size));
         }
         match (rule, access) {
-            (Rule::ClockIndex | Rule::Pm1Control, Access::Read) => Answer::Through(0),
+            (Rule::Timer | Rule::ClockIndex | Rule::Pm1Control, Access::Read) => Answer::Through(0),
             (Rule::ClockIndex, Access::Write(value)) => Answer::Through(value & CLOCK_INDEX),
             (Rule::Pm1Control, Access::Write(value)) if value & PM1_SLEEP != 0 => Answer::PowerOff,
             (Rule::Pm1Control, Access::Write(value)) => {
@@ -301,7 +305,7 @@ mod tests {
             .filter(|port| ports.is_direct(*port))
             .collect();
         let wanted: Vec<u16> = [
-            0x40..=0x43,
+            0x41..=0x42,
             0x61..=0x61,
             0x71..=0x71,
             0x80..=0x80,
@@ -324,7 +328,7 @@ mod tests {
                 let reaches = answers
                     .iter()
                     .any(|answer| matches!(answer, Answer::Through(_)));
-                let may = (port, size) == (0x70, 1) || (port, size) == (0x604, 2);
+                let may = [(0x40, 1), (0x43, 1), (0x70, 1), (0x604, 2)].contains(&(port, size));
                 assert_eq!(reaches, may, "{port:#x}, {size} bytes: {answers:?}");
             }
         }
@@ -374,6 +378,9 @@ mod tests {
             // Non-maskable interrupts masked by the clock's index.
             (of(0x70, 1, Write(0x8f)), Through(0x0f)),
             (of(0x70, 1, Read), Through(0)),
+            // The timer's count, whose writes are decided on elsewhere.
+            (of(0x40, 1, Write(2)), Nothing(0xff)),
+            (of(0x40, 2, Write(2)), Nothing(0xffff)),
             (of(0x70, 2, Write(0x8f)), Nothing(0xffff)),
             // Watchdog of the chipset, hot-plug, ELCR.
             (of(0x660, 2, Write(0)), Nothing(0xffff)),

@@ -113,12 +113,16 @@ impl Vm {
             }
         }
         self.chips.mask_all();
+        self.start_timer();
         for entry in LvtEntry::all() {
             // SAFETY: masked, it interrupts nothing.
             unsafe { apic::write(entry.register(), u64::from(eli::policy::LVT_MASKED)) }
         }
-        // SAFETY: every vector has a handler.
-        unsafe { apic::write(apic::TPR, 0) }
+        // SAFETY: its timer stands then; every vector has a handler.
+        unsafe {
+            apic::write(apic::TIMER_INITIAL, 0);
+            apic::write(apic::TPR, 0);
+        }
         self.complete_all();
     }
 

@@ -4,6 +4,7 @@
 use bare::port;
 use eli::defence::Defence;
 use eli::event::{self, Event};
+use eli::policy::pit;
 use eli::policy::ports::{Access, Answer, Rule, ones};
 
 use super::end::End;
@@ -65,7 +66,8 @@ impl Vm {
             ports.rule(number) == Rule::Pm1Control
         };
         let is_config = self.defends(Defence::Config) && config::is_port(number);
-        is_own(number) || PICS.contains(&number) || is_withheld || is_config
+        let is_timer = self.defends(Defence::Period) && ports.rule(number) == Rule::Timer;
+        is_own(number) || PICS.contains(&number) || is_withheld || is_config || is_timer
     }
 
     pub(super) fn io(&mut self) -> Cause {
@@ -210,6 +212,9 @@ impl Vm {
                 through_write(number, size, value);
             };
         }
+        if self.chips.ports().rule(number) == Rule::Timer && size == 1 {
+            return self.timer_write(number, value as u8);
+        }
         let access = Access::Write(value);
         match self.chips.ports().decide(number, size, access) {
             Answer::Through(value) => through_write(number, size, value),
@@ -221,6 +226,36 @@ impl Vm {
                     self.refuse(range.what, &Hex(u64::from(number)));
                 }
             }
+        }
+    }
+
+    /// The first counter's, or the control word's.
+    fn timer_write(&mut self, number: u16, value: u8) {
+        if !self.defends(Defence::Period) {
+            return through_write(number, 1, u32::from(value));
+        }
+        let pit = self.chips.pit_mut();
+        if number == pit::CONTROL {
+            let word = pit.control(value);
+            return through_write(number, 1, u32::from(word));
+        }
+        let write = pit.count(value);
+        for byte in [write.first, write.second].into_iter().flatten() {
+            through_write(number, 1, u32::from(byte));
+        }
+        if write.is_raised {
+            self.refuse("a timer's count", &"its period is below 200 us");
+        }
+    }
+
+    /// Starts the first counter at its longest period: what its next byte is, is known then.
+    pub fn start_timer(&mut self) {
+        for (number, value) in [
+            (pit::CONTROL, pit::START),
+            (pit::COUNTER, 0),
+            (pit::COUNTER, 0),
+        ] {
+            through_write(number, 1, u32::from(value));
         }
     }
 

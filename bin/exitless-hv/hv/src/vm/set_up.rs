@@ -115,6 +115,7 @@ impl Vm {
         const READS_MAX: u32 = 1_000_000;
         let control = tables.ports.control[0];
         self.chips.set_ports(Ports::new(&tables.ports));
+        self.start_timer();
         let Some((command, value)) = tables.turn_on.filter(|_| control != 0) else {
             return;
         };
