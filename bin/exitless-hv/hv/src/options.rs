@@ -12,6 +12,8 @@ exitless-hv: runs one guest on one core, with an assigned device's interrupts de
   assign=HEX,...    vectors that are assigned beside the device's (none)
   defend=on|off|-NAME,...
                     what contains a hostile guest: all of it, nothing, or all but these defences, to show that they are needed (on)
+  critical=limit|nmi|core
+                    how the host's tick keeps clear of the guest: behind the limit of its table, as an NMI, at the other core (limit)
   linger=MS         after the guest's end, what else runs on this machine goes on for so long (0)
   iommu=auto|required
                     without an IOMMU that keeps the assigned device to the guest's memory: the guest starts, or does not (auto)
@@ -52,6 +54,28 @@ impl Mode {
     }
 }
 
+/// How an interrupt of the host's that must not be late keeps clear of the guest (§3.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Critical {
+    /// Its vector lies behind the limit of the guest's table.
+    Limit,
+    /// It is an NMI, the watchdog's.
+    Nmi,
+    /// It goes to a core on which no guest runs.
+    Core,
+}
+
+impl Critical {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Nmi => "nmi",
+            Self::Core => "core",
+        }
+    }
+}
+
 /// The command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -65,6 +89,8 @@ pub struct Options {
     pub assign: VectorSet,
     /// What contains a hostile guest, as far as it is on.
     pub defend: Defences,
+    /// How the host's tick keeps clear of the guest.
+    pub critical: Critical,
     /// Milliseconds that the machine stays on after the guest's end.
     pub linger: u32,
     /// Without an IOMMU nothing starts.
@@ -87,6 +113,7 @@ impl Options {
             tick: 0,
             assign: VectorSet::EMPTY,
             defend: Defences::ALL,
+            critical: Critical::Limit,
             linger: 0,
             requires_iommu: false,
             until: 0,
@@ -116,6 +143,10 @@ impl Options {
             "until" => self.until = value.parse().ok()?,
             "trace" => self.trace = value.parse().ok()?,
             "defend" => self.defend = Defences::parse(value)?,
+            "critical" => {
+                let ways = [Critical::Limit, Critical::Nmi, Critical::Core];
+                self.critical = ways.into_iter().find(|way| way.name() == value)?;
+            }
             "linger" => self.linger = value.parse().ok()?,
             "assign" => {
                 for vector in value.split(',') {

@@ -18,10 +18,11 @@ use crate::log::say;
 use crate::memory::PAGE;
 use crate::msix::Msix;
 use crate::nested::Access as PageAccess;
+use crate::options::Critical;
 use crate::pages::{RBX, RSI};
 use crate::remapping::{self, Remapping, Unfit};
 use crate::vmcb::{self, intercept};
-use crate::{core1, host, refuse};
+use crate::{core1, host, hpet, refuse};
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -29,7 +30,18 @@ const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 impl Vm {
     /// Watchdog, tick, and the second core.
     pub fn start_timers(&mut self, tables: &Tables) {
-        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
+        let (mut watchdog, tick) = (self.options.watchdog, self.options.tick);
+        let critical = self.options.critical;
+        let (to, is_nmi) = match (critical, tables.other) {
+            (Critical::Limit, _) => (hpet::OWN, false),
+            (Critical::Nmi, _) => (hpet::OWN, tick != 0),
+            (Critical::Core, Some(id)) => (id as u8, false),
+            (Critical::Core, None) => refuse(&"critical=core: there is no other core"),
+        };
+        if is_nmi {
+            watchdog = tick;
+            self.options.watchdog = tick;
+        }
         let Some(base) = tables.hpet else {
             if watchdog != 0 {
                 refuse(&"there is no HPET, and so no watchdog (watchdog=0: without)");
@@ -45,12 +57,12 @@ impl Vm {
         };
         let vector = eli::hosts::Source::Tick.vector();
         if watchdog != 0
-            && let Err(why) = hpet.set_watchdog(watchdog)
+            && let Err(why) = hpet.set_watchdog(watchdog, is_nmi)
         {
             refuse(&why);
         }
-        if tick != 0 {
-            match hpet.set_tick(tick, vector) {
+        if tick != 0 && !is_nmi {
+            match hpet.set_tick(tick, vector, to) {
                 Ok(()) => say!("hv: tick every {tick} ms, vector {vector:#x}"),
                 Err(why) => say!("hv: no tick: {why}"),
             }
@@ -64,7 +76,7 @@ impl Vm {
         if let Some(id) = tables.other {
             // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in
             // yet; here alone, once.
-            let came = unsafe { core1::start(id, clock) };
+            let came = unsafe { core1::start(id, clock, critical == Critical::Core) };
             say!(
                 "hv: core {id} is {}",
                 if came {
@@ -77,7 +89,9 @@ impl Vm {
         if self.defends(Defence::Period) {
             self.interrupts.lapic_mut().limit_period(clock);
         }
-        if let Some(tick_us) = tick_us {
+        if critical == Critical::Limit
+            && let Some(tick_us) = tick_us
+        {
             self.interrupts
                 .set_tick(0, tick_us, u64::from(watchdog) * 1000);
         }
