@@ -119,6 +119,13 @@ fn ensure(holds: bool, why: impl fmt::Display) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
+/// The rate of the host's ticks, in percent of the calm run's; `None` if either has none to say.
+pub fn ticks_percent(ran: &Ran, calm: &Ran) -> Option<u64> {
+    calm_is_well(calm).ok()?;
+    let (due, taken) = ticks(&account(ran)?, &last(calm, "window")?);
+    (taken * 100).checked_div(due)
+}
+
 /// What came of a run of `attack`, beside its calm run.
 pub fn judge(attack: &Attack, ran: &Ran, calm: &Ran) -> Verdict {
     if let Err(why) = calm_is_well(calm) {
