@@ -48,11 +48,13 @@ pub enum Defence {
     Instructions,
     /// The guest's end is not the machine's.
     End,
+    /// The assigned device reaches the guest's memory and nothing else, and its messages are those of a table.
+    Dma,
 }
 
 impl Defence {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Watchdog,
         Self::Window,
         Self::Combine,
@@ -73,6 +75,7 @@ impl Defence {
         Self::Msrs,
         Self::Instructions,
         Self::End,
+        Self::Dma,
     ];
 
     /// The name of its switch.
@@ -99,6 +102,7 @@ impl Defence {
             Self::Msrs => "msrs",
             Self::Instructions => "instructions",
             Self::End => "end",
+            Self::Dma => "dma",
         }
     }
 

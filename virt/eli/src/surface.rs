@@ -405,11 +405,18 @@ pub const ROWS: &[Row] = &[
         &[Defence::Config],
         &["bar", "otherdevice"],
     ),
+    by(
+        Dma,
+        "addresses in the assigned device's commands; messages that name an entry",
+        "the hypervisor's memory; NMIs on the other core",
+        &[Defence::Dma],
+        &["e11", "e12"],
+    ),
     not(
         Dma,
-        "the assigned device's commands",
-        "all memory, any interrupt message",
-        "there is no IOMMU between devices and the hypervisor",
+        "messages of the device as they are (compatibility format)",
+        "NMIs on the other core",
+        "blocked in x2APIC mode by hardware; this emulator's IOMMU lets them pass, as its HPET's",
     ),
     not(
         Dma,

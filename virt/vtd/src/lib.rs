@@ -12,7 +12,7 @@
 //! interrupts, advanced fault logging, protected memory regions.
 //!
 //! Modules in reading order:
-//! * [`spec`]: layouts only.
+//! * [`spec`]: layouts only, a crate of its own.
 //! * [`mod@unit`]: the engine. [`Unit::read`], [`Unit::write`] and [`Unit::step`] are the `trap` front end.
 //! * [`front`]: the same engine behind a register page that the guest reads (`logged`) or owns (`shared`).
 //! * [`dmar`]: the ACPI table that announces a unit.
@@ -57,8 +57,10 @@ mod config;
 pub mod dmar;
 pub mod front;
 pub mod saved_state;
-pub mod spec;
 pub mod unit;
+
+/// Layouts of the specification.
+pub use vtd_spec as spec;
 
 pub use config::{AddressWidth, Config, LargePages};
 pub use unit::{

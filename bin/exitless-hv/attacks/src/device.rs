@@ -70,7 +70,8 @@ pub fn bar(run: &Run) {
     run.result(format_args!("identified={identified}"));
 }
 
-fn find(run: &Run) -> Nvme {
+/// Finds the controller; without one the run ends.
+pub fn find(run: &Run) -> Nvme {
     match Nvme::find() {
         Ok(nvme) => nvme,
         Err(why) => {

@@ -13,6 +13,7 @@
 mod config;
 mod delivery;
 mod device;
+mod dma;
 mod gates;
 mod instructions;
 mod interrupts;
@@ -67,6 +68,8 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("period", local::period),
     ("e10vector", device::e10vector),
     ("e10cpu", device::e10cpu),
+    ("e11", dma::e11),
+    ("e12", dma::e12),
     ("class_self", service::class_self),
     ("class_lvt", service::class_lvt),
     ("smi", ports::smi),

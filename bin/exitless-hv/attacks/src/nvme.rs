@@ -1,4 +1,5 @@
-//! The least of an NVMe driver (NVM Express 1.4): the admin queue, Identify, and the first MSI-X entry. It polls.
+//! The least of an NVMe driver (NVM Express 1.4): two pairs of queues, Identify, reads and writes of one
+//! block, and the first MSI-X entry. It polls.
 
 use core::arch::asm;
 use core::sync::atomic::{Ordering::SeqCst, fence};
@@ -26,14 +27,25 @@ const DOORBELLS: u64 = 0x1000;
 /// Configuration: on, entries of 64 and 16 bytes.
 const CC_ON: u32 = 1 | 6 << 16 | 4 << 20;
 const IDENTIFY: u64 = 6;
+/// Admin commands that make a queue, and what they say: as long as the others, in one piece.
+const MAKE_SUBMISSIONS: u64 = 1;
+const MAKE_COMPLETIONS: u64 = 5;
+const IN_ONE_PIECE: u64 = 1;
+/// Commands of the second pair.
+const WRITE: u64 = 1;
+const READ: u64 = 2;
 /// Identify: the controller.
 const OF_CONTROLLER: u64 = 1;
 /// Entries of either queue: a page holds the submissions.
 const ENTRIES: u32 = 64;
 
-static SUBMISSIONS: Page = Page::new();
-static COMPLETIONS: Page = Page::new();
+static SUBMISSIONS: [Page; 2] = [Page::new(), Page::new()];
+static COMPLETIONS: [Page; 2] = [Page::new(), Page::new()];
 static BUFFER: Page = Page::new();
+
+/// A pair of queues.
+const ADMIN: usize = 0;
+const DATA: usize = 1;
 
 /// A controller with its admin queue.
 pub struct Nvme {
@@ -44,8 +56,8 @@ pub struct Nvme {
     capability: u8,
     /// Bytes from a doorbell to the next.
     stride: u64,
-    /// Commands so far.
-    commands: u32,
+    /// Commands so far, of either pair.
+    commands: [u32; 2],
 }
 
 impl Nvme {
@@ -68,7 +80,7 @@ impl Nvme {
             function,
             capability,
             stride,
-            commands: 0,
+            commands: [0; 2],
         };
         nvme.start()?;
         Ok(nvme)
@@ -84,7 +96,7 @@ impl Nvme {
         self.set_msix(MSIX_ENABLE | MSIX_MASKED);
         poke(self.entry + 12, 1);
         poke(self.registers + AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
-        for (register, page) in [(ASQ, &SUBMISSIONS), (ACQ, &COMPLETIONS)] {
+        for (register, page) in [(ASQ, &SUBMISSIONS[ADMIN]), (ACQ, &COMPLETIONS[ADMIN])] {
             poke(self.registers + register, page.address() as u32);
             poke(self.registers + register + 4, (page.address() >> 32) as u32);
         }
@@ -134,36 +146,80 @@ impl Nvme {
 
     /// Identifies the controller. Returns whether it did, within these milliseconds.
     pub fn identify(&mut self, milliseconds: u64) -> bool {
-        let (index, round) = (self.commands % ENTRIES, self.commands / ENTRIES);
-        let words = [
-            IDENTIFY | u64::from(index) << 16,
+        self.identify_to(BUFFER.address(), milliseconds)
+    }
+
+    /// The same, with its 4 KiB written to this address.
+    pub fn identify_to(&mut self, address: u64, milliseconds: u64) -> bool {
+        let command = [IDENTIFY, 0, 0, address, 0, OF_CONTROLLER];
+        self.run(ADMIN, command, milliseconds)
+    }
+
+    /// Makes the second pair of queues. Returns whether it is there.
+    pub fn make_queues(&mut self) -> bool {
+        let (number, len) = (DATA as u64, u64::from(ENTRIES - 1) << 16);
+        let completions = [
+            MAKE_COMPLETIONS,
             0,
             0,
-            BUFFER.address(),
+            COMPLETIONS[DATA].address(),
             0,
-            OF_CONTROLLER,
+            len | number,
+            IN_ONE_PIECE,
         ];
+        let submissions = [
+            MAKE_SUBMISSIONS,
+            0,
+            0,
+            SUBMISSIONS[DATA].address(),
+            0,
+            len | number,
+            IN_ONE_PIECE | number << 16,
+        ];
+        // Of a command's words of 64 bits the sixth has its dwords 10 and 11.
+        let make = |nvme: &mut Self, [a, b, c, d, e, f, g]: [u64; 7]| {
+            nvme.run(ADMIN, [a, b, c, d, e, f | g << 32], 1000)
+        };
+        make(self, completions) && make(self, submissions)
+    }
+
+    /// Writes the first block from a page. Returns whether it did.
+    pub fn write_block(&mut self, page: &Page) -> bool {
+        self.run(DATA, [WRITE, 0, 0, page.address(), 0, 0], 1000)
+    }
+
+    /// Reads the first block to this address. Returns whether it did.
+    pub fn read_block(&mut self, address: u64, milliseconds: u64) -> bool {
+        self.run(DATA, [READ, 0, 0, address, 0, 0], milliseconds)
+    }
+
+    /// Runs a command of a pair: its first 48 bytes, without its identifier.
+    fn run(&mut self, pair: usize, mut words: [u64; 6], milliseconds: u64) -> bool {
+        /// Of the second pair's commands: the only namespace.
+        const NAMESPACE: u64 = 1;
+        let commands = &mut self.commands[pair];
+        let (index, round) = (*commands % ENTRIES, *commands / ENTRIES);
+        words[0] |= u64::from(index) << 16 | if pair == DATA { NAMESPACE << 32 } else { 0 };
         for at in 0..8 {
-            SUBMISSIONS.set(
-                8 * index as usize + at,
-                words.get(at).map_or(0, |word| *word),
-            );
+            let word = words.get(at).map_or(0, |word| *word);
+            SUBMISSIONS[pair].set(8 * index as usize + at, word);
         }
-        self.commands += 1;
+        *commands += 1;
+        let (next, doorbell) = (
+            *commands % ENTRIES,
+            DOORBELLS + 2 * self.stride * pair as u64,
+        );
         fence(SeqCst);
-        poke(self.registers + DOORBELLS, self.commands % ENTRIES);
+        poke(self.registers + doorbell, next);
 
         // The last word of a completion: in bits 32 to 47 the command, then the phase, which is 1 in the first round.
-        let last = || COMPLETIONS.get(2 * index as usize + 1);
+        let last = || COMPLETIONS[pair].get(2 * index as usize + 1);
         let is_done = || last() >> 48 & 1 == u64::from(round + 1) & 1;
         if !time::until(milliseconds, is_done) {
             return false;
         }
         let is_good = last() >> 49 == 0 && last() >> 32 & 0xffff == u64::from(index);
-        poke(
-            self.registers + DOORBELLS + self.stride,
-            self.commands % ENTRIES,
-        );
+        poke(self.registers + doorbell + self.stride, next);
         is_good
     }
 }

@@ -1,11 +1,13 @@
 //! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
 //!
-//! The HPET is ours, and a second core is not the guest's: the table of the one is given another name, and the entry of the other
-//! is marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest does not have that.
+//! The HPET and the IOMMU are ours, and a second core is not the guest's: the tables of the former are given another name, and the
+//! entry of the latter is marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest
+//! does not have that.
 
 use eli::policy::ports::Firmware;
 
 use crate::memory;
+use crate::remapping::firmware::Firmware as Remapping;
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +22,8 @@ pub struct Tables {
     pub io_apic: Option<u64>,
     /// The APIC identifier of another processor.
     pub other: Option<u32>,
+    /// What there is of IOMMUs.
+    pub remapping: Remapping,
     /// Windows of configuration space in memory.
     pub windows: [Option<core::ops::Range<u64>>; WINDOWS_MAX],
     /// Their table.
@@ -31,7 +35,7 @@ const WINDOWS_MAX: usize = 4;
 
 const HEADER: u64 = 36;
 /// The most tables, and the most entries of one, that are looked at.
-const ITEMS_MAX: usize = 64;
+pub const ITEMS_MAX: usize = 64;
 /// The longest table that is believed, bytes.
 const LEN_MAX: u32 = 1 << 20;
 
@@ -58,8 +62,13 @@ impl Tables {
                     // SAFETY: the caller's.
                     unsafe { hide(table) };
                 }
+                b"DMAR" => {
+                    tables.remapping = Remapping::read(table);
+                    // SAFETY: the caller's.
+                    unsafe { hide(table) };
+                }
                 b"MCFG" => tables.windows(table),
-                // SAFETY: as above.
+                // SAFETY: the caller's.
                 b"APIC" => unsafe { tables.processors(table, own) },
                 _ => {}
             }
@@ -165,15 +174,18 @@ unsafe fn check(table: u64) {
     unsafe { slot.write(slot.read().wrapping_sub(sum)) };
 }
 
-fn length(table: u64) -> u32 {
+/// Bytes of a table, as it says.
+pub fn length(table: u64) -> u32 {
     read32(table + 4).min(LEN_MAX)
 }
 
-fn read32(address: u64) -> u32 {
+/// A word of a table.
+pub fn read32(address: u64) -> u32 {
     // SAFETY: below 4 GiB everything is mapped, and firmware's tables, and what they point to, are memory.
     unsafe { (address as *const u32).read_unaligned() }
 }
 
-fn read64(address: u64) -> u64 {
+/// Two words of a table.
+pub fn read64(address: u64) -> u64 {
     u64::from(read32(address)) | u64::from(read32(address + 4)) << 32
 }

@@ -1,16 +1,17 @@
 //! Devices beside the local APIC that the guest does not reach as they are: the assigned one's
-//! messages, the I/O APIC, the 8259s and the host's timers. Each is found once, at start, and then
-//! stays.
+//! messages, the I/O APIC, the 8259s, the host's timers and the IOMMU. Each is found once, at start,
+//! and then stays.
 
 use eli::policy::config::Config;
 use eli::policy::pit::Pit;
 use eli::policy::ports::Ports;
-use eli::policy::{PicWrites, Pics, Why};
+use eli::policy::{PicWrites, Pics, Pin, Why};
 
 use crate::hpet::{Clock, Hpet};
 use crate::io_apic::{IoApic, Redirection};
 use crate::measurement::Time;
 use crate::msix::Msix;
+use crate::remapping::{Fault, Remapping};
 
 /// The devices.
 #[derive(Default)]
@@ -22,6 +23,7 @@ pub struct Chips {
     config: Config,
     pit: Pit,
     hpet: Option<Hpet>,
+    remapping: Option<Remapping>,
 }
 
 impl Chips {
@@ -33,6 +35,45 @@ impl Chips {
     /// Adds the I/O APIC.
     pub fn add_io_apic(&mut self, chip: IoApic) {
         self.io_apic = Some(chip);
+    }
+
+    /// Adds the IOMMU, which is on.
+    pub fn add_remapping(&mut self, unit: Remapping) {
+        self.remapping = Some(unit);
+    }
+
+    /// Whether the assigned device reaches the guest's memory alone.
+    pub fn contains_dma(&self) -> bool {
+        self.remapping.is_some()
+    }
+
+    /// Has the device's message `index` be the interrupt `vector`: its address and data, if there is
+    /// an IOMMU.
+    pub fn remapped_message(&mut self, index: u16, vector: u8) -> Option<(u64, u32)> {
+        Some(self.remapping.as_mut()?.message(index, vector))
+    }
+
+    /// Has an entry of the I/O APIC, which policy has looked at, name an interrupt of the IOMMU; as it
+    /// is where there is none.
+    pub fn remapped_redirection(&mut self, to: Redirection) -> Redirection {
+        let Some(unit) = &mut self.remapping else {
+            return to;
+        };
+        if to.entry & Pin::MASKED != 0 {
+            return to;
+        }
+        let entry = unit.redirection(to.pin as u8, to.entry as u32);
+        Redirection {
+            entry: entry.unwrap_or(Pin::MASKED),
+            ..to
+        }
+    }
+
+    /// Takes the faults that the IOMMU has recorded. Returns whether some were lost.
+    pub fn dma_faults(&mut self, each: impl FnMut(Fault)) -> bool {
+        self.remapping
+            .as_mut()
+            .is_some_and(|unit| unit.faults(each))
     }
 
     /// Adds the host's timers, which run.

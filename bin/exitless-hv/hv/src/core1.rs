@@ -47,6 +47,9 @@ pub static IS_GUARDED: AtomicBool = AtomicBool::new(false);
 /// Ticks of the host's that the first core handled, and the longest time without one.
 pub static TICKS: TickGaps = TickGaps::new();
 
+/// Ticks of the host's that this core handled, where they are its own (`critical=core`).
+pub static TAKEN: AtomicU64 = AtomicU64::new(0);
+
 /// What this core alone keeps.
 struct Own {
     clock: Clock,
@@ -54,6 +57,8 @@ struct Own {
     timer_counts: u64,
     /// Time at which the timer was set.
     set_at: u64,
+    /// The host's ticks come here.
+    has_ticks: bool,
     alive: Progress,
     watchdog: Progress,
 }
@@ -62,11 +67,11 @@ struct Own {
 static mut OWN: Option<Own> = None;
 static mut TABLE: Page = Page::ZERO;
 
-/// Starts it (INIT, start-up); whether it came.
+/// Starts it (INIT, start-up), with the host's ticks its own, or not; whether it came.
 ///
 /// # Safety
 /// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called again.
-pub unsafe fn start(id: u32, clock: Clock) -> bool {
+pub unsafe fn start(id: u32, clock: Clock, has_ticks: bool) -> bool {
     let code = &raw const core1_begin as u64;
     let len = &raw const core1_end as u64 - code;
     // SAFETY: the caller's; the code is ours, and both are mapped.
@@ -77,6 +82,7 @@ pub unsafe fn start(id: u32, clock: Clock) -> bool {
         clock,
         timer_counts: timer_counts(clock),
         set_at: 0,
+        has_ticks,
         alive: Progress::default(),
         watchdog: Progress::default(),
     };
@@ -150,6 +156,7 @@ extern "C" fn core1_main() {
 #[unsafe(no_mangle)]
 extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
     const NMI: u64 = 2;
+    const TICK: u64 = eli::hosts::Source::Tick.vector() as u64;
     const PROTECTION: u64 = 13;
     const GONE: u32 = 0xffff_fffa;
     match vector {
@@ -159,6 +166,7 @@ extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
                 own.beat();
             }
         }
+        TICK if let_tick() => apic::eoi(),
         NMI => {
             NMIS.fetch_add(1, Ordering::Relaxed);
             FOREIGN.fetch_add(1, Ordering::Relaxed);
@@ -177,6 +185,16 @@ extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
             apic::eoi();
         }
     }
+}
+
+/// Handles a tick of the host's, if they are this core's. Whether they are.
+fn let_tick() -> bool {
+    let Some(own) = own().filter(|own| own.has_ticks) else {
+        return false;
+    };
+    TAKEN.fetch_add(1, Ordering::Relaxed);
+    TICKS.taken(own.clock.now());
+    true
 }
 
 impl Own {

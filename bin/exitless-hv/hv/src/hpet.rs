@@ -22,6 +22,8 @@ const WATCHDOG: u64 = 1;
 const TICK: u64 = 2;
 
 const INTERRUPTS: u32 = 0xfee0_0000;
+/// The guest's processor.
+pub const OWN: u8 = 0;
 const DELIVERY_NMI: u32 = 0x400;
 
 /// Time of a counter of 32 bits that was read last, by whichever core.
@@ -132,14 +134,18 @@ impl Hpet {
         self.clock
     }
 
-    /// Sets a non-maskable interrupt every `ms`, once it is started.
-    pub fn set_watchdog(&mut self, ms: u32) -> Result<(), Unfit> {
-        self.set(WATCHDOG, ms, DELIVERY_NMI).map(|_| ())
+    /// Sets a non-maskable interrupt every `ms`, once it is started; whether it is the host's tick as well.
+    pub fn set_watchdog(&mut self, ms: u32, is_tick: bool) -> Result<(), Unfit> {
+        let counts = self.set(WATCHDOG, ms, DELIVERY_NMI, OWN)?;
+        if is_tick {
+            self.tick = Some(counts);
+        }
+        Ok(())
     }
 
-    /// Sets `vector` every `ms`, once it is started.
-    pub fn set_tick(&mut self, ms: u32, vector: u8) -> Result<(), Unfit> {
-        self.tick = Some(self.set(TICK, ms, u32::from(vector))?);
+    /// Sets `vector` at processor `to`, 0 to 254, every `ms`, once it is started.
+    pub fn set_tick(&mut self, ms: u32, vector: u8, to: u8) -> Result<(), Unfit> {
+        self.tick = Some(self.set(TICK, ms, u32::from(vector), to)?);
         Ok(())
     }
 
@@ -183,7 +189,7 @@ impl Hpet {
     }
 
     /// The counter stands at 0.
-    fn set(&mut self, timer: u64, ms: u32, data: u32) -> Result<u64, Unfit> {
+    fn set(&mut self, timer: u64, ms: u32, data: u32, to: u8) -> Result<u64, Unfit> {
         const CAN_PERIODIC: u32 = 1 << 4;
         const IS_WIDE: u32 = 1 << 5;
         const CAN_MESSAGE: u32 = 1 << 15;
@@ -205,7 +211,7 @@ impl Hpet {
         let is_wide = self.clock.is_wide && can & IS_WIDE != 0;
         let go = if is_wide { GO } else { GO | NARROW };
         self.write(registers + 0x10, data);
-        self.write(registers + 0x14, INTERRUPTS);
+        self.write(registers + 0x14, INTERRUPTS | u32::from(to) << 12);
         if is_wide {
             // Comparator and period have no upper half; each write behind SETTABLE takes it back.
             self.write(registers, go | SETTABLE);

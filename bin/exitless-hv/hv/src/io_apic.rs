@@ -47,9 +47,7 @@ impl IoApic {
             select: 0,
             entries: [Pin::MASKED; PINS as usize],
         };
-        for pin in 0..PINS {
-            chip.write(FIRST_ENTRY + pin * 2, Pin::MASKED as u32);
-        }
+        chip.mask_all();
         chip
     }
 
@@ -96,13 +94,14 @@ impl IoApic {
     pub fn written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         match offset {
             SELECT => self.select = value & 0xff,
-            WINDOW if let Some((pin, half)) = self.selected() => {
+            // Identifier and arbitration; there are no others that are written.
+            WINDOW if self.select < FIRST_ENTRY => self.write(self.select, value),
+            WINDOW => {
+                let (pin, half) = self.selected()?;
                 let entry = &mut self.entries[pin as usize];
                 *entry = *entry & !(0xffff_ffff << half) | u64::from(value) << half;
                 return Some(Redirection { pin, entry: *entry });
             }
-            // Identifier and arbitration; there are no others that are written.
-            WINDOW if self.select < FIRST_ENTRY => self.write(self.select, value),
             // SAFETY: an end of interrupt for a pin; at worst the pin interrupts again.
             EOI => unsafe { memory::write32(self.page + EOI, value) },
             _ => {}

@@ -36,6 +36,7 @@ mod nested;
 mod options;
 mod pages;
 mod power;
+mod remapping;
 mod report;
 mod shadow_table;
 mod single_step;
@@ -50,7 +51,7 @@ use eli::defence::{Defence, Defences};
 
 use crate::acpi::Tables;
 use crate::log::say;
-use crate::memory::{Guest, OWN};
+use crate::memory::{Canary, Guest, OWN, PAGE};
 use crate::options::Options;
 use crate::pages::Pages;
 use crate::vm::Vm;
@@ -58,6 +59,7 @@ use crate::vm::Vm;
 global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
 static mut PAGES: Pages = Pages::ZERO;
+static mut REMAPPING: remapping::Pages = remapping::Pages::ZERO;
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
@@ -110,12 +112,6 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         options.mode.name(),
         Missing(options.defend)
     );
-    say!(
-        "hv: contained_dma=false: there is no IOMMU between devices and this memory: device trusted"
-    );
-    say!(
-        "hv: a hostile guest is NOT contained, nor is its device: run none that may not have the whole machine"
-    );
     check_processor();
     // SAFETY: interrupts are off, and stay so until there are handlers.
     unsafe { bare::pic::quiet(0x20) }
@@ -135,7 +131,9 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     vm.list_ports(&tables);
     vm.start_timers(&tables);
     let start = load(vm.memory(), information);
-    vm.assign(&tables);
+    let pages = &raw mut REMAPPING;
+    // SAFETY: here alone, once.
+    vm.assign(&tables, unsafe { &mut *pages });
     if options.defend.has(Defence::Config) {
         // SAFETY: the guest does not run yet.
         unsafe { tables.hide_windows() }
@@ -181,9 +179,11 @@ fn load(memory: &Guest, information: Information) -> loader::Start {
     let last = initrd
         .map_or(kernel.end, |initrd| initrd.end)
         .max(kernel.end);
-    if last > OWN.end {
+    if last > OWN.end - PAGE {
         refuse(&loader::Unfit::Initrd);
     }
+    // SAFETY: the modules end before it.
+    unsafe { Canary::plant() }
     say!(
         "hv: kernel of {} bytes, {:?}",
         kernel.end - kernel.start,

@@ -7,6 +7,8 @@
 //! An [`Account`] is the content of one line of the report. The longest time without a tick of the
 //! host's is measured by both cores, in [`core1::TICKS`], window by window.
 
+use core::sync::atomic::Ordering;
+
 use bare::processor;
 
 use crate::core1;
@@ -127,7 +129,7 @@ impl Measurement {
     pub fn begin(&mut self, now: Time, cycles: u64) {
         self.longest = self.longest.max(core1::TICKS.longest());
         self.enter();
-        self.start = (self.counts, now);
+        self.start = (self.counts(), now);
         self.start_cycles = cycles;
     }
 
@@ -135,7 +137,7 @@ impl Measurement {
     pub fn end(&mut self) -> Account {
         let (counts, since) = self.start;
         let account = Account {
-            counts: self.counts.since(&counts),
+            counts: self.counts().since(&counts),
             since,
             ..self.total()
         };
@@ -146,12 +148,19 @@ impl Measurement {
     /// Returns the account of the whole run so far.
     pub fn total(&self) -> Account {
         Account {
-            counts: self.counts,
+            counts: self.counts(),
             since: Time::default(),
             windows: self.windows,
             cycles: self.start_cycles,
             gaps: self.gaps(),
         }
+    }
+
+    /// What was counted here, and the other core's ticks.
+    fn counts(&self) -> Counts {
+        let mut counts = self.counts;
+        counts.add(Count::Ticks, core1::TAKEN.load(Ordering::Relaxed));
+        counts
     }
 
     fn gaps(&self) -> Gaps {

@@ -9,6 +9,36 @@ pub const OWN: core::ops::Range<u64> = 0x3000_0000..0x3400_0000;
 /// Beyond this nothing is mapped, neither here (`boot.s`) nor for the guest.
 pub const MAPPED: u64 = 512 << 30;
 
+/// The last page of the hypervisor's own, in which nothing is but a pattern: a write of the guest's or
+/// of its device's that reaches this memory is seen there.
+pub struct Canary;
+
+impl Canary {
+    const PLACE: *mut u64 = (OWN.end - PAGE) as *mut u64;
+
+    fn words() -> impl Iterator<Item = (*mut u64, u64)> {
+        (0..PAGE as usize / 8).map(|index| {
+            let word = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(index as u64 + 1);
+            (Self::PLACE.wrapping_add(index), word)
+        })
+    }
+
+    /// Writes it.
+    ///
+    /// # Safety
+    /// No module of the loader's reaches that far.
+    pub unsafe fn plant() {
+        // SAFETY: the hypervisor's own memory, mapped; the caller's: nothing is there.
+        Self::words().for_each(|(at, word)| unsafe { at.write_volatile(word) });
+    }
+
+    /// Whether it is as it was.
+    pub fn is_whole() -> bool {
+        // SAFETY: as above.
+        Self::words().all(|(at, word)| unsafe { at.read_volatile() } == word)
+    }
+}
+
 /// A page.
 #[repr(C, align(4096))]
 #[derive(Clone, Copy)]

@@ -12,7 +12,11 @@ exitless-hv: runs one guest on one core, with an assigned device's interrupts de
   assign=HEX,...    vectors that are assigned beside the device's (none)
   defend=on|off|-NAME,...
                     what contains a hostile guest: all of it, nothing, or all but these defences, to show that they are needed (on)
+  critical=limit|nmi|core
+                    how the host's tick keeps clear of the guest: behind the limit of its table, as an NMI, at the other core (limit)
   linger=MS         after the guest's end, what else runs on this machine goes on for so long (0)
+  iommu=auto|required
+                    without an IOMMU that keeps the assigned device to the guest's memory: the guest starts, or does not (auto)
   until=MS          ends the machine then, 0: never (0)
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
@@ -50,6 +54,28 @@ impl Mode {
     }
 }
 
+/// How an interrupt of the host's that must not be late keeps clear of the guest (§3.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Critical {
+    /// Its vector lies behind the limit of the guest's table.
+    Limit,
+    /// It is an NMI, the watchdog's.
+    Nmi,
+    /// It goes to a core on which no guest runs.
+    Core,
+}
+
+impl Critical {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Nmi => "nmi",
+            Self::Core => "core",
+        }
+    }
+}
+
 /// The command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -63,8 +89,12 @@ pub struct Options {
     pub assign: VectorSet,
     /// What contains a hostile guest, as far as it is on.
     pub defend: Defences,
+    /// How the host's tick keeps clear of the guest.
+    pub critical: Critical,
     /// Milliseconds that the machine stays on after the guest's end.
     pub linger: u32,
+    /// Without an IOMMU nothing starts.
+    pub requires_iommu: bool,
     /// Milliseconds after which the machine ends; 0: never.
     pub until: u32,
     /// Events that are still logged.
@@ -83,7 +113,9 @@ impl Options {
             tick: 0,
             assign: VectorSet::EMPTY,
             defend: Defences::ALL,
+            critical: Critical::Limit,
             linger: 0,
+            requires_iommu: false,
             until: 0,
             trace: 40,
         };
@@ -106,9 +138,15 @@ impl Options {
             }
             "watchdog" => self.watchdog = milliseconds()?,
             "tick" => self.tick = milliseconds()?,
+            "iommu" if value == "auto" => self.requires_iommu = false,
+            "iommu" if value == "required" => self.requires_iommu = true,
             "until" => self.until = value.parse().ok()?,
             "trace" => self.trace = value.parse().ok()?,
             "defend" => self.defend = Defences::parse(value)?,
+            "critical" => {
+                let ways = [Critical::Limit, Critical::Nmi, Critical::Core];
+                self.critical = ways.into_iter().find(|way| way.name() == value)?;
+            }
             "linger" => self.linger = value.parse().ok()?,
             "assign" => {
                 for vector in value.split(',') {

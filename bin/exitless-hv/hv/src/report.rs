@@ -108,9 +108,15 @@ pub enum Count {
     Refused,
     /// Times a mode began.
     TurnsDirect,
+    /// Accesses of devices to memory that the IOMMU blocked and recorded.
+    DmaFaults,
+    /// Messages of devices, likewise.
+    IrqBlocked,
+    /// Times that it could not record one.
+    DmaFaultsLost,
 }
 
-const COUNTS: [(Count, &str); 12] = [
+const COUNTS: [(Count, &str); 15] = [
     (Count::Runs, "runs"),
     (Count::GuestCycles, "guest_cycles"),
     (Count::Ticks, "host_ticks"),
@@ -123,6 +129,9 @@ const COUNTS: [(Count, &str); 12] = [
     (Count::TimerCaught, "timer_caught"),
     (Count::Refused, "refused"),
     (Count::TurnsDirect, "turns_direct"),
+    (Count::DmaFaults, "dma_faults"),
+    (Count::IrqBlocked, "irq_blocked"),
+    (Count::DmaFaultsLost, "dma_faults_lost"),
 ];
 
 /// Counts since some moment.

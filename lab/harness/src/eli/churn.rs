@@ -67,7 +67,7 @@ pub fn all() -> Vec<(Churn, Mode)> {
 
 /// Runs it.
 pub fn run(machine: &Machine, churn: &Churn, mode: Mode) -> Result<()> {
-    let ran = modes::run(machine, mode, churn.kernel, churn.script, 20_000)?;
+    let ran = modes::run(machine, mode, (churn.kernel, false), churn.script, 20_000)?;
     ensure!(
         ran.console.contains(churn.proof),
         "no {:?}\n{}",

@@ -28,7 +28,6 @@ impl Figures {
         let mut object = Object::new(&Host::read(), mode);
         object.value("guest_kernel", machine.kernel());
         object.value("qemu", machine.qemu().to_string());
-        object.value("contained_dma", false);
         Self {
             object,
             tables: String::new(),
@@ -132,6 +131,25 @@ impl Figures {
         self.say(&text);
         for run in runs {
             self.mode(suffix, run);
+        }
+    }
+
+    /// Holds the modes' figures of this suffix against those of none.
+    pub fn compare(&mut self, suffix: &str) {
+        for mode in Mode::ALL {
+            let key = format!("exits_per_1000_{}", mode.key());
+            let (Some(without), Some(with)) = (self.get(&key), self.get(&format!("{key}{suffix}")))
+            else {
+                continue;
+            };
+            let most = (without * 0.05).max(2.0);
+            self.claim(
+                &format!(
+                    "exits per 1,000 in mode {}: {with} with{suffix}, {without} without, 5 % or 2 apart at most",
+                    mode.option()
+                ),
+                (with - without).abs() <= most,
+            );
         }
     }
 

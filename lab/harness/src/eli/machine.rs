@@ -36,6 +36,8 @@ pub struct Run<'a> {
     pub cpu: &'a str,
     /// With the NVMe controller.
     pub nvme: bool,
+    /// With an IOMMU before it.
+    pub iommu: bool,
     /// Processors.
     pub cpus: u32,
     /// How long it may take on an idle machine.
@@ -147,6 +149,9 @@ impl Machine {
         ]);
         command.arg("-serial").arg(with_path("file:", &console));
         command.arg("-debugcon").arg(with_path("file:", &log));
+        if run.iommu {
+            command.args(["-device", "intel-iommu,intremap=on,eim=on"]);
+        }
         if run.nvme {
             command.arg("-drive").arg(with_path(
                 "if=none,id=disk,format=raw,snapshot=on,file=",

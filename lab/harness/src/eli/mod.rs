@@ -102,7 +102,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
         soak(&machine, &mut figures)?;
     } else {
         if !args.attacks {
-            table(&machine, args, reads, "", &mut figures);
+            table(&machine, args, reads, ("", false), &mut figures);
         }
         if args.all {
             let other = Machine::new(
@@ -110,7 +110,9 @@ pub fn main(args: &EliArgs) -> Result<u8> {
                 Some(OTHER),
                 modes::disk_bytes(reads),
             )?;
-            table(&other, args, reads, "_linux_6_12", &mut figures);
+            table(&other, args, reads, ("_linux_6_12", false), &mut figures);
+            table(&machine, args, reads, ("_iommu", true), &mut figures);
+            figures.compare("_iommu");
             rates(&machine, &mut figures);
             churn(&machine, &mut figures);
         }
@@ -129,6 +131,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             let names: Vec<&str> = args.attack.iter().map(String::as_str).collect();
             attacks::honest(&machine, &names, modes, &mut figures);
             attacks::attack(&machine, &names, modes, args.times, &mut figures);
+            attacks::critical(&machine, &names, &mut figures);
         }
         if args.quick {
             attacks::honest(&machine, &[], &[Mode::Eli], &mut figures);
@@ -139,12 +142,18 @@ pub fn main(args: &EliArgs) -> Result<u8> {
 }
 
 /// The modes on one kernel.
-fn table(machine: &Machine, args: &EliArgs, reads: u64, suffix: &str, figures: &mut Figures) {
+fn table(
+    machine: &Machine,
+    args: &EliArgs,
+    reads: u64,
+    (suffix, iommu): (&str, bool),
+    figures: &mut Figures,
+) {
     let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
     let mut runs = Vec::new();
     for mode in Mode::ALL.into_iter().filter(wanted) {
         eprintln!(
-            "eli: Linux {}, {reads} reads, {}",
+            "eli: Linux {}, {reads} reads, {}{suffix}",
             machine.kernel(),
             mode.option()
         );
@@ -152,6 +161,7 @@ fn table(machine: &Machine, args: &EliArgs, reads: u64, suffix: &str, figures: &
             reads,
             pause_us: 0,
             kernel: "",
+            iommu,
         };
         let what = format!("{reads} verified reads in mode {}{suffix}", mode.option());
         runs.extend(figures.claim_ok(&what, modes::reads(machine, mode, &work)));
@@ -174,6 +184,7 @@ fn rates(machine: &Machine, figures: &mut Figures) {
                 reads: READS,
                 pause_us,
                 kernel: "",
+                iommu: false,
             };
             let what = format!(
                 "reads with {pause_us} us before each, mode {}",
@@ -239,6 +250,7 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
             reads: 2000,
             pause_us: 0,
             kernel: "",
+            iommu: false,
         };
         let runs: Vec<_> = Mode::ALL
             .into_iter()
@@ -252,10 +264,12 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
     attacks::check_judges(figures);
     attacks::honest(machine, &[], &Mode::ALL, figures);
     attacks::attack(machine, &[], &Mode::ALL, SOAK_TIMES, figures);
+    attacks::critical(machine, &[], figures);
     let long = Work {
         reads: 200_000,
         pause_us: 0,
         kernel: "",
+        iommu: false,
     };
     let runs: Vec<_> = figures
         .claim_ok(

@@ -62,6 +62,8 @@ pub struct Work {
     pub pause_us: u64,
     /// More of the kernel's command line.
     pub kernel: &'static str,
+    /// The controller is behind an IOMMU.
+    pub iommu: bool,
 }
 
 /// What a mode came to.
@@ -131,13 +133,19 @@ pub fn reads(machine: &Machine, mode: Mode, work: &Work) -> Result<Figures> {
         reads,
         pause_us,
         kernel,
+        iommu,
     } = *work;
     let script = format!(
         "grep nvme0q1 /proc/interrupts; workload reads /dev/nvme0n1 --count {reads} --warmup {WARMUP} --in-place \
          --pause-us {pause_us} && grep nvme0q1 /proc/interrupts"
     );
-    let ran = run(machine, mode, kernel, &script, reads)?;
+    let ran = run(machine, mode, (kernel, iommu), &script, reads)?;
     let window = ran.report("window")?;
+    ensure!(
+        !iommu || window.count("dma_faults") + window.count("irq_blocked") == 0,
+        "the IOMMU has blocked what an honest guest did\n{}",
+        ran.tail()
+    );
     ensure!(line(&ran, "reads ok").is_some(), "no reads\n{}", ran.tail());
     verify(&ran, reads)?;
     let counts = interrupts(&ran);
@@ -176,12 +184,20 @@ fn figures(mode: Mode, reads: u64, interrupts: u64, asked: u64, window: &Report)
 }
 
 /// Boots Linux for a script; it must end well.
-pub fn run(machine: &Machine, mode: Mode, kernel: &str, script: &str, work: u64) -> Result<Ran> {
+pub fn run(
+    machine: &Machine,
+    mode: Mode,
+    (kernel, iommu): (&str, bool),
+    script: &str,
+    work: u64,
+) -> Result<Ran> {
+    let way = if iommu { "required" } else { "auto" };
     let ran = machine.run(&Run {
-        options: format!("mode={} trace=100", mode.option()),
+        options: format!("mode={} trace=100 iommu={way}", mode.option()),
         guest: Guest::Linux(kernel, script),
         cpu: CPU,
         nvme: true,
+        iommu,
         cpus: 1,
         limit: Duration::from_secs(90 + work / 200),
     })?;

@@ -69,6 +69,7 @@ pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
         guest: refusal.guest,
         cpu: refusal.cpu,
         nvme: false,
+        iommu: false,
         cpus: 1,
         limit: Duration::from_secs(30),
     })?;
@@ -89,6 +90,7 @@ pub fn without_device(machine: &Machine) -> Result<()> {
         guest: Guest::Attack("e1"),
         cpu: CPU,
         nvme: false,
+        iommu: false,
         cpus: 1,
         limit: Duration::from_secs(30),
     })?;

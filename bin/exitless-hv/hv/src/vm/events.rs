@@ -12,6 +12,7 @@ use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 use super::Vm;
 use crate::host::{self, WINDOW_MAX};
 use crate::log::say;
+use crate::options::Critical;
 use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
@@ -105,6 +106,9 @@ impl Vm {
             let source = self.interrupts.take_nmi(|| chips.us().unwrap_or(0));
             self.measurement.add(Count::Samples, source.sample.into());
             self.measurement.add(Count::Nmis, source.watchdog.into());
+            if self.options.critical == Critical::Nmi {
+                self.measurement.add(Count::Ticks, source.watchdog.into());
+            }
             if source.watchdog
                 && self.defends(Defence::Service)
                 && let Some(eois) = self.interrupts.watchdog(host::in_service())
@@ -116,6 +120,9 @@ impl Vm {
                     );
                 }
             }
+        }
+        if came != 0 {
+            self.look_at_dma();
         }
         came != 0
     }

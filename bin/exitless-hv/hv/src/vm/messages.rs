@@ -32,10 +32,25 @@ impl Vm {
         for index in 0..table.len() {
             let entry = table.entry(&self.pages.messages, index);
             let real = self.message(entry, &mut vectors);
+            let real = self.remapped(index, real);
             table.write(index, real);
         }
         if self.interrupts.set_device(vectors) {
             self.assigned_changed();
+        }
+    }
+
+    /// The entry of the device's table that has the same interrupt by way of the IOMMU, if there is one.
+    fn remapped(&mut self, index: usize, entry: Entry) -> Entry {
+        if entry[3] & msix::MASKED != 0 {
+            return entry;
+        }
+        match self
+            .chips
+            .remapped_message(index as u16, entry[2] as Vector)
+        {
+            Some((address, data)) => [address as u32, (address >> 32) as u32, data, entry[3]],
+            None => entry,
         }
     }
 
@@ -81,7 +96,8 @@ impl Vm {
         let value = u32::from_le_bytes(bytes);
         if let Some(Redirection { pin, entry }) = self.chips.io_apic_written(at, value) {
             let entry = self.redirection(entry);
-            self.chips.redirect(Redirection { pin, entry });
+            let to = self.chips.remapped_redirection(Redirection { pin, entry });
+            self.chips.redirect(to);
         }
     }
 

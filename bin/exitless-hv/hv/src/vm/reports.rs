@@ -7,6 +7,8 @@ use bare::processor;
 use super::Vm;
 use crate::log::say;
 use crate::measurement::Account;
+use crate::memory::Canary;
+use crate::report::Count;
 use crate::{core1, host, power};
 
 /// Windows of a run that are reported.
@@ -87,7 +89,28 @@ impl Vm {
         ] {
             let _ = write!(out, "\"{key}\":{value},");
         }
-        let _ = writeln!(out, "\"contained_dma\":false}}");
+        let lost = u64::from(!Canary::is_whole());
+        let _ = write!(out, "\"canary_lost\":{lost},");
+        let contained = self.chips.contains_dma();
+        let _ = writeln!(out, "\"contained_dma\":{contained}}}");
+    }
+
+    /// Takes what the IOMMU has blocked.
+    pub(super) fn look_at_dma(&mut self) {
+        let (mut logged, counts) = (self.options.trace, &mut self.measurement);
+        let lost = self.chips.dma_faults(|fault| {
+            let count = match fault.is_interrupt() {
+                true => Count::IrqBlocked,
+                false => Count::DmaFaults,
+            };
+            counts.add(count, 1);
+            if logged > 0 {
+                logged -= 1;
+                say!("dma: {fault}");
+            }
+        });
+        self.options.trace = logged;
+        self.measurement.add(Count::DmaFaultsLost, lost.into());
     }
 
     /// The end of a run that has a time (`until=`).

@@ -18,9 +18,11 @@ use crate::log::say;
 use crate::memory::PAGE;
 use crate::msix::Msix;
 use crate::nested::Access as PageAccess;
+use crate::options::Critical;
 use crate::pages::{RBX, RSI};
+use crate::remapping::{self, Remapping, Unfit};
 use crate::vmcb::{self, intercept};
-use crate::{core1, host, refuse};
+use crate::{core1, host, hpet, refuse};
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -28,7 +30,18 @@ const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 impl Vm {
     /// Watchdog, tick, and the second core.
     pub fn start_timers(&mut self, tables: &Tables) {
-        let (watchdog, tick) = (self.options.watchdog, self.options.tick);
+        let (mut watchdog, tick) = (self.options.watchdog, self.options.tick);
+        let critical = self.options.critical;
+        let (to, is_nmi) = match (critical, tables.other) {
+            (Critical::Limit, _) => (hpet::OWN, false),
+            (Critical::Nmi, _) => (hpet::OWN, tick != 0),
+            (Critical::Core, Some(id)) => (id as u8, false),
+            (Critical::Core, None) => refuse(&"critical=core: there is no other core"),
+        };
+        if is_nmi {
+            watchdog = tick;
+            self.options.watchdog = tick;
+        }
         let Some(base) = tables.hpet else {
             if watchdog != 0 {
                 refuse(&"there is no HPET, and so no watchdog (watchdog=0: without)");
@@ -44,12 +57,12 @@ impl Vm {
         };
         let vector = eli::hosts::Source::Tick.vector();
         if watchdog != 0
-            && let Err(why) = hpet.set_watchdog(watchdog)
+            && let Err(why) = hpet.set_watchdog(watchdog, is_nmi)
         {
             refuse(&why);
         }
-        if tick != 0 {
-            match hpet.set_tick(tick, vector) {
+        if tick != 0 && !is_nmi {
+            match hpet.set_tick(tick, vector, to) {
                 Ok(()) => say!("hv: tick every {tick} ms, vector {vector:#x}"),
                 Err(why) => say!("hv: no tick: {why}"),
             }
@@ -63,7 +76,7 @@ impl Vm {
         if let Some(id) = tables.other {
             // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in
             // yet; here alone, once.
-            let came = unsafe { core1::start(id, clock) };
+            let came = unsafe { core1::start(id, clock, critical == Critical::Core) };
             say!(
                 "hv: core {id} is {}",
                 if came {
@@ -76,7 +89,9 @@ impl Vm {
         if self.defends(Defence::Period) {
             self.interrupts.lapic_mut().limit_period(clock);
         }
-        if let Some(tick_us) = tick_us {
+        if critical == Critical::Limit
+            && let Some(tick_us) = tick_us
+        {
             self.interrupts
                 .set_tick(0, tick_us, u64::from(watchdog) * 1000);
         }
@@ -129,8 +144,8 @@ impl Vm {
         }
     }
 
-    /// The device, and the I/O APIC.
-    pub fn assign(&mut self, tables: &Tables) {
+    /// The device, the I/O APIC, and the IOMMU, which is given `pages`.
+    pub fn assign(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
         match Msix::find() {
             Ok(table) => {
                 say!(
@@ -148,6 +163,7 @@ impl Vm {
             }
             Err(why) => say!("hv: no device is assigned: {why}"),
         }
+        self.contain_dma(tables, pages);
         self.assigned_changed();
         // Registers of the local APIC in memory, and what a write there sends: not the guest's. It
         // has the model-specific ones.
@@ -180,6 +196,39 @@ impl Vm {
                 .let_through(register, is_direct(Access::Read), false);
             self.pages
                 .let_through(register, is_direct(Access::Write), true);
+        }
+    }
+
+    /// The IOMMU, if it is to be used, and can be.
+    fn contain_dma(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
+        if let Some(page) = tables.remapping.unit {
+            // Whatever becomes of it, it is not the guest's.
+            let nothing = self.pages.nothing.address();
+            self.map(page & !(PAGE - 1), nothing, PageAccess::All);
+        }
+        let device = self.chips.msix().map(|msix| msix.function);
+        let own = self.interrupts.lapic().id();
+        let started = if self.defends(Defence::Dma) {
+            let memory = &self.memory;
+            // SAFETY: ACPI says so, and its table and its page are hidden from the guest.
+            unsafe { Remapping::start(&tables.remapping, pages, memory, device, own) }
+        } else {
+            Err(Unfit::NotAsked)
+        };
+        match started {
+            Ok(unit) => {
+                say!(
+                    "hv: contained_dma=true: the device reaches the guest's memory and nothing else"
+                );
+                self.chips.add_remapping(unit);
+            }
+            Err(why) if self.options.requires_iommu => refuse(&why),
+            Err(why) => {
+                say!("hv: contained_dma=false: {why}");
+                say!(
+                    "hv: the device reaches all memory, this too: a hostile guest is NOT contained"
+                );
+            }
         }
     }
 

@@ -119,6 +119,13 @@ fn ensure(holds: bool, why: impl fmt::Display) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
+/// The rate of the host's ticks, in percent of the calm run's; `None` if either has none to say.
+pub fn ticks_percent(ran: &Ran, calm: &Ran) -> Option<u64> {
+    calm_is_well(calm).ok()?;
+    let (due, taken) = ticks(&account(ran)?, &last(calm, "window")?);
+    (taken * 100).checked_div(due)
+}
+
 /// What came of a run of `attack`, beside its calm run.
 pub fn judge(attack: &Attack, ran: &Ran, calm: &Ran) -> Verdict {
     if let Err(why) = calm_is_well(calm) {
@@ -197,6 +204,9 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
                 .map(|account| account.count(&format!("{kind}_guest")));
             is_done(ran) && exits < number(ran, "times")
         }
+        Sign::Overwritten => whole
+            .as_ref()
+            .is_some_and(|whole| whole.count("canary_lost") > 0),
         Sign::Ended => is_said(&["end", "stopped"]) && !is_said(&["after"]) && !is_done(ran),
     };
     holds.then(|| format!("{:?}", attack.sign))
@@ -268,6 +278,7 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
         "core1_nmis",
         "core1_beats_extra",
         "core1_beats",
+        "canary_lost",
     ] {
         ensure(whole.has(key), format!("no figure {key:?}"))?;
     }
@@ -300,6 +311,10 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
         format!("{foreign} interrupts on the other core"),
     )?;
     ensure(beats(ran, calm), "the other core stopped")?;
+    ensure(
+        whole.count("canary_lost") == 0,
+        "the hypervisor's memory was written",
+    )?;
     payload(attack, ran, &account)
 }
 
@@ -315,6 +330,9 @@ fn payload(attack: &Attack, ran: &Ran, account: &Report) -> Result<(), String> {
     match attack.name {
         "e7" | "e7tpr" => is("early", 0).and_then(|()| is("late", 1)),
         "gate" => is("faults", 1).and_then(|()| is("recovered", 1)),
+        // What the IOMMU has blocked it has recorded.
+        "e11" => ensure(account.count("dma_faults") > 0, "no fault was recorded"),
+        "e12" => ensure(account.count("irq_blocked") > 0, "no message was blocked"),
         "e4" | "e4turns" => ensure(
             account.count("intr_guest") > 0,
             "the lower vector was not acknowledged",

@@ -37,6 +37,9 @@ struct Case<'a> {
     /// The switch of the defences.
     defend: String,
     nvme: bool,
+    iommu: bool,
+    /// How the host's tick keeps clear of the guest.
+    critical: &'static str,
 }
 
 impl fmt::Display for Case<'_> {
@@ -54,6 +57,9 @@ const UNTIL: u64 = 4500;
 const SPINNING: u64 = 2000;
 /// After the guest's end the host goes on, ms: a window.
 const LINGER: u64 = 1100;
+
+/// The way of the host's tick of all runs but those of [`critical`].
+const LIMIT: &str = "limit";
 
 /// Part of its time for which a run may have to wait for a processor, and how often it is tried.
 const WAITED: f64 = 0.1;
@@ -99,13 +105,15 @@ impl Case<'_> {
         };
         machine.run(&Run {
             options: format!(
-                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until}",
+                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until} critical={}",
                 self.mode.option(),
-                self.defend
+                self.defend,
+                self.critical
             ),
             guest: Guest::Attack(&line),
             cpu: CPU,
             nvme: self.nvme,
+            iommu: self.iommu,
             cpus: 2,
             limit: Duration::from_secs(20),
         })
@@ -120,6 +128,8 @@ pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
         mode,
         defend: "on".to_owned(),
         nvme: false,
+        iommu: false,
+        critical: LIMIT,
     };
     let window = case.run_once(machine)?.report("window")?;
     // The marker that ends the window is the measurement's own.
@@ -162,6 +172,8 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
                 mode,
                 defend: "on".to_owned(),
                 nvme: false,
+                iommu: false,
+                critical: LIMIT,
             };
             let calm = match payload
                 .returns
@@ -301,6 +313,8 @@ fn round_of(
             mode,
             defend,
             nvme: attack.nvme,
+            iommu: attack.iommu,
+            critical: LIMIT,
         };
         // Signs are plain: without defences a run is what it is.
         let ran = match way {
@@ -362,4 +376,43 @@ fn round_of(
     };
     let is_off = judged(Way::Off, attack.without_defences(), expected);
     [is_off, is_on, is_calm]
+}
+
+/// The host's ticks at a core on which no guest runs: each attack, in mode `eli`, beside its calm run.
+pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
+    /// Of the calm run's rate, percent.
+    const LEAST: u64 = 95;
+    figures.say("\nthe host's ticks at the other core (critical=core), in mode eli, of those of the calm run");
+    let (mut least, mut short) = (u64::MAX, Vec::new());
+    let mut busy = 0;
+    let wanted = |attack: &&Attack| names.is_empty() || names.contains(&attack.name);
+    for attack in ATTACKS.iter().filter(wanted) {
+        let mut run = |way| {
+            let case = Case {
+                payload: attack.name,
+                way,
+                mode: Mode::Eli,
+                defend: "on".to_owned(),
+                nvme: attack.nvme,
+                iommu: attack.iommu,
+                critical: "core",
+            };
+            case.run(machine, &mut busy)
+                .inspect_err(|error| println!("{case}: {error:#}"))
+                .ok()
+        };
+        let runs = run(Way::Calm).zip(run(Way::On));
+        let percent = runs.and_then(|(calm, ran)| judge::ticks_percent(&ran, &calm));
+        least = least.min(percent.unwrap_or(0));
+        if percent.is_none_or(|percent| percent < LEAST) {
+            short.push(format!("{} {percent:?}", attack.name));
+        }
+    }
+    figures.set("critical_core_ticks_percent_min", least as f64);
+    figures.claim(
+        &format!(
+            "critical=core: {LEAST} % of the calm run's ticks in every attack; less in {short:?}"
+        ),
+        short.is_empty(),
+    );
 }

@@ -85,6 +85,9 @@ fn healthy() -> BTreeMap<String, u64> {
         ("core1_nmis", 0),
         ("core1_beats", 500),
         ("core1_beats_extra", 0),
+        ("canary_lost", 0),
+        ("dma_faults", 10),
+        ("irq_blocked", 10),
         ("exits", 1400),
         ("intr_guest", 5),
         ("msr_guest", 100),
@@ -152,6 +155,8 @@ fn bad(attack: &Attack) -> Vec<(&'static str, Made)> {
         ("an NMI on the other core", good().set("core1_nmis", 1)),
         ("beats that are none", good().set("core1_beats_extra", 3)),
         ("the other core stopped", good().set("core1_beats", 40)),
+        ("the hypervisor's page lost", good().set("canary_lost", 1)),
+        ("no word of that page", good().without("canary_lost")),
         ("a short window", good().set("ms", 54)),
         ("no gap said", good().without("tick_gap_us_max")),
         (
@@ -219,7 +224,13 @@ fn bad(attack: &Attack) -> Vec<(&'static str, Made)> {
         | Sign::ForgedNmi
         | Sign::OtherCore
         | Sign::OtherCoreStopped
+        | Sign::Overwritten
         | Sign::Ended => {}
+    }
+    match attack.name {
+        "e11" => all.push(("nothing blocked", good().set("dma_faults", 0))),
+        "e12" => all.push(("nothing blocked", good().set("irq_blocked", 0))),
+        _ => {}
     }
     all
 }

@@ -34,6 +34,8 @@ pub enum Sign {
     Reached(&'static str),
     /// The other core's work ended with the guest.
     Ended,
+    /// A page of the hypervisor's is not as it was.
+    Overwritten,
 }
 
 /// A payload that attacks.
@@ -47,6 +49,8 @@ pub struct Attack {
     pub bites: &'static [Mode],
     /// It needs the controller.
     pub nvme: bool,
+    /// And an IOMMU before it; the others are contained without.
+    pub iommu: bool,
     /// Contained, it still does not end by itself.
     pub spins: bool,
 }
@@ -61,6 +65,7 @@ const fn attack(name: &'static str, sign: Sign, bites: &'static [Mode]) -> Attac
         sign,
         bites,
         nvme: false,
+        iommu: false,
         spins: false,
     }
 }
@@ -75,6 +80,14 @@ impl Attack {
 
     const fn with_nvme(self) -> Self {
         Self { nvme: true, ..self }
+    }
+
+    const fn behind_iommu(self) -> Self {
+        Self {
+            nvme: true,
+            iommu: true,
+            ..self
+        }
     }
 
     /// Its row.
@@ -149,6 +162,8 @@ pub const ATTACKS: &[Attack] = &[
     attack("powerbase", Sign::Gone, ALL),
     attack("bar", Sign::OtherCore, ALL).with_nvme(),
     attack("otherdevice", Sign::OtherCore, ALL),
+    attack("e11", Sign::Overwritten, ALL).behind_iommu(),
+    attack("e12", Sign::OtherCore, ALL).behind_iommu(),
 ];
 
 /// A payload that is honest, what it must say, and whether it must cost no more than its calm form in its last window.

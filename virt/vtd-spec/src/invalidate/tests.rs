@@ -49,3 +49,14 @@ fn descriptor_type_has_its_high_part_in_bits_11_to_9() {
     assert_eq!(DescriptorType::of(0xe05), DescriptorType(0x75));
     assert_eq!(DescriptorType::of(0x1f5), DescriptorType::WAIT);
 }
+
+#[test]
+fn interrupt_entry_descriptor_fields_lie_where_the_document_puts_them() {
+    let d = |word: u128| InterruptEntryDescriptor::from_bits(word);
+    assert_eq!(d(0x4).kind(), 4);
+    assert!(d(0x10).is_selective());
+    assert_eq!(d(0x07ff_ffe0).rsvd0(), 0x3f_ffff);
+    assert_eq!(d(0xf800_0000).im(), 0x1f);
+    assert_eq!(d(0xabcd_0000_0000).iidx(), 0xabcd);
+    assert_eq!(d(0xffff_0000_0000_0000).rsvd1(), 0xffff);
+}

@@ -235,7 +235,7 @@ pub struct ContextCommand {
     /// CAIG: granularity performed; 0 means the request was refused.
     #[bits(2)]
     pub caig: u8,
-    /// CIRG: granularity asked for; see [`Granularity`](super::invalidate::Granularity).
+    /// CIRG: granularity asked for; see [`Granularity`](crate::invalidate::Granularity).
     #[bits(2)]
     pub cirg: u8,
     /// ICC: invalidate; clears when done.
@@ -292,6 +292,23 @@ pub struct QueueAddress {
     /// IQA: number of the queue's first 4 KiB frame.
     #[bits(52)]
     pub iqa: u64,
+}
+
+/// Interrupt Remapping Table Address (0x0b8, 64-bit).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct InterruptTableAddress {
+    /// S: the table has 2^(S + 1) entries.
+    #[bits(4)]
+    pub s: u8,
+    #[bits(7)]
+    __: u8,
+    /// EIME: extended interrupt mode; destinations have 32 bits (x2APIC), and messages in
+    /// compatibility format are blocked.
+    pub eime: bool,
+    /// IRTA: number of the table's 4 KiB frame.
+    #[bits(52)]
+    pub irta: u64,
 }
 
 /// Invalidation Completion Status (0x09c, 32-bit).

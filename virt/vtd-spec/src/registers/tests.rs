@@ -128,6 +128,10 @@ fn queue_register_fields_lie_where_the_document_puts_them() {
     assert_eq!(a(0x7).qs(), 7);
     assert!(a(0x800).dw());
     assert_eq!(a(0x1234_5000).iqa(), 0x12345);
+    let i = InterruptTableAddress::from_bits;
+    assert_eq!(i(0xf).s(), 15);
+    assert!(i(0x800).eime());
+    assert_eq!(i(0x1234_5000).irta(), 0x12345);
 }
 
 #[test]

@@ -115,6 +115,29 @@ pub struct IotlbDescriptor {
     pub addr: u64,
 }
 
+/// Interrupt entry cache invalidate descriptor (§6.5.2.7).
+#[bitfield(u128)]
+#[derive(PartialEq, Eq)]
+pub struct InterruptEntryDescriptor {
+    /// Type, 4.
+    #[bits(4)]
+    pub kind: u8,
+    /// G: the entries from IIDX on; otherwise all.
+    pub is_selective: bool,
+    /// Reserved, must be 0.
+    #[bits(22)]
+    pub rsvd0: u32,
+    /// IM: 2^IM entries.
+    #[bits(5)]
+    pub im: u8,
+    /// IIDX: the first entry.
+    pub iidx: u16,
+    /// Reserved, must be 0.
+    pub rsvd1: u16,
+    /// Reserved, must be 0.
+    pub rsvd2: u64,
+}
+
 /// Invalidation wait descriptor (§6.5.2.8).
 #[bitfield(u128)]
 #[derive(PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Fault recording registers (§11.4.14) and fault reasons of legacy mode (§7.1.3).
+//! Fault recording registers (§11.4.14) and fault reasons of legacy mode (§7.1.3) and of interrupt
+//! remapping (§7.1.4).
 
 use bitfield_struct::bitfield;
 
@@ -62,6 +63,21 @@ impl FaultReason {
     pub const TRANSLATION_TYPE: Self = Self(0xd);
     /// E: the result lies in the interrupt range 0xfeex_xxxx.
     pub const INTERRUPT_RANGE: Self = Self(0xe);
+
+    /// 20: reserved fields of a message in remappable format are not 0.
+    pub const MESSAGE_RESERVED: Self = Self(0x20);
+    /// 21: the message's index lies beyond the table.
+    pub const INDEX_BEYOND_TABLE: Self = Self(0x21);
+    /// 22: the entry is not present.
+    pub const INTERRUPT_NOT_PRESENT: Self = Self(0x22);
+    /// 23: the table could not be read.
+    pub const INTERRUPT_TABLE_ACCESS: Self = Self(0x23);
+    /// 24: reserved bits are set in an entry.
+    pub const INTERRUPT_RESERVED: Self = Self(0x24);
+    /// 25: a message in compatibility format, which is blocked.
+    pub const COMPATIBILITY_BLOCKED: Self = Self(0x25);
+    /// 26: the source of the message is not the one that the entry names.
+    pub const SOURCE_REFUSED: Self = Self(0x26);
 
     /// From the bits of the field.
     pub const fn from_bits(bits: u8) -> Self {

@@ -29,6 +29,13 @@ fn fault_reasons_have_the_numbers_of_the_document() {
         (FaultReason::PTE_RESERVED, 12),
         (FaultReason::TRANSLATION_TYPE, 13),
         (FaultReason::INTERRUPT_RANGE, 14),
+        (FaultReason::MESSAGE_RESERVED, 0x20),
+        (FaultReason::INDEX_BEYOND_TABLE, 0x21),
+        (FaultReason::INTERRUPT_NOT_PRESENT, 0x22),
+        (FaultReason::INTERRUPT_TABLE_ACCESS, 0x23),
+        (FaultReason::INTERRUPT_RESERVED, 0x24),
+        (FaultReason::COMPATIBILITY_BLOCKED, 0x25),
+        (FaultReason::SOURCE_REFUSED, 0x26),
     ];
     for (reason, number) in reasons {
         assert_eq!(reason.0, number);
