@@ -315,19 +315,26 @@ pub const ROWS: &[Row] = &[
         &[Pages],
         &["e8memory"],
     ),
-    by(
+    virt(
         Interrupts,
-        "to oneself, of the host's class, never ended",
+        "to oneself and the local timer's, of the host's class, edges, never ended",
         "the host's ticks",
-        &[Commands],
-        &["class_self"],
+        "ended at the real local APIC when they are acknowledged, in service virtually",
+        &["class_self", "class_lvt"],
     ),
     by(
         Interrupts,
-        "the local vector table: LINT0 as NMI, the timer with the host's vector, never ended",
-        "forged NMIs and ticks; the host's ticks",
+        "the local vector table: LINT0 as NMI",
+        "forged NMIs; the host's ticks, whose place they take",
         &[Lvt],
-        &["e9lint0", "e9timer", "class_lvt"],
+        &["e9lint0"],
+    ),
+    by(
+        Interrupts,
+        "the local timer with the host's vector",
+        "forged ticks",
+        &[Messages],
+        &["e9timer"],
     ),
     by(
         Interrupts,
@@ -372,10 +379,17 @@ pub const ROWS: &[Row] = &[
     ),
     by(
         Part::Ports,
-        "system management, resets, keyboard controller, A20",
+        "system management",
+        "the guest's processor in firmware's hands, and an exit that nothing answers",
+        &[Ports, Instructions],
+        &["smi"],
+    ),
+    by(
+        Part::Ports,
+        "resets, keyboard controller, A20",
         "the machine; with A20 hidden memory, and the host's clock",
         &[Ports],
-        &["smi", "fastreset", "resetport", "kbd", "a20"],
+        &["fastreset", "resetport", "kbd", "a20"],
     ),
     by(
         Part::Ports,

@@ -131,7 +131,9 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             let names: Vec<&str> = args.attack.iter().map(String::as_str).collect();
             attacks::honest(&machine, &names, modes, &mut figures);
             attacks::attack(&machine, &names, modes, args.times, &mut figures);
-            attacks::critical(&machine, &names, &mut figures);
+            if modes.contains(&Mode::Eli) {
+                attacks::critical(&machine, &names, &mut figures);
+            }
         }
         if args.quick {
             attacks::honest(&machine, &[], &[Mode::Eli], &mut figures);

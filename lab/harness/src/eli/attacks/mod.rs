@@ -88,21 +88,16 @@ impl Case<'_> {
             Way::Calm => format!("{} calm", self.payload),
             Way::Off | Way::On => self.payload.to_owned(),
         };
-        let spins = ATTACKS.iter().any(|attack| {
-            attack.name == self.payload && (attack.spins || attack.name.starts_with("e1"))
+        let attack = ATTACKS
+            .iter()
+            .find(|attack| attack.name == self.payload && self.way != Way::Calm);
+        // Without its defence a guest that should end may go on for ever.
+        let (ends, spins) = attack.map_or((false, false), |attack| {
+            (attack.ends, attack.spins || attack.ends)
         });
-        // Where it ends by itself, the rest is no time of its own.
-        let ends =
-            !matches!(self.payload, "triple" | "poweroff") && !self.payload.starts_with("e1");
-        let linger = if ends || self.way == Way::Calm {
-            0
-        } else {
-            LINGER
-        };
-        let until = match (spins, self.way) {
-            (true, Way::Off | Way::On) => SPINNING + linger,
-            _ => UNTIL,
-        };
+        // Where the payload ends by itself, the rest is no time of its own.
+        let linger = if ends { LINGER } else { 0 };
+        let until = if spins { SPINNING + linger } else { UNTIL };
         machine.run(&Run {
             options: format!(
                 "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until} critical={}",
@@ -374,7 +369,8 @@ fn round_of(
     } else {
         &[Outcome::Contained, Outcome::Unclear]
     };
-    let is_off = judged(Way::Off, attack.without_defences(), expected);
+    // What no defence contains has none to leave out.
+    let is_off = attack.bites.is_empty() || judged(Way::Off, attack.without_defences(), expected);
     [is_off, is_on, is_calm]
 }
 

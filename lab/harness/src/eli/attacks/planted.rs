@@ -122,7 +122,7 @@ fn good(attack: &Attack) -> Made {
     };
     made.console
         .insert(0, format!("attack {}: {line}", attack.name));
-    if attack.sign == Sign::Ended || attack.name.starts_with("e1") {
+    if attack.ends {
         made = made.not_done().without_report("window");
         // The other core's beats are counted on.
         let mut after = healthy();

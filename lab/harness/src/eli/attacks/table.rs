@@ -45,7 +45,7 @@ pub struct Attack {
     pub name: &'static str,
     /// See [`Sign`].
     pub sign: Sign,
-    /// Modes in which it succeeds without its defences.
+    /// Modes in which it succeeds without its defences; none where nothing but the architecture contains it.
     pub bites: &'static [Mode],
     /// It needs the controller.
     pub nvme: bool,
@@ -53,9 +53,12 @@ pub struct Attack {
     pub iommu: bool,
     /// Contained, it still does not end by itself.
     pub spins: bool,
+    /// Contained, the guest ends, by a fault or since it asks for it.
+    pub ends: bool,
 }
 
 const ALL: &[Mode] = &Mode::ALL;
+const NONE: &[Mode] = &[];
 /// Modes with direct delivery.
 const DIRECT: &[Mode] = &[Mode::Delivery, Mode::Eli, Mode::EliTimer];
 
@@ -67,6 +70,7 @@ const fn attack(name: &'static str, sign: Sign, bites: &'static [Mode]) -> Attac
         nvme: false,
         iommu: false,
         spins: false,
+        ends: false,
     }
 }
 
@@ -76,6 +80,10 @@ impl Attack {
             spins: true,
             ..self
         }
+    }
+
+    const fn ends(self) -> Self {
+        Self { ends: true, ..self }
     }
 
     const fn with_nvme(self) -> Self {
@@ -120,23 +128,23 @@ pub const ATTACKS: &[Attack] = &[
     attack("msr_syscfg", Sign::Reached("msr"), ALL),
     attack("msr_mtrr", Sign::Reached("msr"), ALL),
     attack("msr_tsc", Sign::Reached("msr"), ALL),
-    attack("e1stack", Sign::Starved(20), ALL),
-    attack("e1gate", Sign::Starved(20), ALL),
-    attack("e1tables", Sign::Starved(20), ALL),
+    attack("e1stack", Sign::Starved(20), ALL).ends(),
+    attack("e1gate", Sign::Starved(20), ALL).ends(),
+    attack("e1tables", Sign::Starved(20), ALL).ends(),
     attack("e3", Sign::Said("stolen"), DIRECT),
     attack("e6", Sign::Forged, DIRECT),
     attack("gate", Sign::Stopped("own absent gate"), DIRECT),
-    attack("triple", Sign::Ended, ALL),
+    attack("triple", Sign::Ended, ALL).ends(),
     attack("db", Sign::Emulator, ALL),
     attack("invd", Sign::Reached("other"), ALL),
     attack("mwait", Sign::Reached("other"), ALL),
     attack("e8init", Sign::OtherCoreStopped, ALL),
     attack("e8nmi", Sign::OtherCore, ALL),
     attack("e8memory", Sign::OtherCore, ALL),
-    attack("class_self", Sign::Starved(10), ALL),
+    attack("class_self", Sign::Starved(75), NONE),
     attack("e9lint0", Sign::ForgedNmi, ALL),
     attack("e9timer", Sign::Forged, ALL),
-    attack("class_lvt", Sign::Starved(10), ALL),
+    attack("class_lvt", Sign::Starved(75), NONE),
     attack("period", Sign::Starved(75), ALL),
     attack("level_pin", Sign::Starved(10), ALL),
     attack("broadcast_pin", Sign::OtherCore, ALL),
@@ -152,12 +160,12 @@ pub const ATTACKS: &[Attack] = &[
         Sign::Stopped("an exit that nothing is done about"),
         ALL,
     ),
-    attack("fastreset", Sign::Gone, ALL),
-    attack("resetport", Sign::Gone, ALL),
-    attack("kbd", Sign::Gone, ALL),
+    attack("fastreset", Sign::Gone, ALL).ends(),
+    attack("resetport", Sign::Gone, ALL).ends(),
+    attack("kbd", Sign::Gone, ALL).ends(),
     attack("a20", Sign::OtherCore, ALL),
     attack("fwcfg", Sign::Gone, ALL),
-    attack("poweroff", Sign::Ended, ALL),
+    attack("poweroff", Sign::Ended, ALL).ends(),
     attack("ecam", Sign::Gone, ALL),
     attack("powerbase", Sign::Gone, ALL),
     attack("bar", Sign::OtherCore, ALL).with_nvme(),
@@ -220,31 +228,36 @@ pub const HONEST: &[Honest] = &[
 mod tests {
     use std::collections::BTreeSet;
 
-    use eli::surface::{Contained, ROWS};
+    use eli::surface::ROWS;
 
     use super::*;
 
     #[test]
     fn every_test_of_the_surface_is_run_and_no_other() {
-        let of = |is_attack: bool| -> BTreeSet<&str> {
+        let of = |is_wanted: &dyn Fn(&&Row) -> bool| -> BTreeSet<&str> {
             ROWS.iter()
-                .filter(|row| matches!(row.contained, Contained::By(_)) == is_attack)
+                .filter(is_wanted)
                 .flat_map(|row| row.tests)
                 .copied()
                 .collect()
         };
-        let names: BTreeSet<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
-        assert_eq!(names, of(true));
+        let mut names: BTreeSet<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
         assert_eq!(names.len(), ATTACKS.len());
-        let honest: BTreeSet<&str> = HONEST.iter().map(|honest| honest.name).collect();
-        assert_eq!(honest, of(false));
+        assert!(names.is_superset(&of(&|row| !row.defences().is_empty())));
+        names.extend(HONEST.iter().map(|honest| honest.name));
+        assert_eq!(names.len(), ATTACKS.len() + HONEST.len());
+        assert_eq!(names, of(&|_| true));
     }
 
     #[test]
-    fn every_attack_leaves_out_a_defence_and_bites_somewhere() {
+    fn an_attack_bites_exactly_where_a_defence_can_be_left_out() {
         for attack in ATTACKS {
-            assert!(attack.without_defences().starts_with('-'), "{attack:?}");
-            assert!(!attack.bites.is_empty());
+            let bites = !attack.bites.is_empty();
+            assert_eq!(
+                attack.without_defences().starts_with('-'),
+                bites,
+                "{attack:?}"
+            );
         }
     }
 }
