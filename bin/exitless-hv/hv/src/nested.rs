@@ -54,7 +54,8 @@ impl Nested {
         self.remove(OWN)
     }
 
-    /// Takes a range from the guest, with what else is in its first and last 2 MiB. The caller flushes the TLB.
+    /// Takes a range from the guest, with what else is in its first and last 2 MiB. The caller
+    /// flushes the TLB.
     ///
     /// # Errors
     /// The tables are full: part of it may be taken.
