@@ -16,8 +16,7 @@
 //! * [`gate`]: shadow gates from the guest's. [`event`]: what an exit says about the event that it interrupted.
 //! * [`policy`]: which writes to the local APIC, to interrupt messages and to the legacy controllers are let through.
 //! * [`hosts`]: which vectors are the host's own, and where one goes that the guest wants (§3.5.3).
-//! * [`watchdog`]: what an unmaskable tick finds, and what follows. [`clock`]: the time, and how
-//!   long the host got none of its ticks.
+//! * [`watchdog`]: what an unmaskable tick finds, and what follows. [`clock`]: the time, and how long the host got none of its ticks.
 //! * [`surface`]: everything that a guest can use, what it could take by it, and what contains it, as data; [`defence`]: the switches.
 //!
 //! **Who owns what.** In *direct mode* the real local APIC holds the guest's interrupts, in service and requested, and nothing
