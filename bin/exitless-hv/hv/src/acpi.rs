@@ -1,8 +1,7 @@
 //! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
 //!
-//! The HPET is ours, and a second core is not the guest's: the table of the one is given another
-//! name, and the entry of the other is marked not enabled, where they lie. So is the table of
-//! configuration space in memory (MCFG), if the guest does not have that.
+//! The HPET is ours, and a second core is not the guest's: the table of the one is given another name, and the entry of the other
+//! is marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest does not have that.
 
 use eli::policy::ports::Firmware;
 

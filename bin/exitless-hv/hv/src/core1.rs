@@ -29,8 +29,7 @@ const TRAMPOLINE: u64 = 0x8000;
 const BEAT: u64 = 0x40;
 /// Between beats: what a gap between ticks is measured by, while it lasts.
 const BEAT_MS: u32 = 2;
-/// Time without an exit of the first core, or a tick of its watchdog, that is reported,
-/// milliseconds.
+/// How long the first core may not exit, or its watchdog not tick.
 const LOST_MS: u32 = 2000;
 
 /// Beats so far.
@@ -48,7 +47,7 @@ pub static IS_GUARDED: AtomicBool = AtomicBool::new(false);
 /// Ticks of the host's that the first core handled, and the longest time without one.
 pub static TICKS: TickGaps = TickGaps::new();
 
-/// State of this core alone.
+/// What this core alone keeps.
 struct Own {
     clock: Clock,
     /// Counts of the timer between beats.
@@ -66,8 +65,7 @@ static mut TABLE: Page = Page::ZERO;
 /// Starts it (INIT, start-up); whether it came.
 ///
 /// # Safety
-/// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called
-/// again.
+/// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called again.
 pub unsafe fn start(id: u32, clock: Clock) -> bool {
     let code = &raw const core1_begin as u64;
     let len = &raw const core1_end as u64 - code;
@@ -122,11 +120,11 @@ fn timer_counts(clock: Clock) -> u64 {
     (counts * u64::from(BEAT_MS) / u64::from(MS)).max(1)
 }
 
-/// Returns the state of this core alone.
+/// What this core alone keeps.
 fn own() -> Option<&'static mut Own> {
     let own = &raw mut OWN;
-    // SAFETY: `start` has written it before this core ran. Since then the core's interrupts alone
-    // use it, of which none comes within another, and `core1_main` before the first of them.
+    // SAFETY: `start` has written it before this core ran. Since then the core's interrupts alone use it, of which none comes
+    // within another, and `core1_main` before the first of them.
     unsafe { (*own).as_mut() }
 }
 
@@ -192,8 +190,7 @@ impl Own {
         let now = self.clock.now();
         let period = self.clock.period();
         let beat = period.counts(BEAT_MS);
-        // One eighth is what the two clocks may differ by: one was measured by the other, for ten
-        // milliseconds.
+        // One eighth is what the two clocks may differ by: one was measured by the other, for ten milliseconds.
         if apic::read(apic::TIMER_CURRENT) != 0 || now - self.set_at < beat - beat / 8 {
             BEATS_EXTRA.fetch_add(1, Ordering::Relaxed);
             return;

@@ -10,7 +10,7 @@ const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const ALL: u64 = PRESENT | WRITABLE | USER;
 
-/// Tables that split large pages: one for each 2 MiB in which a page is told apart from its
+/// Tables that split large pages: one for each 2 MiB in which a page is distinguished from its
 /// neighbours, and one for each GiB in which there are such. They are taken back when none is left.
 const POOL: usize = 32;
 const _: () = assert!(POOL == u32::BITS as usize, "a bit for each");
@@ -74,7 +74,7 @@ impl Nested {
         Ok(())
     }
 
-    /// Whether another page can be told apart from its neighbours, wherever it is. The caller
+    /// Whether another page can be distinguished from its neighbours, wherever it is. The caller
     /// flushes the TLB before the guest runs.
     pub fn has_room(&mut self) -> bool {
         const WANTED: u32 = 2;
@@ -94,8 +94,8 @@ impl Nested {
     /// # Errors
     /// The tables are full: nothing changed.
     pub fn map(&mut self, guest: u64, real: u64, access: Access) -> Result<(), Exhausted> {
-        // Both may be taken from the pool: made sure of here, so that the first one is not taken back
-        // for the second.
+        // Both may be taken from the pool: made sure of here, so that the first one is not taken
+        // back for the second.
         if !self.has_room() && !self.is_split(guest) {
             return Err(Exhausted);
         }
@@ -168,7 +168,7 @@ impl Nested {
         (start + part * step) | ALL | large
     }
 
-    /// Takes back tables in which nothing is told apart any more.
+    /// Takes back tables in which nothing is distinguished any more.
     fn collect(&mut self) {
         const GIANT: u64 = 1 << 30;
         const STEP: u64 = 1 << 21;
