@@ -1,9 +1,10 @@
 //! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine
 //! attacks on it.
 //!
-//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and registers that a list allows, and an
-//! NVMe controller whose interrupts are delivered to the guest and completed by it without an exit. `eli` decides; this carries it
-//! out. Under QEMU it is started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
+//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and
+//! registers that a list allows, and an NVMe controller whose interrupts are delivered to the guest
+//! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
+//! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
 //! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into
 //! memory ([`loader`]), its control block is set up, and [`Vm::run`](vm::Vm::run) enters and exits
