@@ -71,7 +71,7 @@ pub fn e9lint0(run: &Run) {
         set_timer_chip(true);
         for _ in 0..WINDOW_MS {
             time::wait(1);
-            acknowledge();
+            repeat();
         }
         set_line(MASKED);
         set_timer_chip(false);
@@ -98,15 +98,12 @@ fn set_timer_chip(is_on: bool) {
     }
 }
 
-/// Acknowledges what the first 8259 asks for (its poll command), and ends it: as an NMI, nobody else does, and its line
-/// would stay up.
-fn acknowledge() {
-    // SAFETY: as above.
-    unsafe {
-        port::out8(MASTER, 0x0c);
-        if port::in8(MASTER) & 0x80 != 0 {
-            port::out8(MASTER, 0x20);
-        }
+/// Ends what the first 8259 has in service, takes its request back, and lets it be made again: as an NMI, no processor acknowledges it,
+/// and its line would stay up.
+fn repeat() {
+    for (register, value) in [(MASTER + 1, 0xff), (MASTER, 0x20), (MASTER + 1, 0xfe)] {
+        // SAFETY: as above.
+        unsafe { port::out8(register, value) }
     }
 }
 

@@ -15,7 +15,6 @@ use eli::defence::Defence;
 use super::Vm;
 use crate::lapic::LvtEntry;
 use crate::log::say;
-use crate::report::Count;
 use crate::{core1, host, power, vmcb};
 
 /// How a guest ends by itself.
@@ -81,14 +80,10 @@ impl Vm {
         self.measurement.begin(now, processor::cycles());
         if let Some(clock) = self.chips.clock() {
             let (start, len) = (clock.now(), clock.period().counts(self.options.linger));
-            let mut nmis = host::HOST_NMIS.load(Ordering::Relaxed);
             while clock.now() - start < len {
                 core1::ALIVE.fetch_add(1, Ordering::Relaxed);
                 self.interrupt(false);
-                host::window_nmi();
-                let seen = host::HOST_NMIS.load(Ordering::Relaxed);
-                self.measurement.add(Count::Nmis, seen - nmis);
-                nmis = seen;
+                self.let_in_nmis();
                 self.complete_all();
                 core::hint::spin_loop();
             }

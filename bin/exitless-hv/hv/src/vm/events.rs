@@ -90,7 +90,7 @@ impl Vm {
     }
 
     /// Lets non-maskable interrupts in: the watchdog's ticks, and samples. Returns whether there were any.
-    fn let_in_nmis(&mut self) -> bool {
+    pub(super) fn let_in_nmis(&mut self) -> bool {
         let came = host::window_nmi();
         for _ in 0..came {
             let chips = &self.chips;
