@@ -65,6 +65,7 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("e9lint0", local::e9lint0),
     ("e9timer", local::e9timer),
     ("period", local::period),
+    ("period_chip", local::period_chip),
     ("e10vector", device::e10vector),
     ("e10cpu", device::e10cpu),
     ("class_self", service::class_self),
