@@ -1,8 +1,10 @@
-//! Time of the host: a counter of 64 bits, and the longest time that the host went without one of its ticks.
+//! Time of the host: a counter of 64 bits, and the longest time that the host went without one of
+//! its ticks.
 //!
-//! The counter is the HPET's (HPET 1.0a, §2.3), which the guest does not reach. It is read by halves, and where it has 32 bits it
-//! is extended by what was read before. [`TickGaps`] is written by the guest's core, which handles ticks, and by another, which
-//! sees those that are overdue; a guest that takes the first core does not take the second's measure.
+//! The counter is the HPET's (HPET 1.0a, §2.3), which the guest does not reach. It is read by
+//! halves, and where it has 32 bits it is extended by what was read before. [`TickGaps`] is written
+//! by the guest's core, which handles ticks, and by another, which sees those that are overdue; a
+//! guest that takes the first core does not take the second's measure.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,8 +67,9 @@ pub fn read(mut half: impl FnMut(Half) -> u32) -> u64 {
     }
 }
 
-/// Extends a counter of 32 bits that reads `low` now, and was `last` less than half of its range ago, or is by so much behind that:
-/// another core may have read it later, and written that down sooner.
+/// Extends a counter of 32 bits that reads `low` now, and was `last` less than half of its range
+/// ago, or is by so much behind that: another core may have read it later, and written that down
+/// sooner.
 #[must_use]
 pub const fn extend(last: u64, low: u32) -> u64 {
     let step = low.wrapping_sub(last as u32) as i32;
@@ -79,8 +82,8 @@ pub const fn extend(last: u64, low: u32) -> u64 {
 /// Times are counts of one clock.
 #[derive(Debug)]
 pub struct TickGaps {
-    /// Windows begun; the lowest bit says which of the two below is the present one. An observer that is late by a window writes to
-    /// the other one.
+    /// Windows begun; the lowest bit says which of the two below is the present one. An observer
+    /// that is late by a window writes to the other one.
     windows: AtomicU64,
     starts: [AtomicU64; 2],
     longest: [AtomicU64; 2],
@@ -123,7 +126,8 @@ impl TickGaps {
     pub fn taken(&self, now: u64) {
         self.observe(now);
         self.ticks.fetch_add(1, Ordering::Relaxed);
-        // Release: pairs with `observe`. An observer that does not see it yet has read its clock before.
+        // Release: pairs with `observe`. An observer that does not see it yet has read its clock
+        // before.
         self.last.store(now, Ordering::Release);
     }
 
@@ -160,8 +164,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes that it is `value` at `now`. Returns whether it has been the same for `limit` counts of the clock by now: once, until it
-    /// changes again.
+    /// Notes that it is `value` at `now`. Returns whether it has been the same for `limit` counts
+    /// of the clock by now: once, until it changes again.
     pub const fn is_overdue(&mut self, value: u64, now: u64, limit: u64) -> bool {
         if value != self.value {
             *self = Self {

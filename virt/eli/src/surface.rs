@@ -338,10 +338,10 @@ pub const ROWS: &[Row] = &[
     ),
     by(
         Interrupts,
-        "the local timer with a period of next to nothing",
+        "the local timer, or the 8254, with a period of next to nothing",
         "the host's ticks, on this emulator the other core's too",
         &[Period],
-        &["period"],
+        &["period", "period_chip"],
     ),
     by(
         Interrupts,

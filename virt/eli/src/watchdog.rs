@@ -167,10 +167,10 @@ impl Samples {
         self.due_us.is_some() || self.mean_us == 0
     }
 
-    /// The next moment, if there is none to come or the last has passed long ago; `entropy` is something that a guest does not know.
+    /// The next moment, if there is none to come; `entropy` is something that a guest does not know. One that is missed while it is
+    /// set is taken with the watchdog's next tick.
     pub fn next(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
-        let is_lost = |due_us: u64| now_us.saturating_sub(due_us) > 4 * self.mean_us;
-        if self.mean_us == 0 || !self.due_us.is_none_or(is_lost) {
+        if self.is_set() {
             return None;
         }
         // xorshift64, of Marsaglia: any state but 0 leads through all others.
@@ -327,9 +327,10 @@ mod tests {
         }
         assert!(now / 2_000 > 9_000 && now / 2_000 < 11_500, "{now}");
         assert!(phases.iter().all(|count| *count > 50), "{phases:?}");
-        // One that has been lost is set again.
+        // One that has been missed is taken with the watchdog's, and the next can be set.
         let due = samples.next(now, 1).unwrap();
-        assert_eq!(samples.next(due + 10_000, 1), None);
+        assert_eq!(samples.next(due + 50_000, 1), None);
+        assert!(samples.take(due + 50_000).sample);
         assert!(samples.next(due + 50_000, 1).is_some());
         assert_eq!(Samples::new(0).next(0, 0), None);
     }

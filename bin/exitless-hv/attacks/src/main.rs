@@ -66,6 +66,7 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("e9lint0", local::e9lint0),
     ("e9timer", local::e9timer),
     ("period", local::period),
+    ("period_chip", local::period_chip),
     ("e10vector", device::e10vector),
     ("e10cpu", device::e10cpu),
     ("e11", dma::e11),

@@ -123,7 +123,8 @@ pub fn window_nmi() -> u64 {
 /// A model-specific register that the processor may not have.
 pub fn read_register(register: u32) -> Option<u64> {
     let mut is_there = 0;
-    // SAFETY: where there is none the handler of #GP goes on behind the instruction (`run.s`). Reading one changes nothing.
+    // SAFETY: where there is none the handler of #GP goes on behind the instruction (`run.s`).
+    // Reading one changes nothing.
     let value = unsafe { host_rdmsr(register, &raw mut is_there) };
     (is_there != 0).then_some(value)
 }

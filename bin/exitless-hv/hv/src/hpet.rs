@@ -1,10 +1,11 @@
-//! Two of the HPET's timers: the watchdog's, whose message is a non-maskable interrupt, and the host's own tick (HPET 1.0a, §2.3);
-//! and its counter, the host's clock.
+//! Two of the HPET's timers: the watchdog's, whose message is a non-maskable interrupt, and the
+//! host's own tick (HPET 1.0a, §2.3); and its counter, the host's clock.
 //!
 //! An interrupt that exits whatever the guest does stands in for VMX's preemption timer. The guest never sees the HPET.
 //!
-//! Both timers are set while the counter stands at 0, and it is started once. Started again it would have to arm the first timer
-//! again, at a comparator that it may have just passed: a timer of 32 bits meets that when the counter has wrapped.
+//! Both timers are set while the counter stands at 0, and it is started once. Started again it
+//! would have to arm the first timer again, at a comparator that it may have just passed: a timer
+//! of 32 bits meets that when the counter has wrapped.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,7 +41,8 @@ pub struct Clock {
 impl Clock {
     fn half(self, half: Half) -> u32 {
         let offset = if half == Half::Low { 0 } else { 4 };
-        // SAFETY: `Hpet::new`'s caller: it is the HPET, and ours; reading its counter changes nothing.
+        // SAFETY: `Hpet::new`'s caller: it is the HPET, and ours; reading its counter changes
+        // nothing.
         unsafe { memory::read32(self.base + COUNTER + offset) }
     }
 

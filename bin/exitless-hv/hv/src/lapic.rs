@@ -76,6 +76,8 @@ impl Lapic {
     pub fn limit_period(&mut self, clock: Clock) {
         const MEASURED_US: u64 = 2_000;
         const DIVIDE_BY_1: u64 = 0xb;
+        /// The most reads of a clock that stands.
+        const READS_MAX: u32 = 10_000_000;
         // SAFETY: masked, it interrupts no processor.
         unsafe {
             apic::write(apic::LVT_TIMER, LVT_MASKED.into());
@@ -83,12 +85,17 @@ impl Lapic {
             apic::write(apic::TIMER_INITIAL, u32::MAX.into());
         }
         let start = clock.microseconds();
-        while clock.microseconds().wrapping_sub(start) < MEASURED_US {}
-        let us = clock.microseconds().wrapping_sub(start).max(1);
+        let mut us = 0;
+        for _ in 0..READS_MAX {
+            us = clock.microseconds() - start;
+            if us >= MEASURED_US {
+                break;
+            }
+        }
         let counts = u64::from(u32::MAX) - apic::read(apic::TIMER_CURRENT);
         // SAFETY: as above.
         unsafe { apic::write(apic::TIMER_INITIAL, 0) }
-        self.least = (counts * timer::LEAST_PERIOD_US / us).max(1);
+        self.least = (counts * timer::LEAST_PERIOD_US / us.max(1)).max(1);
     }
 
     /// Its identifier.

@@ -35,7 +35,8 @@ static IS_BUSY: AtomicBool = AtomicBool::new(false);
 pub struct Line(bool);
 
 impl Line {
-    /// Begins one. A core that has been lost in the middle of one, or faulted there, is not waited for.
+    /// Begins one. A core that has been lost in the middle of one, or faulted there, is not waited
+    /// for.
     pub fn begin() -> Self {
         const TRIES: u32 = 10_000_000;
         // Acquire: pairs with `drop`'s Release, though a port has no order but the processor's.

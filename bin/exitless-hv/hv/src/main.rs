@@ -1,19 +1,20 @@
 //! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine
 //! attacks on it.
 //!
-//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and registers that a list allows, and an
-//! NVMe controller whose interrupts are delivered to the guest and completed by it without an exit. `eli` decides; this carries it
-//! out. Under QEMU it is started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
+//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and
+//! registers that a list allows, and an NVMe controller whose interrupts are delivered to the guest
+//! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
+//! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
 //! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into
 //! memory ([`loader`]), its control block is set up, and [`Vm::run`](vm::Vm::run) enters and exits
 //! for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors §3.5.3,
 //! completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
 //!
-//! **Trust.** A hostile guest is *not* contained: docs/eli.md lists the attacks that are stopped
-//! and the ways that are known to work. Firmware and *devices* are trusted: without an IOMMU the
-//! guest reaches this memory by any DMA that it programs, and a device can forge any message. It
-//! says both at start.
+//! **Trust.** What a guest can use, and what contains it, is a table ([`eli::surface`], docs/eli.md);
+//! rows without a test are counted at the start. Firmware is trusted. The assigned device is kept to
+//! the guest's memory by the machine's IOMMU ([`remapping`]); without one it reaches all memory, which
+//! is said at the start (`contained_dma=false`).
 //!
 //! **Left out.** More than one processor for the guest (a second one is parked, and watches); devices other than NVMe; Intel's VMX.
 #![no_std]
@@ -48,6 +49,7 @@ use core::arch::global_asm;
 use bare::multiboot::{Information, MAGIC};
 use bare::{apic, processor};
 use eli::defence::{Defence, Defences};
+use eli::surface;
 
 use crate::acpi::Tables;
 use crate::log::say;
@@ -111,6 +113,11 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         "hv: mode {}, defences {}",
         options.mode.name(),
         Missing(options.defend)
+    );
+    say!(
+        "hv: {} of {} rows of the guest's surface are not contained, or not tested (docs/eli.md)",
+        surface::ROWS.len() - surface::tested(),
+        surface::ROWS.len()
     );
     check_processor();
     // SAFETY: interrupts are off, and stay so until there are handlers.

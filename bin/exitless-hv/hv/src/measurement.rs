@@ -101,8 +101,8 @@ impl Measurement {
         }
     }
 
-    /// Returns whether it is time to look at the clock, which is slower than this: a device's register,
-    /// and read three times. For an interval of milliseconds.
+    /// Returns whether it is time to look at the clock, which is slower than this: a device's
+    /// register, and read three times. For an interval of milliseconds.
     pub fn is_look_due(&mut self) -> bool {
         const CYCLES: u64 = 1_000_000;
         let now = processor::cycles();

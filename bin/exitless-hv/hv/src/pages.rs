@@ -20,7 +20,8 @@ pub const RSI: usize = 6;
 pub const RDI: usize = 7;
 
 impl Pages {
-    /// Whether writes (and reads) of a model-specific register reach the real one. It is in the map.
+    /// Whether writes (and reads) of a model-specific register reach the real one. It is in the
+    /// map.
     pub fn let_through(&mut self, register: u32, through: bool, writes_only: bool) {
         /// Bytes of the map for 0 to 0x1fff, and behind them for the others.
         const PART: usize = 0x800;

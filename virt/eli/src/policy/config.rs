@@ -1,9 +1,12 @@
-//! Configuration space of a guest that has one function of the machine's (PCI 3.0, §6; by the ports 0xcf8 and 0xcfc).
+//! Configuration space of a guest that has one function of the machine's (PCI 3.0, §6; by the ports
+//! 0xcf8 and 0xcfc).
 //!
-//! The assigned function's registers are read as they are; what may be written is a mask. Its base addresses are virtual: sizing
-//! them is answered, moving them is refused, since the hypervisor has its message table's page by its address. Bridges that a
-//! kernel looks for are shown, and nothing of them is written: the window of configuration space in memory, the base of the power
-//! ports and the routes of interrupts are theirs. No other function is there. The window itself is not mapped, and hidden.
+//! The assigned function's registers are read as they are; what may be written is a mask. Its base
+//! addresses are virtual: sizing them is answered, moving them is refused, since the hypervisor has
+//! its message table's page by its address. Bridges that a kernel looks for are shown, and nothing
+//! of them is written: the window of configuration space in memory, the base of the power ports and
+//! the routes of interrupts are theirs. No other function is there. The window itself is not
+//! mapped, and hidden.
 //!
 //! ```text
 //!   0xcf8 ── set_address ─▶ latch          0xcfc to 0xcff ── target ─▶ a register, or nothing
@@ -29,7 +32,7 @@ const HEADER_LEN: u8 = 0x40;
 pub struct Bar {
     /// Address and type, as firmware set them.
     pub value: u32,
-    /// What the function answers to all ones: the bits of the address that there are, and the type.
+    /// Answer of the function to all ones: the bits of the address that there are, and the type.
     pub size: u32,
 }
 
@@ -57,20 +60,20 @@ pub struct Target {
     pub register: u8,
     /// The first byte of it that is accessed.
     pub byte: u8,
-    /// How many: 1, 2 or 4, which end with the register.
+    /// Number of bytes: 1, 2 or 4, which end with the register.
     pub size: u8,
 }
 
-/// What a guest reads.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// What the machine's register holds.
+    /// The content of the machine's register.
     Real,
     /// This, in place of the register's four bytes.
     Value(u32),
 }
 
-/// What becomes of a write.
+/// Effect of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
     /// The machine's register gets this, in the bytes that were written.
@@ -99,7 +102,8 @@ struct Mask {
 }
 
 impl Config {
-    /// With an assigned function, if there is one, and bridges that are shown; more than [`SHOWN`] are not.
+    /// With an assigned function, if there is one, and bridges that are shown; more than [`SHOWN`]
+    /// are not.
     #[must_use]
     pub fn new(function: Option<Function>, bridges: impl IntoIterator<Item = u16>) -> Self {
         let mut shown = [None; SHOWN];
@@ -125,13 +129,14 @@ impl Config {
         self.address = value & HELD;
     }
 
-    /// What the address port reads.
+    /// Returns the content of the address port.
     #[must_use]
     pub const fn address(&self) -> u32 {
         self.address
     }
 
-    /// The register that an access of `size` bytes at the `byte`th data port is to. `None`: there is none, or it goes beyond it.
+    /// The register that an access of `size` bytes at the `byte`th data port is to. `None`: there
+    /// is none, or it goes beyond it.
     #[must_use]
     pub const fn target(&self, byte: u8, size: u8) -> Option<Target> {
         const ENABLED: u32 = 1 << 31;
@@ -165,7 +170,8 @@ impl Config {
         }
     }
 
-    /// A write of `value`, whose bytes stand where the register has them, while the machine's register holds `old`.
+    /// A write of `value`, whose bytes stand where the register has them, while the machine's
+    /// register holds `old`.
     pub fn write(&mut self, target: Target, value: u32, old: u32) -> Write {
         let Some(function) = self
             .function
@@ -245,8 +251,9 @@ impl Function {
             _ if at(self.msix, 0) => (0xc000_0000, 0),
             // The state; wake-up events.
             _ if at(self.power, 4) => (0x0103, 0x8000),
-            // Relaxed ordering, longer tags, no snooping, longest request, reset of the function; error bits of the status. Not
-            // reports of errors, which may be non-maskable interrupts, nor the longest payload, which bridges know too.
+            // Relaxed ordering, longer tags, no snooping, longest request, reset of the function;
+            // error bits of the status. Not reports of errors, which may be non-maskable
+            // interrupts, nor the longest payload, which bridges know too.
             _ if at(self.express, 8) => (0xf910, 0x000f_0000),
             _ => (0, 0),
         };
@@ -358,7 +365,8 @@ mod tests {
                     match config().write(word(NVME, register), value, old) {
                         Write::Real(real) => {
                             assert_ne!(write | clear, 0, "{register:#x}");
-                            // Those that are neither stay, those cleared by 1 stay where the guest writes 0.
+                            // Those that are neither stay, those cleared by 1 stay where the guest
+                            // writes 0.
                             assert_eq!((real ^ old) & !(write | clear), 0, "{register:#x}");
                             assert_eq!(real & clear, value & clear, "{register:#x}");
                             assert_eq!(real & write, value & write, "{register:#x}");
@@ -413,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_guests_reads_as_nothing() {
+    fn functions_that_are_not_the_guests_read_as_all_ones() {
         let mut config = config();
         for function in 0..=u16::MAX {
             let read = config.read(word(function, 0));

@@ -1,8 +1,10 @@
-//! Model-specific registers that a guest may use: a list. What is not on it raises #GP, as where the processor has none.
+//! Model-specific registers that a guest may use: a list. What is not on it raises #GP, as where
+//! the processor has none.
 //!
-//! Registers are direct that belong to the guest alone: its control block has them, or VMSAVE and VMLOAD exchange them, or the
-//! hypervisor does not use what they govern. Those that say how the machine is set up are read as they are, and writes to them are
-//! dropped: every kernel reads them, and some write back what they read. The local APIC's, its base, and EFER are decided on
+//! Registers are direct that belong to the guest alone: its control block has them, or VMSAVE and
+//! VMLOAD exchange them, or the hypervisor does not use what they govern. Those that say how the
+//! machine is set up are read as they are, and writes to them are dropped: every kernel reads them,
+//! and some write back what they read. The local APIC's, its base, and EFER are decided on
 //! elsewhere, whatever is said here.
 
 /// A register's treatment.
@@ -29,9 +31,9 @@ pub struct Range {
     pub first: u32,
     /// The last.
     pub last: u32,
-    /// What becomes of an access.
+    /// Treatment of an access.
     pub rule: Rule,
-    /// What it is.
+    /// Name, for people.
     pub what: &'static str,
 }
 
@@ -162,7 +164,7 @@ pub enum Access {
     Write,
 }
 
-/// What becomes of an access that exited.
+/// Effect of an access that exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is made: a read.

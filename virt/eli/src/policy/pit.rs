@@ -1,8 +1,9 @@
 //! The 8254 timer's first counter, whose interrupts have a least period: 200 µs, as KVM's.
 //!
-//! Without one it interrupts 600,000 times a second, masked or not, and what emulates it comes to nothing else. The counts that the
-//! guest loads are raised to the least one, in each of the counter's modes: a mode that is set later keeps the count. Halves of a
-//! count are held back until both are known.
+//! Without one it interrupts 600,000 times a second, masked or not, and what emulates it comes to
+//! nothing else. The counts that the guest loads are raised to the least one, in each of the
+//! counter's modes: a mode that is set later keeps the count. Halves of a count are held back until
+//! both are known.
 
 /// Counts of 838 ns in 200 µs.
 pub const COUNT_MIN: u16 = 239;
@@ -34,7 +35,8 @@ enum Halves {
     Both,
 }
 
-/// What the guest has written to the first counter. It begins as after [`START`].
+/// Writes of the guest to the first counter, so far as they matter to the next. It begins as after
+/// [`START`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pit {
     halves: Halves,
@@ -43,7 +45,8 @@ pub struct Pit {
 }
 
 impl Pit {
-    /// A control word. Returns what the chip gets: decimal counting is taken out of the first counter's.
+    /// A control word. Returns what the chip gets: decimal counting is taken out of the first
+    /// counter's.
     pub const fn control(&mut self, word: u8) -> u8 {
         const DECIMAL: u8 = 1;
         let (counter, access) = (word >> 6, word >> 4 & 3);

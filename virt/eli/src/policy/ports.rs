@@ -1,8 +1,9 @@
 //! Ports that a guest may use: a list. What is not on it does not reach the machine.
 //!
-//! A read of a port that is withheld gives all ones, as where nothing is, or a constant that a guest needs to find there; a write
-//! to it is dropped. The other way round, a list of what a guest may not have, would have to know every chipset: one write to a
-//! port of firmware's own (0xb2), of the reset line (0x92, 0xcf9) or of the A20 line ends the machine, or moves memory under the
+//! A read of a port that is withheld gives all ones, as where nothing is, or a constant that a
+//! guest needs to find there; a write to it is dropped. The other way round, a list of what a guest
+//! may not have, would have to know every chipset: one write to a port of firmware's own (0xb2), of
+//! the reset line (0x92, 0xcf9) or of the A20 line ends the machine, or moves memory under the
 //! hypervisor.
 
 /// A port number's treatment.
@@ -33,9 +34,9 @@ pub struct Range {
     pub first: u16,
     /// The last.
     pub last: u16,
-    /// What becomes of an access.
+    /// Treatment of an access.
     pub rule: Rule,
-    /// What is there, or what it would do.
+    /// Device that is there, or effect that it would have.
     pub what: &'static str,
 }
 
@@ -48,8 +49,8 @@ const fn range(first: u16, last: u16, rule: Rule, what: &'static str) -> Range {
     }
 }
 
-/// Ports that every machine of this kind has. Those that are withheld stand here for what they would do; all others are withheld
-/// as well.
+/// Ports that every machine of this kind has. Those that are withheld stand here for what they
+/// would do; all others are withheld as well.
 pub const FIXED: &[Range] = &[
     range(0x40, 0x40, Rule::Timer, "8254 timer: the counter of IRQ 0"),
     range(0x41, 0x42, Rule::Direct, "8254 timer: the other counters"),
@@ -102,7 +103,8 @@ pub const FIXED: &[Range] = &[
     range(0xcf9, 0xcf9, Rule::Reset, "reset"),
 ];
 
-/// The same ports differ from machine to machine: firmware's tables have them (ACPI 6.5, §5.2.9). 0 is none.
+/// The same ports differ from machine to machine: firmware's tables have them (ACPI 6.5, §5.2.9). 0
+/// is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Firmware {
     /// PM1a and PM1b event blocks, and their length.
@@ -137,7 +139,7 @@ pub enum Access {
     Write(u32),
 }
 
-/// What becomes of an access.
+/// Effect of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is made; a write with this value.
@@ -151,7 +153,8 @@ pub enum Answer {
 }
 
 impl Ports {
-    /// With firmware's blocks. One that does not fit below 64 Ki, or covers a port of [`FIXED`], is left out.
+    /// With firmware's blocks. One that does not fit below 64 Ki, or covers a port of [`FIXED`], is
+    /// left out.
     #[must_use]
     pub fn new(firmware: &Firmware) -> Self {
         let Firmware {
@@ -215,7 +218,8 @@ impl Ports {
         self.rule(port) == Rule::Direct
     }
 
-    /// Decides about an access of `size` bytes (1, 2 or 4) that exited: at least one of its ports is not direct.
+    /// Decides about an access of `size` bytes (1, 2 or 4) that exited: at least one of its ports
+    /// is not direct.
     #[must_use]
     pub fn decide(&self, port: u16, size: u8, access: Access) -> Answer {
         const FAST_RESET: u32 = 1;
@@ -225,7 +229,8 @@ impl Ports {
         let Some(Range { first, rule, .. }) = self.range(port) else {
             return Answer::Nothing(ones(size));
         };
-        // Whole accesses alone: a wider one would reach the neighbour as well, and a narrower one half of a register.
+        // Whole accesses alone: a wider one would reach the neighbour as well, and a narrower one
+        // half of a register.
         let whole = if rule == Rule::Pm1Control {
             (2, first)
         } else {
@@ -243,7 +248,8 @@ impl Ports {
             }
             (Rule::SystemControl, Access::Read) => Answer::Nothing(A20),
             (Rule::SystemControl, Access::Write(value)) if value & FAST_RESET != 0 => Answer::Reset,
-            // Pulses its output lines that are 0 in the lower four bits, of which bit 0 is the processor's reset.
+            // Pulses its output lines that are 0 in the lower four bits, of which bit 0 is the
+            // processor's reset.
             (Rule::Keyboard, Access::Write(value)) if value & 0xf1 == 0xf0 => Answer::Reset,
             (Rule::Reset, Access::Read) => Answer::Nothing(0),
             (Rule::Reset, Access::Write(value)) if value & HARD_RESET != 0 => Answer::Reset,
@@ -257,7 +263,7 @@ const PM1_SLEEP: u32 = 1 << 13;
 /// In PM1 control: calls firmware, by a system management interrupt.
 const PM1_GLOBAL_RELEASE: u32 = 1 << 2;
 
-/// What reads where nothing is, in `size` bytes.
+/// Returns the value of `size` bytes where nothing is.
 #[must_use]
 pub const fn ones(size: u8) -> u32 {
     match size {

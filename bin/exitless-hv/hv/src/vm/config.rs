@@ -41,7 +41,7 @@ impl Vm {
         self.pages.vmcb.flush();
     }
 
-    /// What the guest reads at such a port.
+    /// Carries out a read of such a port.
     pub(super) fn config_read(&mut self, number: u16, size: u8) -> u32 {
         let config = self.chips.config();
         if number == ADDRESS {
@@ -60,7 +60,7 @@ impl Vm {
         target.part(word)
     }
 
-    /// What the guest writes at such a port.
+    /// Carries out a write to such a port.
     pub(super) fn config_write(&mut self, number: u16, size: u8, value: u32) {
         let config = self.chips.config_mut();
         if number == ADDRESS {
@@ -137,7 +137,8 @@ fn describe(number: u16) -> Function {
     const EXPRESS: u8 = 0x10;
     let command = pci::read(number, pci::COMMAND) & 0xffff;
     let mut bars = [Bar::default(); 6];
-    // SAFETY: the function does nothing yet: no driver runs. Its addresses are as before in the end.
+    // SAFETY: the function does nothing yet: no driver runs. Its addresses are as before in the
+    // end.
     unsafe {
         pci::write(number, pci::COMMAND, command & !DECODING);
         for (register, bar) in (0x10..).step_by(4).zip(&mut bars) {

@@ -48,10 +48,6 @@ impl Vm {
                 self.pages.vmcb.get(vmcb::RIP)
             );
         }
-        // One that has been lost is set again.
-        if self.interrupts.was_direct() {
-            self.set_sample(now);
-        }
     }
 
     /// The guest is entered in direct mode: the next moment at which it is looked at is set, if there is none.
@@ -59,13 +55,8 @@ impl Vm {
         if self.interrupts.wants_sample()
             && self.defends(Defence::Masking)
             && let Some(now) = self.chips.us()
+            && let Some(at) = self.interrupts.next_sample(now, processor::cycles())
         {
-            self.set_sample(now);
-        }
-    }
-
-    fn set_sample(&mut self, now_us: u64) {
-        if let Some(at) = self.interrupts.next_sample(now_us, processor::cycles()) {
             self.chips.sample(at);
         }
     }

@@ -34,19 +34,21 @@ impl Vm {
     pub(super) fn intercepted(&mut self, code: u64) -> Cause {
         match code {
             exit::SMI => {
-                // It waits for the host's global interrupt flag: firmware handles it here, where the
-                // processor leaves that mode for what it was in.
+                // It waits for the host's global interrupt flag: firmware handles it here, where
+                // the processor leaves that mode for what it was in.
                 self.measurement.add(Count::Nmis, host::window_nmi());
                 Cause::Host
             }
             exit::INIT => self.stop("the guest's processor got INIT"),
             exit::INVD => {
-                // SAFETY: what the caches hold, the host's too, is written back before it is dropped.
+                // SAFETY: what the caches hold, the host's too, is written back before it is
+                // dropped.
                 unsafe { asm!("wbinvd", options(nostack, preserves_flags)) }
                 self.pages.vmcb.skip(2);
                 Cause::Guest
             }
-            // In none of the modes in which direct delivery is possible; the new task would be loaded by hand.
+            // In none of the modes in which direct delivery is possible; the new task would be
+            // loaded by hand.
             exit::TASK_SWITCH => {
                 say!(
                     "instructions: a task switch to {:#x} is not carried out",

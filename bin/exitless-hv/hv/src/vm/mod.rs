@@ -16,8 +16,9 @@
 //!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
-//! `config` (configuration space), `instructions` (others), `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `step`,
-//! `reports` (lines of JSON). `set_up` is before the first entry, `end` behind the last exit.
+//! `config` (configuration space), `instructions` (others), `local_apic`, `tables` (the interrupt
+//! descriptor table), `messages` (MSI-X and I/O APIC), `step`, `reports` (lines of JSON). `set_up`
+//! is before the first entry, `end` behind the last exit.
 
 mod config;
 mod cpuid;

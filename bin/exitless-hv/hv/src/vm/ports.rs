@@ -172,7 +172,7 @@ impl Vm {
         Ok(places)
     }
 
-    /// What the guest reads.
+    /// Carries out a read.
     fn port_read(&mut self, number: u16, size: u8) -> u32 {
         if is_own(number) {
             return ones(size);
@@ -194,7 +194,7 @@ impl Vm {
         }
     }
 
-    /// What the guest writes.
+    /// Carries out a write.
     fn port_write(&mut self, number: u16, size: u8, value: u32) {
         if number == MARKERS && size == 1 {
             return self.marker(value as u8);

@@ -133,7 +133,8 @@ impl Vm {
         let Some((command, value)) = tables.turn_on.filter(|_| control != 0) else {
             return;
         };
-        // SAFETY: firmware's tables name the two ports, and this use of them (ACPI 6.5, §4.8.2.5); the guest does not run yet.
+        // SAFETY: firmware's tables name the two ports, and this use of them (ACPI 6.5, §4.8.2.5);
+        // the guest does not run yet.
         let is_on = |_: &u32| unsafe { port::in16(control) } & IS_ON != 0;
         if !is_on(&0) {
             // SAFETY: as above.

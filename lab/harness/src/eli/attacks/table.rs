@@ -146,6 +146,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("e9timer", Sign::Forged, ALL),
     attack("class_lvt", Sign::Starved(75), NONE),
     attack("period", Sign::Starved(75), ALL),
+    attack("period_chip", Sign::Starved(75), ALL),
     attack("level_pin", Sign::Starved(10), ALL),
     attack("broadcast_pin", Sign::OtherCore, ALL),
     attack("broadcast_beat", Sign::OtherCore, ALL),
