@@ -156,10 +156,11 @@ pub const ATTACKS: &[Attack] = &[
     attack("broadcast_message", Sign::OtherCore, ALL).with_nvme(),
     attack("e4", Sign::Blocked, DIRECT),
     attack("e4turns", Sign::Blocked, DIRECT),
+    // In the baseline firmware's handler has no exit, and comes back.
     attack(
         "smi",
         Sign::Stopped("an exit that nothing is done about"),
-        ALL,
+        DIRECT,
     ),
     attack("fastreset", Sign::Gone, ALL).ends(),
     attack("resetport", Sign::Gone, ALL).ends(),
