@@ -82,8 +82,11 @@ impl Vm {
             let (start, len) = (clock.now(), clock.period().counts(self.options.linger));
             while clock.now() - start < len {
                 core1::ALIVE.fetch_add(1, Ordering::Relaxed);
-                self.interrupt(false);
+                // These first, and the rest only if there is any: one taken among interrupts is not counted.
                 self.let_in_nmis();
+                if self.is_hosts_requested() {
+                    self.interrupt(false);
+                }
                 self.complete_all();
                 core::hint::spin_loop();
             }

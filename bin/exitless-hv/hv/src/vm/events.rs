@@ -119,7 +119,7 @@ impl Vm {
     }
 
     /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
-    fn is_hosts_requested(&self) -> bool {
+    pub(super) fn is_hosts_requested(&self) -> bool {
         hosts::is_requested(apic::read(apic::IRR + 7) as u32)
     }
 
