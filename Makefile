@@ -104,10 +104,10 @@ bench-assign: build ## an assigned NVMe drive and network card, in the lab: exit
 bench-assign-docs: build ## docs/assign-results.md from the figures of the last bench-assign
 	$(LAB) assign-lab --again --report $(REPORT)/assign.json --docs docs/assign-results.md
 
-eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate; nine attacks, each without its defence and with it; 8 minutes -> target/report/eli.json
+eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate, behind an IOMMU; each attack in each mode without its defence, with it, and calm; under 30 minutes -> target/report/eli.json
 	$(LAB) eli --all --reads 20000 --report $(REPORT)/eli.json
 
-eli-soak: build ## twenty rounds of the modes and three attacks, and 200,000 interrupts: 11 minutes -> target/report/eli-soak.json
+eli-soak: build ## twenty rounds of the modes, each attack five times in each mode, and 200,000 interrupts: two hours -> target/report/eli-soak.json
 	$(LAB) eli --soak --report $(REPORT)/eli-soak.json
 
 vfio: setup ## the NVMe driver in user space: 100,000 verified blocks under each of six policies and DMA where it may not be, behind an emulated VT-d in the lab: 2 minutes

@@ -295,11 +295,12 @@ pub const ROWS: &[Row] = &[
         "nothing known",
         "this emulator does not exit on one, so no test",
     ),
-    not(
+    virt(
         Instruction,
         "WBINVD, HLT",
         "time, until the next interrupt of the host's",
-        "allowed; no test of its own",
+        "allowed; interrupts of the host's end a halt",
+        &["halts"],
     ),
     by(
         Interrupts,
@@ -371,11 +372,12 @@ pub const ROWS: &[Row] = &[
         "delivered as on a machine",
         &["e1", "e5", "moved", "longhandler", "busyhandler"],
     ),
-    not(
+    virt(
         Interrupts,
-        "8259: vectors, modes",
-        "forged ticks",
-        "looked at where they are set; no test",
+        "8259: vectors of the host's class, as external interrupts",
+        "forged ticks, the host's ticks",
+        "its vectors are looked at where they are set",
+        &["pic"],
     ),
     by(
         Part::Ports,

@@ -1,4 +1,4 @@
-//! Instructions and registers: data breakpoints on the stack of their own delivery (db), caches dropped (invd), MONITOR and MWAIT (mwait),
+//! Instructions and registers: data breakpoints on the stack of their own delivery (db), caches dropped (invd) or written back (halts), MONITOR and MWAIT (mwait),
 //! model-specific registers that are the host's too (msr_*), and what no guest has (fixed).
 
 use core::arch::asm;
@@ -39,6 +39,35 @@ pub fn invd(run: &Run) {
         // SAFETY: where it would drop something, it is not run as it is.
         unsafe { asm!("invd", options(nostack)) }
     });
+}
+
+/// WBINVD, and HLT with interrupts on, until an interrupt of its own timer's.
+pub fn halts(run: &Run) {
+    const PERIODIC: u64 = 1 << 17;
+    const MASKED: u64 = 1 << 16;
+    let times = run.measured(|| {
+        for (register, value) in [
+            (apic::LVT_TIMER, PERIODIC | u64::from(OWN)),
+            (apic::TIMER_DIVIDE, 0xb),
+            (apic::TIMER_INITIAL, 1_000_000),
+        ] {
+            interrupts::try_write(register, value);
+        }
+        let start = time::now_ms();
+        let mut times = 0;
+        while time::now_ms() - start < WINDOW_MS {
+            if run.is_calm {
+                core::hint::spin_loop();
+            } else {
+                // SAFETY: nothing is lost, and an interrupt ends it.
+                unsafe { asm!("wbinvd", "sti", "hlt", options(nostack)) }
+            }
+            times += 1;
+        }
+        interrupts::try_write(apic::LVT_TIMER, MASKED);
+        times
+    });
+    run.result(format_args!("turns={times}"));
 }
 
 /// MONITOR and MWAIT: the processor stops in a state that the guest chooses. CPUID says that there is none.

@@ -80,6 +80,36 @@ pub fn e9lint0(run: &Run) {
     run.result(format_args!("nmis={nmis} faults={faults}"));
 }
 
+/// The timer chip through the 8259 as an interrupt of the 8259's own vector, which is of the host's class; it ends each by itself.
+pub fn pic(run: &Run) {
+    const EXTERNAL: u64 = 7 << 8;
+    const BASES: (u8, u8) = (0xf0, 0x30);
+    let base = if run.is_calm { BASES.1 } else { BASES.0 };
+    let (ran, faults) = run.measured(|| {
+        let before = interrupts::count(base);
+        let mut faults = 0;
+        let mut set_line =
+            |value| faults += u32::from(!interrupts::try_write(apic::LVT_LINT0, value));
+        // Four words: start, vectors, where the other chip is, and that interrupts end by themselves.
+        for (register, value) in [
+            (MASTER, 0x11),
+            (MASTER + 1, base),
+            (MASTER + 1, 4),
+            (MASTER + 1, 3),
+        ] {
+            // SAFETY: the chip's own registers; all vectors have handlers.
+            unsafe { port::out8(register, value) }
+        }
+        set_line(EXTERNAL);
+        set_timer_chip(true);
+        time::wait(WINDOW_MS);
+        set_line(MASKED);
+        set_timer_chip(false);
+        (interrupts::count(base) - before, faults)
+    });
+    run.result(format_args!("ran={ran} faults={faults}"));
+}
+
 /// Starts the timer chip at 1 kHz and lets its line through the first 8259, or stops both.
 fn set_timer_chip(is_on: bool) {
     let (mode, divisor) = (0x34, 1193_u16.to_le_bytes());
