@@ -181,6 +181,7 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
         Sign::Stopped(why) => {
             is_said(&["stopped", "end"]) && !is_done(ran) && ran.log.contains(why)
         }
+        Sign::Repeated(exits) => ran.reports().any(|report| report.count(exits) > 1000),
         Sign::Said(key) => number(ran, key) > Some(0),
         Sign::Forged => account.as_ref().is_some_and(|account| {
             account.count("host_ticks") > account.count("host_ticks_made") + SLACK

@@ -213,6 +213,7 @@ fn bad(attack: &Attack) -> Vec<(&'static str, Made)> {
         Sign::Reached(kind) => {
             all.push(("its own sign", good().set(&format!("{kind}_guest"), 99)));
         }
+        Sign::Repeated(exits) => all.push(("its own sign", good().set(exits, 8000))),
         Sign::Blocked => all.push(("its own sign", good().without("intr_guest"))),
         // Theirs are above.
         Sign::Starved(_)

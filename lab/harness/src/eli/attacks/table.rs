@@ -18,6 +18,8 @@ pub enum Sign {
     Lost,
     /// The hypervisor ended the guest, with this in its log.
     Stopped(&'static str),
+    /// More than 1,000 of these exits: one event is answered by itself again and again.
+    Repeated(&'static str),
     /// The payload says a number above 0 of this name.
     Said(&'static str),
     /// More of the host's ticks were taken than made.
@@ -133,7 +135,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("e1tables", Sign::Starved(20), ALL).ends(),
     attack("e3", Sign::Said("stolen"), DIRECT),
     attack("e6", Sign::Forged, DIRECT),
-    attack("gate", Sign::Stopped("own absent gate"), DIRECT),
+    attack("gate", Sign::Repeated("np_guest"), DIRECT),
     attack("triple", Sign::Ended, ALL).ends(),
     attack("db", Sign::Emulator, ALL),
     attack("halts", Sign::Starved(75), NONE),
