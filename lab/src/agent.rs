@@ -61,27 +61,52 @@ pub fn serve() -> io::Result<()> {
 }
 
 /// The device of [`PORT`]; the driver creates it some time after its module was loaded.
+///
+/// Now and then, on a loaded machine, QEMU's first messages about its ports do not arrive: the driver
+/// is bound again then, which has QEMU send them again.
 fn find_port() -> io::Result<PathBuf> {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        for entry in fs::read_dir("/sys/class/virtio-ports")
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
-            let device = Path::new("/dev").join(entry.file_name());
-            if name.trim() == PORT && device.exists() {
+    const AGAIN: Duration = Duration::from_secs(10);
+    const TRIES: u32 = 4;
+    for again in 0..TRIES {
+        if again > 0 {
+            eprintln!("lab-agent: no port {PORT} after {AGAIN:?}: its driver is bound again");
+            bind_again();
+        }
+        let deadline = Instant::now() + AGAIN;
+        while Instant::now() < deadline {
+            if let Some(device) = look_for_port() {
                 return Ok(device);
             }
+            thread::sleep(Duration::from_millis(5));
         }
-        if Instant::now() > deadline {
-            return Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("no port {PORT}"),
-            ));
+    }
+    Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        format!("no port {PORT}"),
+    ))
+}
+
+fn look_for_port() -> Option<PathBuf> {
+    let ports = fs::read_dir("/sys/class/virtio-ports").ok()?;
+    ports.flatten().find_map(|entry| {
+        let name = fs::read_to_string(entry.path().join("name")).ok()?;
+        let device = Path::new("/dev").join(entry.file_name());
+        (name.trim() == PORT && device.exists()).then_some(device)
+    })
+}
+
+/// Takes the driver of consoles from its devices, and gives it back to them.
+fn bind_again() {
+    let driver = Path::new("/sys/bus/virtio/drivers/virtio_console");
+    let entries = fs::read_dir(driver).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name());
+    let is_device = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("virtio");
+    for name in names.filter(is_device).collect::<Vec<_>>() {
+        for file in ["unbind", "bind"] {
+            if let Err(error) = fs::write(driver.join(file), name.as_encoded_bytes()) {
+                eprintln!("lab-agent: {file} {}: {error}", name.display());
+            }
         }
-        thread::sleep(Duration::from_millis(5));
     }
 }
 

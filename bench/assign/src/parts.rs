@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use assign::calls::{Call, CallId, Caller, Done, Table};
 use assign::hardware::{Hardware, Vectors};
-use assign::vfio_device::VfioTable;
+use assign::vfio_device::{Held, VfioTable};
 use dma_map::iova::{Access, IovaRange};
 use guest_mem::SourceId;
 use platform::interrupt::{InterruptLines, InterruptSink, Message};
@@ -38,7 +38,7 @@ unsafe impl vfio::Kernel for NullKernel {
 
 /// The table of a container over that kernel.
 pub fn table() -> VfioTable<NullKernel> {
-    VfioTable::new(NullKernel, Box::new(|| Ok(())), None)
+    VfioTable::new(NullKernel, Held::new(|| Ok(()), || ()), None)
 }
 
 /// Makes calls on the thread that asks for them, so that what the hand-over costs can be told.

@@ -35,7 +35,13 @@ pub struct BarPiece {
 pub struct BarMemory {
     slots: Arc<dyn Slots>,
     /// Held during a change, so that each begins where the one before it has ended.
-    pieces: Mutex<Vec<Piece>>,
+    pieces: Mutex<Pieces>,
+}
+
+struct Pieces {
+    list: Vec<Piece>,
+    /// None is shown again.
+    has_ended: bool,
 }
 
 /// What of the machine is needed.
@@ -187,15 +193,35 @@ impl BarMemory {
         Self::over(vm, pieces)
     }
 
+    /// Shows none of them any more, for good: their mappings end. One that KVM does not let go of
+    /// stays.
+    pub fn end(&self) {
+        let mut pieces = self.pieces();
+        pieces.has_ended = true;
+        self.leave_all(&mut pieces.list);
+    }
+
+    /// Has each piece leave. What is left is what KVM did not let go of.
+    fn leave_all(&self, pieces: &mut Vec<Piece>) {
+        for piece in &mut *pieces {
+            piece.wanted = None;
+            piece.leave(&*self.slots);
+        }
+        pieces.retain(|piece| piece.shown.is_some());
+    }
+
     fn over(slots: Arc<dyn Slots>, pieces: Vec<BarPiece>) -> Self {
         let pieces = pieces.into_iter().map(Piece::new).collect();
         Self {
             slots,
-            pieces: Mutex::new(pieces),
+            pieces: Mutex::new(Pieces {
+                list: pieces,
+                has_ended: false,
+            }),
         }
     }
 
-    fn pieces(&self) -> MutexGuard<'_, Vec<Piece>> {
+    fn pieces(&self) -> MutexGuard<'_, Pieces> {
         // Each piece's slot is noted as soon as KVM has it or has let it go: a panic in between
         // leaves a slot that stays.
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
@@ -216,20 +242,20 @@ impl BarMemory {
 impl PlaceMemory for BarMemory {
     fn place(&self, bar: u8, at: Option<u64>) {
         let mut pieces = self.pieces();
-        for piece in pieces.iter_mut().filter(|piece| piece.what.bar == bar) {
+        if pieces.has_ended {
+            return self.leave_all(&mut pieces.list);
+        }
+        let list = &mut pieces.list;
+        for piece in list.iter_mut().filter(|piece| piece.what.bar == bar) {
             piece.want(at);
         }
-        self.follow(&mut pieces);
+        self.follow(list);
     }
 }
 
 impl Drop for BarMemory {
     fn drop(&mut self) {
-        let mut pieces = self.pieces();
-        for piece in pieces.iter_mut() {
-            piece.wanted = None;
-        }
-        self.follow(&mut pieces);
+        self.end();
     }
 }
 

@@ -45,7 +45,8 @@ pub trait Hardware: Send {
     /// The host refuses: none is on.
     fn set_vectors(&mut self, vectors: Vectors) -> io::Result<()>;
 
-    /// No DMA and no interrupts from its return on, for good.
+    /// No DMA and no interrupts from its return on, for good, and no access: it lets go of the device,
+    /// which reads as ones.
     fn stop(&mut self);
 
     /// Gives `add` the descriptors that are readable when the host has a word about it.

@@ -157,25 +157,29 @@ impl Opened {
         runs
     }
 
-    /// Parts: the device, which signals `lines`, and the container.
+    /// Parts: the device, which signals `lines`, and the container. The latter's thread closes the
+    /// device, and calls `hide` before, which ends all mappings of its BARs.
     ///
     /// # Errors
     /// The host has no more descriptors.
     pub fn split(
         self,
         lines: Vec<OwnedFd>,
+        hide: impl FnOnce() + Send + 'static,
     ) -> Result<(VfioHardware, VfioTable<Container>, GuestConfig, Areas), OpenError> {
         let hardware = VfioHardware::new(self.device.clone(), self.bars, lines)?;
         let device = self.device;
         let reset = move || device.reset().map(drop).map_err(|error| error.to_string());
-        let table = VfioTable::new(self.container, Box::new(reset), Some(self.group));
+        let device = Held::new(reset, hide);
+        let table = VfioTable::new(self.container, device, Some(self.group));
         Ok((hardware, table, self.config, self.areas))
     }
 }
 
 /// A device of VFIO.
 pub struct VfioHardware {
-    device: Arc<Device>,
+    /// Until it is stopped: a container is closed by force only when its device is open nowhere.
+    device: Option<Arc<Device>>,
     space: Region,
     bars: [Option<Region>; BARS],
     lines: Vec<OwnedFd>,
@@ -203,7 +207,7 @@ impl VfioHardware {
             }
         }
         let mut new = Self {
-            device,
+            device: Some(device),
             space,
             bars,
             lines,
@@ -215,18 +219,19 @@ impl VfioHardware {
         Ok(new)
     }
 
-    fn region(&self, bar: u8) -> Option<&Region> {
-        self.bars.get(usize::from(bar))?.as_ref()
+    fn bar(&self, bar: u8) -> Option<(&Device, &Region)> {
+        let region = self.bars.get(usize::from(bar))?.as_ref()?;
+        Some((self.device.as_deref()?, region))
     }
 
     fn write_command(&self, memory: bool, bus_master: bool) {
         let bit = |is_on, bit| if is_on { bit } else { 0 };
         let command =
             bit(memory, COMMAND_MEMORY) | bit(bus_master, COMMAND_MASTER) | COMMAND_PIN_OFF;
-        let written = self
-            .device
-            .write(&self.space, COMMAND, &command.to_le_bytes());
-        if let Err(error) = written {
+        let Some(device) = &self.device else {
+            return;
+        };
+        if let Err(error) = device.write(&self.space, COMMAND, &command.to_le_bytes()) {
             tracing::error!(%error, "the command register is not written");
         }
     }
@@ -237,7 +242,10 @@ impl VfioHardware {
             Vectors::Msi(_) => IrqIndex::Msi,
             Vectors::Msix(_) => IrqIndex::Msix,
         };
-        if let Err(error) = self.device.set_irqs(index, &[]) {
+        let Some(device) = &self.device else {
+            return;
+        };
+        if let Err(error) = device.set_irqs(index, &[]) {
             tracing::warn!(%error, "the device's interrupts stay on");
         }
     }
@@ -246,16 +254,17 @@ impl VfioHardware {
 impl Hardware for VfioHardware {
     fn read_config(&self, at: u16) -> u16 {
         let mut bytes = [0xff; 2];
-        match self.device.read(&self.space, at.into(), &mut bytes) {
-            Ok(()) => u16::from_le_bytes(bytes),
-            Err(_) => u16::MAX,
+        let device = self.device.as_ref();
+        match device.map(|device| device.read(&self.space, at.into(), &mut bytes)) {
+            Some(Ok(())) => u16::from_le_bytes(bytes),
+            Some(Err(_)) | None => u16::MAX,
         }
     }
 
     fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
         let read = self
-            .region(bar)
-            .map(|region| self.device.read(region, offset, data));
+            .bar(bar)
+            .map(|(device, region)| device.read(region, offset, data));
         if !matches!(read, Some(Ok(()))) {
             // As from a device that does not answer.
             data.fill(0xff);
@@ -263,9 +272,9 @@ impl Hardware for VfioHardware {
     }
 
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
-        if let Some(region) = self.region(bar) {
+        if let Some((device, region)) = self.bar(bar) {
             // What a device does not take is lost on hardware, too.
-            let _ = self.device.write(region, offset, data);
+            let _ = device.write(region, offset, data);
         }
     }
 
@@ -287,9 +296,10 @@ impl Hardware for VfioHardware {
             .take(count.into())
             .map(|fd| Some(fd.as_fd()))
             .collect();
-        self.device
-            .set_irqs(index, &fds)
-            .map_err(io::Error::other)?;
+        let Some(device) = &self.device else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        device.set_irqs(index, &fds).map_err(io::Error::other)?;
         self.on = vectors;
         Ok(())
     }
@@ -297,6 +307,7 @@ impl Hardware for VfioHardware {
     fn stop(&mut self) {
         self.write_command(self.memory, false);
         self.turn_off();
+        self.device = None;
     }
 
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
@@ -319,22 +330,40 @@ impl Drop for VfioHardware {
     }
 }
 
-/// Resets a device.
-type Reset = Box<dyn FnMut() -> Result<(), String> + Send>;
+/// A device as the thread of its container has it: what resets it, and what has it open beside its
+/// [`Hardware`].
+pub struct Held {
+    reset: Box<dyn FnMut() -> Result<(), String> + Send>,
+    hide: Box<dyn FnOnce() + Send>,
+}
+
+impl Held {
+    /// What resets the device, and keeps it open; and what ends all mappings of its BARs, each of
+    /// which keeps it open as well.
+    pub fn new(
+        reset: impl FnMut() -> Result<(), String> + Send + 'static,
+        hide: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        Self {
+            reset: Box::new(reset),
+            hide: Box::new(hide),
+        }
+    }
+}
 
 /// A container, for the thread that makes its calls.
 pub struct VfioTable<K: Kernel> {
     map: Option<LentMap<K>>,
-    reset: Option<Reset>,
+    device: Option<Held>,
     group: Option<Group>,
 }
 
 impl<K: Kernel> VfioTable<K> {
-    /// Over this container, with what resets its device.
-    pub fn new(kernel: K, reset: Reset, group: Option<Group>) -> Self {
+    /// Over this container, with its device.
+    pub fn new(kernel: K, device: Held, group: Option<Group>) -> Self {
         Self {
             map: Some(LentMap::over(kernel)),
-            reset: Some(reset),
+            device: Some(device),
             group,
         }
     }
@@ -373,16 +402,20 @@ impl<K: Kernel + 'static> Table for VfioTable<K> {
     }
 
     fn reset(&mut self) -> Result<(), Refusal> {
-        let reset = self.reset.as_mut().ok_or_else(closed)?;
-        reset().map_err(|text| Refusal {
+        let device = self.device.as_mut().ok_or_else(closed)?;
+        (device.reset)().map_err(|text| Refusal {
             is_full: false,
             text,
         })
     }
 
     fn close(&mut self) -> Result<(), Refusal> {
-        // The device's file goes, as far as it is ours.
-        self.reset = None;
+        // If the mappings cannot be ended, the groups have to be taken off the container, for which
+        // no device may be open: its hardware has been stopped, this was the last.
+        if let Some(Held { reset, hide }) = self.device.take() {
+            hide();
+            drop(reset);
+        }
         let closed = self.map.take().map_or(Ok(()), LentMap::close);
         self.group = None;
         closed.map_err(|error| Refusal {

@@ -73,7 +73,6 @@ pub struct Devices {
 
 /// What shows a device's BARs to the guest. It goes when the device is ejected.
 struct DeviceMemory {
-    // Before the group: it keeps the device open.
     bars: BarMemory,
     /// KVM's knowledge of the group, where its DMA is not coherent with the processors' caches.
     _group: Option<KnownGroup>,
@@ -198,7 +197,10 @@ fn add<F: Functions, M: PhysMem>(
         allows_pass_through: !config.requires_dma_domains,
         maps_while_off: options.mode.is_none() || config.dma_before_te,
     };
-    let (hardware, table, space, areas) = opened.split(clones(lines.fds())?)?;
+    let memory = Arc::new(memory);
+    let shown = memory.clone();
+    let hide = move || shown.bars.end();
+    let (hardware, table, space, areas) = opened.split(clones(lines.fds())?, hide)?;
     let name = format!("vfio-{}", config.address.trim_start_matches("0000:"));
     let calls = CallThread::start(&name, table).context("the thread of its container")?;
     let mut shadow = Shadow::new(source, limits, config.policy, reach.clone(), calls);
@@ -213,9 +215,7 @@ fn add<F: Functions, M: PhysMem>(
         shadow,
         reach: reach.clone(),
     });
-    plugs.add_assigned(function, Arc::new(memory), || {
-        assigned_unit(options, parts, host)
-    })
+    plugs.add_assigned(function, memory, || assigned_unit(options, parts, host))
 }
 
 /// What the guest does not see of it, in the log.

@@ -34,20 +34,17 @@ const POLICIES: [&str; 4] = ["strict", "async", "deferred", "optimistic"];
 
 /// Text of a policy with its bounds, for people.
 fn policy_text(policy: HostPolicy) -> String {
-    let bounded = |entries: usize, age: Duration| {
-        format!(
-            "{} (at most {} stale, for {} ms)",
-            policy.name(),
-            counted(entries, "mapping"),
-            age.as_millis()
-        )
+    let bounded = |entries: usize, time: &str| {
+        let entries = counted(entries, "mapping");
+        format!("{} (at most {entries} stale, {time})", policy.name())
     };
+    let ms = |age: Duration| format!("for {} ms", age.as_millis());
     match policy {
         HostPolicy::Strict => policy.name().into(),
-        HostPolicy::Async(window) | HostPolicy::Deferred(window) => {
-            bounded(window.entries, window.age)
-        }
-        HostPolicy::Optimistic(bound) => bounded(bound.quota, bound.residency),
+        // No age bounds it.
+        HostPolicy::Async(window) => bounded(window.entries, "until the host has unmapped them"),
+        HostPolicy::Deferred(window) => bounded(window.entries, &ms(window.age)),
+        HostPolicy::Optimistic(bound) => bounded(bound.quota, &ms(bound.residency)),
     }
 }
 

@@ -203,6 +203,31 @@ fn a_slot_that_kvm_does_not_remove_is_remembered_and_removed_later() {
     assert_eq!(slots.shown(), [LOW + PAGE]);
 }
 
+/// A mapping keeps the device open: what has ended holds none, but one that KVM still has.
+#[test]
+fn what_has_ended_is_shown_no_more_and_lets_go_of_the_device() {
+    let slots = Arc::new(Noted::default());
+    let pieces = vec![piece(0, 0, 1), piece(0, 2 * PAGE, 1), piece(2, 0, 1)];
+    let mappings: Vec<_> = pieces
+        .iter()
+        .map(|piece| Arc::downgrade(&piece.mapping))
+        .collect();
+    let bars = BarMemory::over(slots.clone(), pieces);
+    bars.place(0, Some(LOW));
+    slots.state.lock().unwrap().refusals = 1;
+    bars.end();
+    assert_eq!(slots.shown(), [LOW], "KVM refused to remove the first");
+    let open = || mappings.iter().map(|mapping| mapping.strong_count() > 0);
+    assert_eq!(open().collect::<Vec<_>>(), [true, false, false]);
+    for bar in [2, 0] {
+        bars.place(bar, Some(LOW + 8 * PAGE));
+        assert_eq!(slots.shown(), [0; 0], "removed at the next occasion");
+    }
+    assert!(!open().any(|is_open| is_open));
+    bars.place(0, Some(LOW));
+    assert_eq!(slots.shown(), [0; 0]);
+}
+
 /// The words that the guest reads and writes, and how: by exits or not.
 #[derive(Debug, PartialEq, Eq)]
 struct Round {

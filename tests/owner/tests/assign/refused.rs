@@ -59,8 +59,8 @@ fn an_address_that_is_no_memory_is_refused_and_its_neighbours_are_reached() {
     }
 }
 
-/// A run that begins in memory and ends outside, and a large page over the hole: the part in memory
-/// is reached.
+/// A run that begins in memory and ends outside, one that begins outside, and a large page over the
+/// hole: the part in memory is reached.
 #[test]
 fn the_part_of_a_run_that_is_memory_is_reached() {
     let mut world = World::strict();
@@ -68,11 +68,15 @@ fn the_part_of_a_run_that_is_memory_is_reached() {
     let last = (8 << 20) / PAGE_SIZE - 2;
     world.map((table, 1), 64, last, 8, RW);
     assert_eq!(world.pages(0), [(64, last), (65, last + 1)]);
+    let first = (16 << 20) / PAGE_SIZE;
+    world.map((table, 1), 80, first - 2, 4, RW);
+    assert_eq!(world.pages(0)[2..], [(82, first), (83, first + 1)]);
+    world.unmap((table, 1), 80, 4);
     let entry = world.entry(table, 512, 2);
     world.put(entry, (24 << 20) | RW | PS);
     world.flush(&[tell(1, 512, 512)]);
     assert_eq!(world.pages(0).len(), 2);
-    assert_eq!(world.counts(0).not_ram, 2);
+    assert_eq!(world.counts(0).not_ram, 3);
 }
 
 /// Two reserved ranges: one of the host's IOMMU, and the MSI window, which the unit takes for a

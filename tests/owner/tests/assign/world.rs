@@ -15,7 +15,7 @@ use assign::function::{Assigned, Parts};
 use assign::policy::HostPolicy;
 use assign::reach::Reach;
 use assign::shadow::{Counts, Limits, Mode, Shadow};
-use assign::vfio_device::VfioTable;
+use assign::vfio_device::{Held, VfioTable};
 use dma_map::iova::Access;
 use guest_mem::{Gpa, GuestRam, PAGE_SIZE, Pages, SourceId};
 use machine::{Op, Request, Target, Wires, functions, units};
@@ -180,7 +180,12 @@ impl<M: Memory> World<M> {
             *asked.lock().unwrap() += 1;
             Ok(())
         };
-        let table = VfioTable::new(kernel.clone(), Box::new(reset), None);
+        // As in a real one: the groups cannot be taken off while the device is open, which its
+        // hardware and the mappings of its BARs keep.
+        kernel.set_detachable(false);
+        let (container, device) = (kernel.clone(), hardware.clone());
+        let hide = move || container.set_detachable(device.device().is_stopped);
+        let table = VfioTable::new(kernel.clone(), Held::new(reset, hide), None);
         let caller = CallThread::start("calls", table).expect("a thread");
         let pages = |(at, len): (u64, u64)| (at / PAGE_SIZE, len / PAGE_SIZE);
         let limits = Limits {

@@ -27,8 +27,8 @@
 //!
 //! **Failure.** A map that is refused has its WAIT, out of the device's reach, counted, with one line for the user. An unmap that failed, or
 //! did less than the book says, or takes longer than a hold may: the device must not reach memory any more, so its bus mastering goes
-//! off (the function does that: [`Shadow::take_failure`]), the container is closed, which ends its mappings, and only then WAITs
-//! complete.
+//! off and the device is let go of (the function does that: [`Shadow::take_failure`]), then the container is closed, by force if its
+//! mappings cannot be ended otherwise, and only then WAITs complete.
 //!
 //! Bounds: `TASKS` (64) tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
 //! `TOGETHER` (1,024) mappings in a call, as many mappings as the container has (65,535).
@@ -193,6 +193,8 @@ enum Asked {
 #[derive(Debug, PartialEq, Eq)]
 enum State {
     Open,
+    /// Nothing more is asked of it; the device is yet to be cut off.
+    Failed,
     Closing,
     Closed,
 }
@@ -414,8 +416,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Why the device has to be cut off, once: whoever takes this turns its bus mastering off at once. The container is being
-    /// closed.
+    /// Why the device has to be cut off, once: who takes this turns its bus mastering off, lets go of
+    /// it, and then [ends](Self::end) this.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }

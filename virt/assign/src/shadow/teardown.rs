@@ -187,17 +187,17 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The device must not reach memory any more: it is to be cut off, and the container closed.
+    /// The device must not reach memory any more: it is to be cut off, and then the container closed.
     #[cold]
     pub(super) fn fail(&mut self, why: &str) {
         if self.state == State::Open {
+            self.state = State::Failed;
             self.failure = Some(why.to_owned());
-            self.close();
         }
     }
 
     pub(super) fn close(&mut self) {
-        if self.state == State::Open {
+        if matches!(self.state, State::Open | State::Failed) {
             self.state = State::Closing;
             self.mode = super::Mode::Nothing;
             self.submit(Call::Close, Asked::Close);

@@ -684,6 +684,10 @@ fn an_unmap_that_fails_cuts_the_device_off_before_its_wait_completes() {
     world.kernel.make(1);
     world.poll();
     assert!(world.shadow.take_failure().is_some());
+    world.poll();
+    let waiting = world.kernel.with(|inside| inside.waiting.len());
+    assert_eq!(waiting, 0, "the device is cut off before it is closed");
+    world.shadow.end();
     assert_eq!(
         (world.held.len(), world.reach.pages()),
         (1, 3),
@@ -715,6 +719,7 @@ fn an_unmap_that_takes_too_long_cuts_the_device_off_at_once_and_its_wait_waits()
     world.now = world.shadow.deadline().unwrap();
     world.poll();
     assert!(world.shadow.take_failure().is_some());
+    world.shadow.end();
     assert_eq!((world.held.len(), world.reach.pages()), (1, 2));
     world.settle();
     assert_eq!((world.held.len(), world.reach.pages()), (0, 0));
