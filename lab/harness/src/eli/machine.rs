@@ -127,13 +127,15 @@ impl Machine {
         self.packages.qemu_version()
     }
 
-    /// Runs it.
+    /// Runs it. Several may run at once.
     pub fn run(&self, run: &Run<'_>) -> Result<Ran> {
-        let file = |name: &str| self.scratch.path().join(name);
+        // Files of its own, which go with it.
+        let files = tempfile::Builder::new()
+            .prefix("run-")
+            .tempdir_in(self.scratch.path())
+            .context("a directory")?;
+        let file = |name: &str| files.path().join(name);
         let (console, log) = (file("console"), file("log"));
-        for old in [&console, &log] {
-            let _ = fs::remove_file(old);
-        }
         let (program, arguments, environment) = self.packages.qemu();
         let mut command = Command::new(program);
         command.args(arguments).envs(environment);

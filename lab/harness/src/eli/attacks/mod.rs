@@ -7,6 +7,7 @@ mod planted;
 mod table;
 
 use std::fmt;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -257,13 +258,19 @@ fn one(
     sum: &mut Sum,
 ) {
     let mut counts = [0; 3];
-    let (mut bites, mut wanted) = (0, 0);
-    for mode in modes.iter().copied() {
-        let bites_here = attack.bites.contains(&mode);
-        bites += times * u32::from(bites_here);
-        for _ in 0..times {
-            wanted += 1;
-            let rights = round_of(machine, attack, mode, bites_here, figures, sum);
+    let bites = modes.iter().filter(|mode| attack.bites.contains(mode));
+    let bites = times * bites.count() as u32;
+    let wanted = times * modes.len() as u32;
+    for _ in 0..times {
+        let rounds: Vec<Round> = modes
+            .iter()
+            .map(|mode| round_of(machine, attack, *mode, figures, sum))
+            .collect();
+        let offs = without_defences(machine, attack, modes);
+        for (round, off) in rounds.iter().zip(offs) {
+            // What no defence contains has none to leave out.
+            let is_off = attack.bites.is_empty() || round.is_right_without(attack, off.as_ref());
+            let rights = [is_off, round.is_on, round.is_calm];
             for (count, is_right) in counts.iter_mut().zip(rights) {
                 *count += u32::from(is_right);
             }
@@ -291,87 +298,146 @@ fn one(
     );
 }
 
-/// Calm, on, and off, beside each other. Whether each came to what it must: off, on, calm.
+impl Case<'_> {
+    fn of(attack: &Attack, way: Way, mode: Mode) -> Case<'_> {
+        Case {
+            payload: attack.name,
+            way,
+            mode,
+            defend: match way {
+                Way::Off => attack.without_defences(),
+                Way::On | Way::Calm => "on".to_owned(),
+            },
+            nvme: attack.nvme,
+            iommu: attack.iommu,
+            critical: LIMIT,
+        }
+    }
+
+    /// Says why there is no run.
+    fn or_said(&self, ran: Result<Ran>) -> Option<Ran> {
+        ran.inspect_err(|error| println!("{self}: {error:#}")).ok()
+    }
+}
+
+/// The runs without defences, by mode: two at a time, since their signs are plain, whatever else this machine does.
+fn without_defences(machine: &Machine, attack: &Attack, modes: &[Mode]) -> Vec<Option<Ran>> {
+    let run = |mode: &Mode| {
+        let case = Case::of(attack, Way::Off, *mode);
+        case.or_said(case.run_once(machine))
+    };
+    if attack.bites.is_empty() {
+        return modes.iter().map(|_| None).collect();
+    }
+    let pairs = modes.chunks(2).flat_map(|pair| {
+        thread::scope(|scope| {
+            let threads: Vec<_> = pair
+                .iter()
+                .map(|mode| scope.spawn(move || run(mode)))
+                .collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, Option<Ran>>| thread.join().ok();
+            let runs: Vec<_> = threads.into_iter().map(|one| join(one).flatten()).collect();
+            runs
+        })
+    });
+    pairs.collect()
+}
+
+/// The runs of an attack in a mode with its defences.
+struct Round {
+    mode: Mode,
+    calm: Option<Ran>,
+    is_on: bool,
+    is_calm: bool,
+}
+
+impl Round {
+    /// Whether a run without defences came to what it must.
+    fn is_right_without(&self, attack: &Attack, off: Option<&Ran>) -> bool {
+        let (Some(calm), Some(ran)) = (&self.calm, off) else {
+            return false;
+        };
+        // Where it does not bite, it need not be contained either: another defence, or the mode, has it.
+        let wanted: &[Outcome] = if attack.bites.contains(&self.mode) {
+            &[Outcome::Succeeded]
+        } else {
+            &[Outcome::Contained, Outcome::Unclear]
+        };
+        is_as_wanted(
+            &Case::of(attack, Way::Off, self.mode),
+            attack,
+            ran,
+            calm,
+            wanted,
+        )
+    }
+}
+
+/// Whether a run came to this; if not, it says what it came to.
+fn is_as_wanted(
+    case: &Case<'_>,
+    attack: &Attack,
+    ran: &Ran,
+    calm: &Ran,
+    wanted: &[Outcome],
+) -> bool {
+    let verdict = judge::judge(attack, ran, calm);
+    let is_right = wanted.contains(&verdict.outcome);
+    if !is_right {
+        println!(
+            "{case}: {:?}: {}\n{}",
+            verdict.outcome,
+            verdict.why,
+            ran.tail()
+        );
+    }
+    is_right
+}
+
+/// Calm, and on, beside each other.
 fn round_of(
     machine: &Machine,
     attack: &Attack,
     mode: Mode,
-    bites: bool,
     figures: &mut Figures,
     sum: &mut Sum,
-) -> [bool; 3] {
-    let busy = &mut sum.busy;
-    let mut run = |way, defend: String| {
-        let case = Case {
-            payload: attack.name,
-            way,
+) -> Round {
+    let mut run = |way| {
+        let case = Case::of(attack, way, mode);
+        let ran = case.or_said(case.run(machine, &mut sum.busy));
+        (case, ran)
+    };
+    let (case, calm) = run(Way::Calm);
+    let Some(calm) = calm else {
+        return Round {
             mode,
-            defend,
-            nvme: attack.nvme,
-            iommu: attack.iommu,
-            critical: LIMIT,
+            calm: None,
+            is_on: false,
+            is_calm: false,
         };
-        // Signs are plain: without defences a run is what it is.
-        let ran = match way {
-            Way::Off => case.run_once(machine),
-            Way::On | Way::Calm => case.run(machine, busy),
-        };
-        ran.inspect_err(|error| println!("{case}: {error:#}")).ok()
     };
-    let on = "on".to_owned();
-    let Some(calm) = run(Way::Calm, on.clone()) else {
-        return [false; 3];
-    };
-    let is_calm = match judge::calm_is_well(&calm) {
-        Ok(()) => true,
-        Err(why) => {
-            println!(
-                "{}, calm, mode {}: {why}\n{}",
-                attack.name,
-                mode.option(),
-                calm.tail()
-            );
-            false
-        }
-    };
+    let (on, ran) = run(Way::On);
+    let why = judge::calm_is_well(&calm).err();
+    if let Some(why) = &why {
+        println!("{case}: {why}\n{}", calm.tail());
+    }
     sum.modes += 1;
     sum.binding += u32::from(regain_periods(&calm).is_some_and(|periods| periods <= 2.0));
-    let mut judged = |way, defend, wanted: &[Outcome]| {
-        let Some(ran) = run(way, defend) else {
-            return false;
-        };
-        let verdict = judge::judge(attack, &ran, &calm);
-        if way == Way::On {
-            let key = format!("regain_periods_max_{}_{}", attack.name, mode.key());
-            if let Some(periods) = regain_periods(&ran) {
-                figures.set(&key, round(figures.get(&key).unwrap_or(0.0).max(periods)));
-                sum.regain = sum.regain.max(periods);
-            }
-            sum.foreign += judge::foreign_on_other_core(&ran);
+    let is_on = ran.is_some_and(|ran| {
+        let key = format!("regain_periods_max_{}_{}", attack.name, mode.key());
+        if let Some(periods) = regain_periods(&ran) {
+            figures.set(&key, round(figures.get(&key).unwrap_or(0.0).max(periods)));
+            sum.regain = sum.regain.max(periods);
         }
-        let is_right = wanted.contains(&verdict.outcome);
-        if !is_right {
-            println!(
-                "{}, {way:?}, mode {}: {:?}: {}\n{}",
-                attack.name,
-                mode.option(),
-                verdict.outcome,
-                verdict.why,
-                ran.tail()
-            );
-        }
-        is_right
-    };
-    let is_on = judged(Way::On, on, &[Outcome::Contained]);
-    // Where it does not bite, it need not be contained either: another defence, or the mode, has it.
-    let expected: &[Outcome] = if bites {
-        &[Outcome::Succeeded]
-    } else {
-        &[Outcome::Contained, Outcome::Unclear]
-    };
-    // What no defence contains has none to leave out.
-    let is_off = attack.bites.is_empty() || judged(Way::Off, attack.without_defences(), expected);
-    [is_off, is_on, is_calm]
+        sum.foreign += judge::foreign_on_other_core(&ran);
+        is_as_wanted(&on, attack, &ran, &calm, &[Outcome::Contained])
+    });
+    Round {
+        mode,
+        calm: Some(calm),
+        is_on,
+        is_calm: why.is_none(),
+    }
 }
 
 /// The host's ticks at a core on which no guest runs: each attack, in mode `eli`, beside its calm run.
@@ -385,17 +451,10 @@ pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
     for attack in ATTACKS.iter().filter(wanted) {
         let mut run = |way| {
             let case = Case {
-                payload: attack.name,
-                way,
-                mode: Mode::Eli,
-                defend: "on".to_owned(),
-                nvme: attack.nvme,
-                iommu: attack.iommu,
                 critical: "core",
+                ..Case::of(attack, way, Mode::Eli)
             };
-            case.run(machine, &mut busy)
-                .inspect_err(|error| println!("{case}: {error:#}"))
-                .ok()
+            case.or_said(case.run(machine, &mut busy))
         };
         let runs = run(Way::Calm).zip(run(Way::On));
         let percent = runs.and_then(|(calm, ran)| judge::ticks_percent(&ran, &calm));
