@@ -32,7 +32,11 @@ fn an_empty_selection_fails_and_lists_the_choices() {
         ),
         (&["selftest", "--episodes", "0"], "0"),
         (&["eli", "--mode", "nosuchmode"], "baseline"),
-        (&["eli", "--mode", "eli", "--attacks"], "--attacks"),
+        (
+            &["eli", "--attacks", "--attack", "nosuchattack"],
+            "e2shadow",
+        ),
+        (&["eli", "--attack", "e3"], "--attacks"),
         (&["eli", "--mode", "eli", "--soak"], "--soak"),
         (&["assign-lab", "--only", "nosuchpart"], "matrix"),
         (&["swap-lab", "--only", "nosuchway"], "baseline"),

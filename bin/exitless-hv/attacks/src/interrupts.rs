@@ -11,7 +11,7 @@ use core::sync::atomic::{
 
 use bare::{apic, processor::cpuid};
 
-use crate::{end, modes, print, time};
+use crate::{end, print, time};
 
 global_asm!(bare::stubs!(), include_str!("stubs.s"), options(att_syntax));
 
@@ -77,6 +77,9 @@ unsafe extern "C" {
     static attacks_attempt_stack: AtomicU64;
     static attacks_wrmsr_here: u8;
     static attacks_wrmsr_refused: u8;
+    // Of modes.s: a change of mode that is refused.
+    static attacks_modes_here: u8;
+    static attacks_modes_refused: u8;
 }
 
 /// Masks the 8259s, turns the local APIC on, in x2APIC mode. Returns whether there is one.
@@ -239,16 +242,22 @@ fn nest() {
 }
 
 fn exception(vector: u8, frame: &mut Frame) {
-    let here = &raw const attacks_wrmsr_here as u64;
-    let refused = &raw const attacks_wrmsr_refused as u64;
-    if vector == PROTECTION && frame.rip == here {
-        frame.rip = refused;
-        return;
-    }
+    // Instructions that may be refused, and where it goes on then.
+    let refusals = [
+        (
+            &raw const attacks_wrmsr_here,
+            &raw const attacks_wrmsr_refused,
+        ),
+        (
+            &raw const attacks_modes_here,
+            &raw const attacks_modes_refused,
+        ),
+    ];
+    let refusal = refusals.iter().find(|(here, _)| frame.rip == *here as u64);
     if vector == PROTECTION
-        && let Some(there) = modes::refused_at(frame.rip)
+        && let Some((_, refused)) = refusal
     {
-        frame.rip = there;
+        frame.rip = *refused as u64;
         return;
     }
     // SAFETY: stubs.s has it, and this processor alone uses it.

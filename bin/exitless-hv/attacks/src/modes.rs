@@ -78,8 +78,6 @@ static attacks_modes: Place = Place(UnsafeCell::new(Order {
 
 unsafe extern "C" {
     fn attacks_other_mode() -> u32;
-    static attacks_modes_here: u8;
-    static attacks_modes_refused: u8;
     static attacks_modes_own: u8;
     static attacks_modes_stolen: u8;
     static attacks_modes_fault: u8;
@@ -178,13 +176,4 @@ fn change(without: u32, by_rules: bool) -> (u32, u32, u32) {
         let order = attacks_modes.0.get().read_volatile();
         (order.changed, order.own, order.stolen)
     }
-}
-
-/// Where an exception at `rip` goes on, if it is a refusal of the change.
-pub fn refused_at(rip: u64) -> Option<u64> {
-    let (here, refused) = (
-        &raw const attacks_modes_here,
-        &raw const attacks_modes_refused,
-    );
-    (rip == here as u64).then_some(refused as u64)
 }

@@ -6,6 +6,7 @@
 
 use eli::policy::ports::Firmware;
 
+use crate::acpi_words::{ITEMS_MAX, length, read32, read64};
 use crate::memory;
 use crate::remapping::firmware::Firmware as Remapping;
 
@@ -34,10 +35,6 @@ pub struct Tables {
 const WINDOWS_MAX: usize = 4;
 
 const HEADER: u64 = 36;
-/// The most tables, and the most entries of one, that are looked at.
-pub const ITEMS_MAX: usize = 64;
-/// The longest table that is believed, bytes.
-const LEN_MAX: u32 = 1 << 20;
 
 impl Tables {
     /// Firmware's, hidden from the guest as far as they must be.
@@ -172,20 +169,4 @@ unsafe fn check(table: u64) {
     let slot = (table + SUM) as *mut u8;
     // SAFETY: the caller's; the slice above is not used any more.
     unsafe { slot.write(slot.read().wrapping_sub(sum)) };
-}
-
-/// Bytes of a table, as it says.
-pub fn length(table: u64) -> u32 {
-    read32(table + 4).min(LEN_MAX)
-}
-
-/// A word of a table.
-pub fn read32(address: u64) -> u32 {
-    // SAFETY: below 4 GiB everything is mapped, and firmware's tables, and what they point to, are memory.
-    unsafe { (address as *const u32).read_unaligned() }
-}
-
-/// Two words of a table.
-pub fn read64(address: u64) -> u64 {
-    u64::from(read32(address)) | u64::from(read32(address + 4)) << 32
 }

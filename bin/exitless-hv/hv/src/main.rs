@@ -21,6 +21,7 @@
 #![no_main]
 
 mod acpi;
+mod acpi_words;
 mod chips;
 mod core1;
 mod host;

@@ -51,7 +51,8 @@ pub struct EliArgs {
     #[arg(long, conflicts_with = "all")]
     attacks: bool,
     /// Only these of them.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "attacks")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "attacks",
+        value_parser = clap::builder::PossibleValuesParser::new(attacks::names()))]
     attack: Vec<String>,
     /// Modes, four attacks and what is refused, shortly: what `make test` runs.
     #[arg(long, conflicts_with_all = ["all", "attacks"])]

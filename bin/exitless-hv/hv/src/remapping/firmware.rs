@@ -2,7 +2,7 @@
 
 use bare::pci;
 
-use crate::acpi::{ITEMS_MAX, length, read32, read64};
+use crate::acpi_words::{ITEMS_MAX, length, read32, read64};
 use crate::memory::OWN;
 
 /// What it says.

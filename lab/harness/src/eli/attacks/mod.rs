@@ -19,6 +19,12 @@ use super::modes::Mode;
 use judge::{Outcome, TICK, WATCHDOG, regain_periods};
 use table::{ATTACKS, Attack, HONEST};
 
+/// Names of all payloads.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let attacks = ATTACKS.iter().map(|attack| attack.name);
+    attacks.chain(HONEST.iter().map(|payload| payload.name))
+}
+
 /// How a payload is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
