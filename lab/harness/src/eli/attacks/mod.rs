@@ -287,10 +287,16 @@ fn one(
     sum.total += 1;
     sum.contained += u32::from(holds);
     let succeeded = off - (wanted - bites).min(off);
+    let off = match attack.bites {
+        [] => "nothing to leave out".to_owned(),
+        _ => format!(
+            "{succeeded} of {bites} succeeded without {}",
+            attack.without_defences().replace('-', "")
+        ),
+    };
     figures.say(&format!(
-        "  {:<18}{succeeded:>2} of {bites} succeeded without {}, {on} of {wanted} contained, {calm} calm",
-        attack.name,
-        attack.without_defences().replace('-', "")
+        "  {:<18}{off}, {on} of {wanted} contained, {calm} calm",
+        attack.name
     ));
     for (way, count) in [("off", succeeded), ("on", on), ("calm", calm)] {
         figures.set(&format!("attack_{}_{way}", attack.name), f64::from(count));
