@@ -339,10 +339,17 @@ pub const ROWS: &[Row] = &[
     ),
     by(
         Interrupts,
-        "the local timer, or the 8254, with a period of next to nothing",
+        "the local timer with a period of next to nothing",
         "the host's ticks, on this emulator the other core's too",
         &[Period],
-        &["period", "period_chip"],
+        &["period"],
+    ),
+    virt(
+        Interrupts,
+        "the 8254 with a period of next to nothing",
+        "the host's ticks, where this emulator has no processor for its timers",
+        "a least period",
+        &["period_chip"],
     ),
     by(
         Interrupts,
