@@ -133,9 +133,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             attacks::honest(&machine, &names, modes, &mut figures);
             attacks::attack(&machine, &names, modes, args.times, &mut figures);
             if modes.contains(&Mode::Eli) {
-                if modes.contains(&Mode::Eli) {
-                    attacks::critical(&machine, &names, &mut figures);
-                }
+                attacks::critical(&machine, &names, &mut figures);
             }
         }
         if args.quick {
