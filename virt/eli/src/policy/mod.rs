@@ -13,6 +13,7 @@ pub mod timer;
 pub use messages::{Message, Pin, message};
 
 pub mod config;
+pub mod list;
 pub mod msrs;
 pub mod pit;
 pub mod ports;

@@ -7,6 +7,8 @@
 //! and some write back what they read. The local APIC's, its base, and EFER are decided on
 //! elsewhere, whatever is said here.
 
+use super::list::{self, range};
+
 /// A register's treatment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
@@ -25,26 +27,7 @@ pub enum Rule {
 }
 
 /// Registers, their treatment, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// The first.
-    pub first: u32,
-    /// The last.
-    pub last: u32,
-    /// Treatment of an access.
-    pub rule: Rule,
-    /// Name, for people.
-    pub what: &'static str,
-}
-
-const fn range(first: u32, last: u32, rule: Rule, what: &'static str) -> Range {
-    Range {
-        first,
-        last,
-        rule,
-        what,
-    }
-}
+pub type Range = list::Range<u32, Rule>;
 
 /// The list (APM 2, appendix A; and what Linux 6.1 and 6.12 use without being ready for #GP).
 pub const LIST: &[Range] = &[
@@ -188,10 +171,8 @@ pub fn rule(register: u32) -> Rule {
 /// The range of a register that is on the list.
 #[must_use]
 pub fn range_of(register: u32) -> Option<Range> {
-    let range = LIST
-        .iter()
-        .find(|range| range.first <= register && register <= range.last);
-    range.copied()
+    let mut ranges = LIST.iter().copied();
+    ranges.find(|range| range.contains(register))
 }
 
 /// Whether an access to it needs no exit.

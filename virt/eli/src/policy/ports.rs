@@ -6,6 +6,8 @@
 //! the reset line (0x92, 0xcf9) or of the A20 line ends the machine, or moves memory under the
 //! hypervisor.
 
+use super::list::{self, range};
+
 /// A port number's treatment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
@@ -28,26 +30,7 @@ pub enum Rule {
 }
 
 /// Ports, their treatment, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// The first.
-    pub first: u16,
-    /// The last.
-    pub last: u16,
-    /// Treatment of an access.
-    pub rule: Rule,
-    /// Device that is there, or effect that it would have.
-    pub what: &'static str,
-}
-
-const fn range(first: u16, last: u16, rule: Rule, what: &'static str) -> Range {
-    Range {
-        first,
-        last,
-        rule,
-        what,
-    }
-}
+pub type Range = list::Range<u16, Rule>;
 
 /// Ports that every machine of this kind has. Those that are withheld stand here for what they
 /// would do; all others are withheld as well.
@@ -270,18 +253,6 @@ pub const fn ones(size: u8) -> u32 {
         1 => 0xff,
         2 => 0xffff,
         _ => u32::MAX,
-    }
-}
-
-impl Range {
-    /// Whether a port is in it.
-    #[must_use]
-    pub const fn contains(&self, port: u16) -> bool {
-        self.first <= port && port <= self.last
-    }
-
-    const fn meets(&self, other: Self) -> bool {
-        self.first <= other.last && other.first <= self.last
     }
 }
 
