@@ -104,7 +104,7 @@ bench-assign: build ## an assigned NVMe drive and network card, in the lab: exit
 bench-assign-docs: build ## docs/assign-results.md from the figures of the last bench-assign
 	$(LAB) assign-lab --again --report $(REPORT)/assign.json --docs docs/assign-results.md
 
-eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate, behind an IOMMU; each attack in each mode without its defence, with it, and calm; under 30 minutes -> target/report/eli.json
+eli: build ## exits of an assigned NVMe controller's interrupts under the micro-hypervisor: four modes, two stock kernels, by rate, behind an IOMMU; each attack in each mode without its defence, with it, and calm; under 20 minutes -> target/report/eli.json
 	$(LAB) eli --all --reads 20000 --report $(REPORT)/eli.json
 
 eli-soak: build ## twenty rounds of the modes, each attack five times in each mode, and 200,000 interrupts: two hours -> target/report/eli-soak.json

@@ -37,8 +37,10 @@ pub static BEATS: AtomicU64 = AtomicU64::new(0);
 /// Beats that its timer did not make.
 pub static BEATS_EXTRA: AtomicU64 = AtomicU64::new(0);
 /// Interrupts that were not the beat, non-maskable ones included.
+#[unsafe(export_name = "CORE1_FOREIGN")]
 pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
-/// Non-maskable ones.
+/// Non-maskable ones, which `run.s` counts.
+#[unsafe(export_name = "CORE1_NMIS")]
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
 /// The first core says that it is alive, by counting exits; 0: it has not entered the guest yet.
 pub static ALIVE: AtomicU64 = AtomicU64::new(0);
@@ -155,7 +157,6 @@ extern "C" fn core1_main() {
 /// Its interrupts, and exceptions of its own: number, error code and instruction.
 #[unsafe(no_mangle)]
 extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
-    const NMI: u64 = 2;
     const TICK: u64 = eli::hosts::Source::Tick.vector() as u64;
     const PROTECTION: u64 = 13;
     const GONE: u32 = 0xffff_fffa;
@@ -167,10 +168,6 @@ extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
             }
         }
         TICK if let_tick() => apic::eoi(),
-        NMI => {
-            NMIS.fetch_add(1, Ordering::Relaxed);
-            FOREIGN.fetch_add(1, Ordering::Relaxed);
-        }
         // See `run.s`: an interrupt of QEMU's that was gone when it was taken.
         PROTECTION if code as u32 == GONE => {
             host::HOST_SPURIOUS.fetch_add(1, Ordering::Relaxed);

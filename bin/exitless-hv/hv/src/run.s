@@ -201,12 +201,15 @@ core1_start64:
   hlt
   jmp 1b
 
-# Its handlers: nothing runs between them but the loop above, so all registers are free.
+# Its handlers: maskable interrupts find nothing but the loop above, so all registers are free. A non-maskable one may find
+# another handler, and uses none.
 .global core1_stubs
 .balign 16
 core1_stubs:
   bare_stubs 256, core1_common
 core1_common:
+  cmpq $2, (%rsp)
+  je 1f
   movq (%rsp), %rdi              # vector, code, address
   movq 8(%rsp), %rsi
   movq 16(%rsp), %rdx
@@ -214,6 +217,11 @@ core1_common:
   andq $-16, %rsp
   call core1_interrupt
   movq %rbp, %rsp
+  jmp 2f
+1:
+  lock incq CORE1_NMIS(%rip)
+  lock incq CORE1_FOREIGN(%rip)
+2:
   addq $16, %rsp
   iretq
 

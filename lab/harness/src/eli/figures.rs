@@ -134,23 +134,33 @@ impl Figures {
         }
     }
 
-    /// Holds the modes' figures of this suffix against those of none.
-    pub fn compare(&mut self, suffix: &str) {
-        for mode in Mode::ALL {
-            let key = format!("exits_per_1000_{}", mode.key());
-            let (Some(without), Some(with)) = (self.get(&key), self.get(&format!("{key}{suffix}")))
-            else {
-                continue;
-            };
-            let most = (without * 0.05).max(2.0);
-            self.claim(
-                &format!(
-                    "exits per 1,000 in mode {}: {with} with{suffix}, {without} without, 5 % or 2 apart at most",
-                    mode.option()
-                ),
-                (with - without).abs() <= most,
-            );
-        }
+    /// Holds runs of a mode against other runs of it, made at the same time: their medians may be 5 % or 2 per 1,000 apart,
+    /// or as far as those others are from each other. Returns the median runs.
+    ///
+    /// In mode `eli` each exit that is left is behind a tick or is not, by the phase of the two, and an emulator's phases are
+    /// its host's: the runs of one kind differ by more than 5 %.
+    pub fn compare(
+        &mut self,
+        (name, with): (&str, &[Reads]),
+        (other, without): (&str, &[Reads]),
+    ) -> Option<[Reads; 2]> {
+        let (run, beside) = (median(with)?, median(without)?);
+        let [found, wanted] = [run, beside].map(Reads::exits_per_1000);
+        let all = || without.iter().map(Reads::exits_per_1000);
+        let spread = all().fold(f64::MIN, f64::max) - all().fold(f64::MAX, f64::min);
+        let most = (wanted * 0.05).max(2.0).max(spread);
+        let key = run.mode.key();
+        self.set(
+            &format!("exits_per_1000_{key}{other}_spread"),
+            round(spread),
+        );
+        let line = format!(
+            "exits per 1,000 in mode {}: {found:.2} {name}, {wanted:.2} {other}, which are {spread:.2} apart by themselves",
+            run.mode.option()
+        );
+        self.say(&format!("  {line}"));
+        self.claim(&line, (found - wanted).abs() <= most);
+        Some([run.clone(), beside.clone()])
     }
 
     fn mode(&mut self, suffix: &str, run: &Reads) {
@@ -250,6 +260,13 @@ impl Figures {
         println!("{} passed, {} failed", self.passed, self.failed.len());
         Ok(u8::from(!self.failed.is_empty()))
     }
+}
+
+/// The run in the middle by its exits.
+fn median(runs: &[Reads]) -> Option<&Reads> {
+    let mut sorted: Vec<_> = runs.iter().collect();
+    sorted.sort_by(|a, b| a.exits_per_1000().total_cmp(&b.exits_per_1000()));
+    sorted.get(runs.len() / 2).copied()
 }
 
 /// Two decimals.

@@ -14,11 +14,13 @@ mod modes;
 mod refusals;
 
 use std::path::PathBuf;
+use std::thread;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use lab::packages::Version;
 
+use churn::Churn;
 use figures::{Figures, round};
 use machine::Machine;
 use modes::{Mode, Work};
@@ -36,6 +38,8 @@ Examples:
     exitless-lab eli --mode eli
   Both kernels, rates, what moves vectors about, and the attacks (`make eli`):
     exitless-lab eli --all --reads 20000
+  The four modes behind an IOMMU, beside them without:
+    exitless-lab eli --iommu --reads 20000
   The attacks alone, in each mode without their defences, with them, and calm:
     exitless-lab eli --attacks
   One of them:
@@ -50,6 +54,9 @@ pub struct EliArgs {
     /// The attacks alone.
     #[arg(long, conflicts_with = "all")]
     attacks: bool,
+    /// The modes with the controller behind an IOMMU, and at the same time without.
+    #[arg(long, conflicts_with_all = ["mode", "all", "attacks", "quick", "soak"])]
+    iommu: bool,
     /// Only these of them.
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "attacks",
         value_parser = clap::builder::PossibleValuesParser::new(attacks::names()))]
@@ -85,6 +92,8 @@ const QUICK: [&str; 4] = ["e1stack", "e3", "e2turns", "broadcast_pin"];
 const SOAK_TIMES: u32 = 5;
 /// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the mode and not of luck.
 const QUICK_READS: u64 = 10_000;
+/// Pairs of runs in mode `eli` with an IOMMU and without.
+const ELI_ROUNDS: u32 = 5;
 /// Computed before each read, µs: points of the thesis's Figures 3.5 and 3.6.
 const RATES: [u64; 4] = [0, 300, 1000, 3000];
 
@@ -101,9 +110,11 @@ pub fn main(args: &EliArgs) -> Result<u8> {
     let mut figures = Figures::new(&machine);
     if args.soak {
         soak(&machine, &mut figures)?;
+    } else if args.iommu {
+        beside_iommu(&machine, reads, &mut figures);
     } else {
         if !args.attacks {
-            table(&machine, args, reads, ("", false), &mut figures);
+            table(&machine, args, reads, "", &mut figures);
         }
         if args.all {
             let other = Machine::new(
@@ -111,9 +122,8 @@ pub fn main(args: &EliArgs) -> Result<u8> {
                 Some(OTHER),
                 modes::disk_bytes(reads),
             )?;
-            table(&other, args, reads, ("_linux_6_12", false), &mut figures);
-            table(&machine, args, reads, ("_iommu", true), &mut figures);
-            figures.compare("_iommu");
+            table(&other, args, reads, "_linux_6_12", &mut figures);
+            beside_iommu(&machine, reads, &mut figures);
             rates(&machine, &mut figures);
             churn(&machine, &mut figures);
         }
@@ -145,13 +155,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
 }
 
 /// The modes on one kernel.
-fn table(
-    machine: &Machine,
-    args: &EliArgs,
-    reads: u64,
-    (suffix, iommu): (&str, bool),
-    figures: &mut Figures,
-) {
+fn table(machine: &Machine, args: &EliArgs, reads: u64, suffix: &str, figures: &mut Figures) {
     let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
     let mut runs = Vec::new();
     for mode in Mode::ALL.into_iter().filter(wanted) {
@@ -164,12 +168,53 @@ fn table(
             reads,
             pause_us: 0,
             kernel: "",
-            iommu,
+            iommu: false,
         };
         let what = format!("{reads} verified reads in mode {}{suffix}", mode.option());
         runs.extend(figures.claim_ok(&what, modes::reads(machine, mode, &work)));
     }
     figures.modes(machine.kernel(), suffix, &runs);
+}
+
+/// The modes with the controller behind an IOMMU, each at the same time as without: what depends on time is then the same.
+fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
+    const WITH: &str = "_iommu";
+    const WITHOUT: &str = "_beside_iommu";
+    let work = |iommu| Work {
+        reads,
+        pause_us: 0,
+        kernel: "",
+        iommu,
+    };
+    let [mut with_iommu, mut beside] = [Vec::new(), Vec::new()];
+    for mode in Mode::ALL {
+        // Where what is left is a matter of phases, more than one run.
+        let rounds = if mode == Mode::Eli { ELI_ROUNDS } else { 1 };
+        let mut runs = [Vec::new(), Vec::new()];
+        for _ in 0..rounds {
+            eprintln!(
+                "eli: {reads} reads, {}, with an IOMMU and without",
+                mode.option()
+            );
+            let pair = thread::scope(|scope| {
+                let without = scope.spawn(move || modes::reads(machine, mode, &work(false)));
+                let with = modes::reads(machine, mode, &work(true));
+                let without = without.join().unwrap_or_else(|_| bail!("it panicked"));
+                [(WITH, with), (WITHOUT, without)]
+            });
+            for (runs, (suffix, run)) in runs.iter_mut().zip(pair) {
+                let what = format!("{reads} verified reads in mode {}{suffix}", mode.option());
+                runs.extend(figures.claim_ok(&what, run));
+            }
+        }
+        let [with, without] = &runs;
+        if let Some([run, other]) = figures.compare((WITH, with), (WITHOUT, without)) {
+            with_iommu.push(run);
+            beside.push(other);
+        }
+    }
+    figures.modes(machine.kernel(), WITH, &with_iommu);
+    figures.modes(machine.kernel(), WITHOUT, &beside);
 }
 
 /// Exits by the rate of interrupts, and for interrupts that the guest sends itself.
@@ -222,14 +267,24 @@ fn rates(machine: &Machine, figures: &mut Figures) {
     }
 }
 
-/// What moves vectors about.
+/// What moves vectors about, two at a time: nothing of it is a matter of time.
 fn churn(machine: &Machine, figures: &mut Figures) {
-    for (churn, mode) in churn::all() {
-        eprintln!("eli: {}, {}", churn.name, mode.option());
-        figures.claim_ok(
-            &format!("{}, mode {}", churn.name, mode.option()),
-            churn::run(machine, &churn, mode),
-        );
+    for pair in churn::all().chunks(2) {
+        let results: Vec<_> = thread::scope(|scope| {
+            let start = |(churn, mode): &(Churn, Mode)| {
+                eprintln!("eli: {}, {}", churn.name, mode.option());
+                let (churn, mode) = (*churn, *mode);
+                scope.spawn(move || churn::run(machine, &churn, mode))
+            };
+            let threads: Vec<_> = pair.iter().map(start).collect();
+            let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            joined
+                .map(|result| result.unwrap_or_else(|_| bail!("it panicked")))
+                .collect()
+        });
+        for ((churn, mode), result) in pair.iter().zip(results) {
+            figures.claim_ok(&format!("{}, mode {}", churn.name, mode.option()), result);
+        }
     }
 }
 

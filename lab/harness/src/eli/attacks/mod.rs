@@ -80,13 +80,17 @@ impl Case<'_> {
             if ran.waited < WAITED {
                 return Ok(ran);
             }
-            eprintln!(
-                "eli: {self}: this machine kept it waiting for {:.0} % of its time: again",
-                ran.waited * 100.0
-            );
-            *busy += 1;
+            self.say_again(&ran, busy);
         }
         self.run_once(machine)
+    }
+
+    fn say_again(&self, ran: &Ran, busy: &mut u32) {
+        eprintln!(
+            "eli: {self}: this machine kept it waiting for {:.0} % of its time: again",
+            ran.waited * 100.0
+        );
+        *busy += 1;
     }
 
     fn run_once(&self, machine: &Machine) -> Result<Ran> {
@@ -406,6 +410,32 @@ fn is_as_wanted(
     is_right
 }
 
+/// Two runs at once: a guest's core is busy, the other one's beat takes next to nothing, and a machine has two processors.
+///
+/// A run that had to wait for one is made again, alone, and counted.
+fn beside(
+    machine: &Machine,
+    first: &Case<'_>,
+    second: &Case<'_>,
+    busy: &mut u32,
+) -> [Option<Ran>; 2] {
+    let cases = [first, second];
+    let runs = thread::scope(|scope| {
+        let start = |case: &'_ Case<'_>| case.or_said(case.run_once(machine));
+        let other = scope.spawn(move || start(second));
+        [start(first), other.join().ok().flatten()]
+    });
+    let mut runs = cases.into_iter().zip(runs).map(|(case, ran)| {
+        let ran = ran?;
+        if ran.waited < WAITED {
+            return Some(ran);
+        }
+        case.say_again(&ran, busy);
+        case.or_said(case.run(machine, busy))
+    });
+    [runs.next().flatten(), runs.next().flatten()]
+}
+
 /// Calm, and on, beside each other.
 fn round_of(
     machine: &Machine,
@@ -414,12 +444,9 @@ fn round_of(
     figures: &mut Figures,
     sum: &mut Sum,
 ) -> Round {
-    let mut run = |way| {
-        let case = Case::of(attack, way, mode);
-        let ran = case.or_said(case.run(machine, &mut sum.busy));
-        (case, ran)
-    };
-    let (case, calm) = run(Way::Calm);
+    let case = Case::of(attack, Way::Calm, mode);
+    let on = Case::of(attack, Way::On, mode);
+    let [calm, ran] = beside(machine, &case, &on, &mut sum.busy);
     let Some(calm) = calm else {
         return Round {
             mode,
@@ -428,7 +455,6 @@ fn round_of(
             is_calm: false,
         };
     };
-    let (on, ran) = run(Way::On);
     let why = judge::calm_is_well(&calm).err();
     if let Some(why) = &why {
         println!("{case}: {why}\n{}", calm.tail());
@@ -461,14 +487,12 @@ pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
     let mut busy = 0;
     let wanted = |attack: &&Attack| names.is_empty() || names.contains(&attack.name);
     for attack in ATTACKS.iter().filter(wanted) {
-        let mut run = |way| {
-            let case = Case {
-                critical: "core",
-                ..Case::of(attack, way, Mode::Eli)
-            };
-            case.or_said(case.run(machine, &mut busy))
+        let case = |way| Case {
+            critical: "core",
+            ..Case::of(attack, way, Mode::Eli)
         };
-        let runs = run(Way::Calm).zip(run(Way::On));
+        let [calm, on] = beside(machine, &case(Way::Calm), &case(Way::On), &mut busy);
+        let runs = calm.zip(on);
         let percent = runs.and_then(|(calm, ran)| judge::ticks_percent(&ran, &calm));
         least = least.min(percent.unwrap_or(0));
         if percent.is_none_or(|percent| percent < LEAST) {
