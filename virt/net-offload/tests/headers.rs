@@ -245,3 +245,27 @@ fn headers_longer_than_the_room_are_refused() {
     let (header, frame) = packet.sent(Offloads::ALL);
     assert_eq!(check(header, &frame), Ok(()));
 }
+
+#[test]
+fn cwr_is_in_the_first_segment_alone_and_fin_and_psh_in_the_last() {
+    let mut packet = packet();
+    packet.has_ecn = true;
+    // CWR, ACK, PSH, FIN.
+    packet.flags = 0x99;
+    packet.sequence = u32::MAX - 1_500;
+    packet.id = u16::MAX - 1;
+    let (header, frame) = packet.sent(Offloads::ALL);
+    let got = delivered(&header, &frame[..], Offloads::ALL, &[Offloads::NONE]);
+    let got = &got.expect("a right header")[0];
+    let flags = Vec::from_iter(got.iter().map(|one| one.bytes[14 + 20 + 13]));
+    assert_eq!(flags, [0x90, 0x10, 0x19], "flags of the segments");
+    let word = |one: &packets::Expected, at: usize| {
+        u32::from_be_bytes(one.bytes[at..at + 4].try_into().expect("4 bytes"))
+    };
+    let ids = Vec::from_iter(got.iter().map(|one| word(one, 18) >> 16));
+    assert_eq!(ids, [0xfffe, 0xffff, 0]);
+    let sequence = Vec::from_iter(got.iter().map(|one| word(one, 38)));
+    assert_eq!(sequence, [u32::MAX - 1_500, u32::MAX - 300, 899]);
+    let lengths = Vec::from_iter(got.iter().map(|one| word(one, 16) >> 16));
+    assert_eq!(lengths, [1_240, 1_240, 640]);
+}

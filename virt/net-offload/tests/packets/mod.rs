@@ -130,7 +130,7 @@ impl Packet {
         let headers = 14 + 8 + 40 + 60 + 100 + 60;
         let len = len.min(65_535 - headers);
         // At most 128 segments, which is what Linux takes of UDP.
-        let least = (len / 100).max(1);
+        let least = len.div_ceil(100).max(1);
         let size = least + u64::from(any[14]) * 8;
         let flags = 0x10 | any[15] & 0x49 | if has_ecn { 0x80 } else { 0 };
         Self {
