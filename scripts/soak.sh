@@ -53,6 +53,7 @@ whole_table() {
     row "vfio" 0 "EXITLESS_LAB=1 $test -p lab --test lab -- --ignored --nocapture --exact vfio::a_hundred_thousand_blocks_under_each_policy"
     assigned 0
     row "barriers" 0 "BARRIER_OPERATIONS=${BARRIER_OPERATIONS:-100000000} $test -p dma-map --test barrier -- --ignored --nocapture"
+    row "frames" 0 "NET_FRAMES=${NET_FRAMES:-1000000} NET_SEED=${NET_SEED:-1} $test -p net-offload --test frames --test kernel -- --nocapture"
     row "episodes in the lab" 0 "$lab selftest --soak --episodes ${LAB_EPISODES:-50} --seed ${EPISODE_SEED:-1}"
     row "episodes" 0 "EPISODES=${EPISODES:-2000} EPISODE_SEED=${EPISODE_SEED:-1000} $test -p exitless --test episodes"
     row "swapper's model" 0 "SWAP_EVENTS=${SWAP_EVENTS:-100000000} $test -p swap --lib book"
@@ -92,6 +93,7 @@ self_tests() {
 slice_table() {
     local test="cargo test --release --quiet" target
     row "dma-soak" 60 "cargo run --release --quiet -p dma-soak -- --operations 30000000 --seed $seed --quiet"
+    row "frames" 60 "NET_FRAMES=300000 NET_SEED=$seed $test -p net-offload --test frames --test kernel -- --nocapture"
     row "barriers" 60 "BARRIER_OPERATIONS=5000000 $test -p dma-map --test barrier -- --ignored --nocapture"
     row "swapper's model" 60 "SWAP_SEED=$seed SWAP_EVENTS=30000000 $test -p swap --lib a_million_events"
     row "swapper's threads" 60 "SWAP_SECONDS=30 $test -p swap --test threads"

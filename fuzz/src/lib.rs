@@ -3,8 +3,8 @@
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from,
 //! made by code): [`vhost_user_messages`], [`export_session`], [`block_requests`], [`split_ring`],
 //! [`packed_ring`], [`dma_mapper`] (what drivers can ask a mapper for), [`iova_allocators`]
-//! (histories of address spaces), [`vfio_info`] (what a kernel says of an IOMMU and a region), and
-//! [`self_test`], a planted fault that shows that the set-up finds such things.
+//! (histories of address spaces), [`vfio_info`] (what a kernel says of an IOMMU and a region),
+//! [`frame_offloads`] (headers of frames, and segmentation), and [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
 //! **How they run.** `scripts/fuzz.sh` (`make fuzz`, `make check`) builds the programs in `targets/` with `--cfg fuzzing` and
 //! LLVM's coverage counters, which a stable compiler has too, and links libFuzzer. In any other build they replay
@@ -20,6 +20,7 @@ pub mod block_requests;
 pub mod dma_mapper;
 pub mod export_session;
 mod fds;
+pub mod frame_offloads;
 mod held_disk;
 mod input;
 pub mod iova_allocators;

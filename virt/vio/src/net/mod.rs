@@ -14,6 +14,8 @@
 //! as a short frame.
 
 mod checksum;
+mod header;
+mod port;
 mod responder;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
 mod tap;
@@ -24,6 +26,10 @@ use guest_mem::{Access, Dma, Intent, KeepAlive, Stop, Wanted};
 use serde::{Deserialize, Serialize};
 
 pub use checksum::Checksum;
+pub use header::{F_DATA_VALID, F_NEEDS_CSUM, HEADER_LEN, HeaderError, NetHeader, Offloads, gso};
+pub use port::{
+    BURST, Collected, FrameData, FrameReceiver, NetPort, PortCapabilities, RxFrame, TxFrame, Waits,
+};
 pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
@@ -38,8 +44,6 @@ use crate::visit::cost;
 pub const MAX_FRAME: usize = 1518;
 /// Smallest frame worth sending: its Ethernet header.
 const MIN_FRAME: u32 = 14;
-/// `struct virtio_net_hdr` (§5.1.6), with `num_buffers`, as VERSION_1 has it always.
-pub const HEADER_LEN: usize = 12;
 /// Offset of `num_buffers` in it.
 const NUM_BUFFERS: usize = 10;
 /// Receive queue of the one pair.
@@ -51,6 +55,46 @@ const LINK_UP: u16 = 1;
 
 /// Feature bits (§5.1.3).
 pub mod net_feature {
+    /// VIRTIO_NET_F_CSUM (0): the driver may leave checksums to the device.
+    pub const CSUM: u64 = 1 << 0;
+    /// VIRTIO_NET_F_GUEST_CSUM (1): the driver takes frames whose checksum is left over.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change at any time what it takes.
+    pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
+    /// VIRTIO_NET_F_MTU (3): the device says what the network's MTU is.
+    pub const MTU: u64 = 1 << 3;
+    /// VIRTIO_NET_F_GUEST_TSO4 (7): the driver takes unsegmented TCP over IPv4.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// VIRTIO_NET_F_GUEST_TSO6 (8): the driver takes unsegmented TCP over IPv6.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// VIRTIO_NET_F_GUEST_ECN (9): the driver takes unsegmented TCP with CWR.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// VIRTIO_NET_F_HOST_TSO4 (11): the driver may send unsegmented TCP over IPv4.
+    pub const HOST_TSO4: u64 = 1 << 11;
+    /// VIRTIO_NET_F_HOST_TSO6 (12): the driver may send unsegmented TCP over IPv6.
+    pub const HOST_TSO6: u64 = 1 << 12;
+    /// VIRTIO_NET_F_HOST_ECN (13): the driver may send unsegmented TCP with CWR.
+    pub const HOST_ECN: u64 = 1 << 13;
+    /// VIRTIO_NET_F_CTRL_VQ (17): there is a control queue.
+    pub const CTRL_VQ: u64 = 1 << 17;
+    /// VIRTIO_NET_F_CTRL_RX (18): the control queue takes receive modes and MAC tables.
+    pub const CTRL_RX: u64 = 1 << 18;
+    /// VIRTIO_NET_F_CTRL_VLAN (19): the control queue takes VLAN filters.
+    pub const CTRL_VLAN: u64 = 1 << 19;
+    /// VIRTIO_NET_F_CTRL_RX_EXTRA (20): the control queue takes more receive modes.
+    pub const CTRL_RX_EXTRA: u64 = 1 << 20;
+    /// VIRTIO_NET_F_GUEST_ANNOUNCE (21): the driver announces itself when asked to.
+    pub const GUEST_ANNOUNCE: u64 = 1 << 21;
+    /// VIRTIO_NET_F_MQ (22): there may be several queue pairs.
+    pub const MQ: u64 = 1 << 22;
+    /// VIRTIO_NET_F_CTRL_MAC_ADDR (23): the control queue takes a MAC address.
+    pub const CTRL_MAC_ADDR: u64 = 1 << 23;
+    /// VIRTIO_NET_F_GUEST_USO4 (54, virtio 1.3): the driver takes unsegmented UDP over IPv4.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// VIRTIO_NET_F_GUEST_USO6 (55, virtio 1.3): the driver takes unsegmented UDP over IPv6.
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// VIRTIO_NET_F_HOST_USO (56, virtio 1.3): the driver may send unsegmented UDP.
+    pub const HOST_USO: u64 = 1 << 56;
     /// VIRTIO_NET_F_MAC (5): the device says its address.
     pub const MAC: u64 = 1 << 5;
     /// VIRTIO_NET_F_MRG_RXBUF (15): a frame may take several receive buffers.

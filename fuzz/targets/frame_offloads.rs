@@ -1,0 +1,4 @@
+//! See [`fuzz::frame_offloads`].
+#![cfg_attr(fuzzing, no_main)]
+
+fuzz::target!(fuzz::frame_offloads);

@@ -1,0 +1,231 @@
+//! The check of a header against its frame.
+
+use crate::layout::{HeaderRoom, Ip, Layout, Transport};
+use crate::segments::Original;
+use crate::{FrameBytes, GsoType, Offloads, PartialChecksum, VnetHeader};
+
+/// Shortest frame: its Ethernet header.
+pub const MIN_FRAME: usize = 14;
+/// First byte that a checksum may cover: behind the Ethernet header and the shortest header of IP. Linux takes none before
+/// that either (`virtio_net_hdr_to_skb`).
+const MIN_CSUM_START: usize = MIN_FRAME + 20;
+/// Longest frame: an IP packet of 65,535 bytes and an Ethernet header, and one byte (virtio 1.2 §5.1.6.3).
+pub const MAX_FRAME: usize = 65_550;
+/// Most segments of one frame: 65,535 bytes by 48, the least that Linux sends (`tcp_min_snd_mss`). A
+/// `gso_size` of 1 would have one frame of a guest cost as many as 65,481.
+pub const MAX_SEGMENTS: usize = 1_366;
+/// Most segments of one frame of UDP, which Linux has as a constant (`UDP_MAX_SEGMENTS`): a TAP refuses more.
+pub const MAX_UDP_SEGMENTS: usize = 128;
+
+/// Reason why a frame is not what its header says. It is dropped and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// Fewer than [`MIN_FRAME`] bytes or more than [`MAX_FRAME`].
+    #[error("a frame of {0} bytes")]
+    FrameLength(usize),
+    /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
+    #[error("the checksum is outside the frame")]
+    ChecksumOutside,
+    /// An offload that the sender has not negotiated, or a type that does not exist.
+    #[error("segmentation of type {:#x}, which was not negotiated", .0.0)]
+    NotNegotiated(GsoType),
+    /// To be segmented, with `gso_size` 0.
+    #[error("segments of 0 bytes")]
+    SegmentSize,
+    /// To be segmented, with a checksum that is not partial, or not that of the transport header.
+    #[error("the checksum of a frame to be segmented is not its transport's")]
+    SegmentChecksum,
+    /// The frame is of another protocol than the type of segmentation.
+    #[error("the frame's protocol is not the one to be segmented")]
+    Protocol,
+    /// To be segmented, and an IP fragment.
+    #[error("a fragment cannot be segmented")]
+    Fragment,
+    /// A length in the IP or UDP header is not the frame's.
+    #[error("a length in the headers is not the frame's")]
+    Length,
+    /// Headers end early or contradict themselves.
+    #[error("malformed headers")]
+    Malformed,
+    /// Headers of more than [`MAX_HEADERS`](crate::MAX_HEADERS) bytes.
+    #[error("headers that are too long")]
+    HeadersTooLong,
+    /// More than [`MAX_SEGMENTS`] or [`MAX_UDP_SEGMENTS`].
+    #[error("{0} segments")]
+    TooManySegments(usize),
+}
+
+/// What a sender left undone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Undone {
+    Nothing,
+    Checksum(PartialChecksum),
+    Segments(Segmentation),
+}
+
+/// A frame to be segmented.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segmentation {
+    pub layout: Layout,
+    /// Payload bytes of a segment.
+    pub size: usize,
+    pub has_ecn: bool,
+    pub checksum: PartialChecksum,
+    /// What the headers said at the check.
+    pub original: Original,
+}
+
+impl Segmentation {
+    pub fn gso_type(&self) -> GsoType {
+        match (self.layout.transport, self.layout.ip) {
+            (Transport::Tcp, Ip::V4) => GsoType::TCPV4,
+            (Transport::Tcp, Ip::V6) => GsoType::TCPV6,
+            (Transport::Udp, _) => GsoType::UDP_L4,
+        }
+    }
+
+    /// What a receiver needs to be given the frame as it is.
+    pub fn needs(&self) -> Offloads {
+        let one = match (self.layout.transport, self.layout.ip) {
+            (Transport::Tcp, Ip::V4) => Offloads::TSO4,
+            (Transport::Tcp, Ip::V6) => Offloads::TSO6,
+            (Transport::Udp, Ip::V4) => Offloads::USO4,
+            (Transport::Udp, Ip::V6) => Offloads::USO6,
+        };
+        let ecn = if self.has_ecn {
+            Offloads::ECN
+        } else {
+            Offloads::NONE
+        };
+        Offloads::CSUM | one | ecn
+    }
+}
+
+/// Frame whose header has been compared with it.
+#[derive(Debug)]
+pub struct Checked<'r> {
+    pub(crate) len: usize,
+    pub(crate) undone: Undone,
+    /// The sender is the host's kernel, and says that checksums are right.
+    pub(crate) is_valid: bool,
+    pub(crate) room: &'r mut HeaderRoom,
+}
+
+impl<'r> Checked<'r> {
+    /// Compares a header with its frame. Of a sender that has not negotiated checksum offload nothing in the header is read.
+    ///
+    /// # Errors
+    /// The header is wrong.
+    pub fn check(
+        header: &VnetHeader,
+        frame: &(impl FrameBytes + ?Sized),
+        sent: Offloads,
+        room: &'r mut HeaderRoom,
+    ) -> Result<Self, HeaderError> {
+        let len = frame.frame_len();
+        if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
+            return Err(HeaderError::FrameLength(len));
+        }
+        let undone = if sent.contains(Offloads::CSUM) {
+            find_undone(header, frame, sent, room)?
+        } else {
+            Undone::Nothing
+        };
+        Ok(Self {
+            len,
+            undone,
+            is_valid: false,
+            room,
+        })
+    }
+
+    /// Takes over that the checksums are right, if `header` says so: from the host's kernel alone.
+    #[must_use]
+    pub fn believing(mut self, header: &VnetHeader) -> Self {
+        self.is_valid = header.flags & VnetHeader::DATA_VALID != 0;
+        self
+    }
+
+    /// Length of the frame.
+    pub fn frame_len(&self) -> usize {
+        self.len
+    }
+
+    /// Frames that a receiver with these offloads gets of it.
+    pub fn count(&self, receiver: Offloads) -> usize {
+        match &self.undone {
+            Undone::Segments(segments) if !receiver.contains(segments.needs()) => {
+                (self.len - segments.layout.payload).div_ceil(segments.size)
+            }
+            _ => 1,
+        }
+    }
+}
+
+fn find_undone(
+    header: &VnetHeader,
+    frame: &(impl FrameBytes + ?Sized),
+    sent: Offloads,
+    room: &mut HeaderRoom,
+) -> Result<Undone, HeaderError> {
+    let len = frame.frame_len();
+    let needs_checksum = header.flags & VnetHeader::NEEDS_CSUM != 0;
+    let checksum = PartialChecksum {
+        start: usize::from(header.csum_start),
+        offset: usize::from(header.csum_offset),
+    };
+    if needs_checksum && (checksum.start < MIN_CSUM_START || checksum.position() + 2 > len) {
+        return Err(HeaderError::ChecksumOutside);
+    }
+    let kind = header.gso_type.kind();
+    if header.gso_type == GsoType::NONE {
+        return Ok(if needs_checksum {
+            Undone::Checksum(checksum)
+        } else {
+            Undone::Nothing
+        });
+    }
+    let is_known = [GsoType::TCPV4, GsoType::TCPV6, GsoType::UDP_L4].contains(&kind);
+    let is_ecn_apt = !header.gso_type.has_ecn() || kind != GsoType::UDP_L4;
+    if !is_known || !is_ecn_apt {
+        return Err(HeaderError::NotNegotiated(header.gso_type));
+    }
+    if !needs_checksum {
+        return Err(HeaderError::SegmentChecksum);
+    }
+    if header.gso_size == 0 {
+        return Err(HeaderError::SegmentSize);
+    }
+    let layout = Layout::read(frame, room)?;
+    let segmentation = Segmentation {
+        layout,
+        size: usize::from(header.gso_size),
+        has_ecn: header.gso_type.has_ecn(),
+        checksum,
+        original: Original::read(&layout, room),
+    };
+    if segmentation.gso_type() != kind {
+        return Err(HeaderError::Protocol);
+    }
+    if !sent.contains(segmentation.needs()) {
+        return Err(HeaderError::NotNegotiated(header.gso_type));
+    }
+    let offset = match layout.transport {
+        Transport::Tcp => 16,
+        Transport::Udp => 6,
+    };
+    if (checksum.start, checksum.offset) != (layout.l4, offset) {
+        return Err(HeaderError::SegmentChecksum);
+    }
+    let most = match layout.transport {
+        Transport::Tcp => MAX_SEGMENTS,
+        Transport::Udp => MAX_UDP_SEGMENTS,
+    };
+    let payload = len - layout.payload;
+    match payload.div_ceil(segmentation.size) {
+        // Nothing to divide: as Linux has it, an ordinary frame.
+        0 | 1 => Ok(Undone::Checksum(checksum)),
+        count if count > most => Err(HeaderError::TooManySegments(count)),
+        _ => Ok(Undone::Segments(segmentation)),
+    }
+}

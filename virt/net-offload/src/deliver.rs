@@ -1,0 +1,102 @@
+//! What a receiver is given.
+
+use crate::check::{Checked, Undone};
+use crate::segments::Segments;
+use crate::{Checksum, FrameBytes, Offloads, VnetHeader};
+
+/// What is to be done for one receiver.
+#[derive(Debug)]
+pub enum Delivery<'c> {
+    /// The frame's bytes as they are, behind this header. Where there is a
+    /// [`headers`](Unchanged::headers), these bytes take the place of the frame's first ones, which may have changed since they were checked.
+    Unchanged(Unchanged<'c>),
+    /// The frame with its checksum completed, behind a header that is all zero.
+    Checksum(PartialChecksum),
+    /// Several frames.
+    Segments(Segments<'c>),
+}
+
+/// A frame that its receiver gets in one piece, with what is undone left to it.
+#[derive(Debug)]
+pub struct Unchanged<'c> {
+    /// Header for the receiver. `num_buffers` is the device's to set.
+    pub header: VnetHeader,
+    /// Headers of the frame as they were checked; empty for one that is not to be segmented.
+    pub headers: &'c [u8],
+}
+
+/// Checksum of which a part is in its field: the sum of the pseudo header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialChecksum {
+    pub(crate) start: usize,
+    pub(crate) offset: usize,
+}
+
+impl PartialChecksum {
+    /// First byte that the checksum covers; it covers all behind it.
+    pub fn start(self) -> usize {
+        self.start
+    }
+
+    /// Where in the frame the two bytes of the checksum are, high byte first.
+    pub fn position(self) -> usize {
+        self.start + self.offset
+    }
+
+    /// Sums up the frame from [`start`](Self::start) on: the completed checksum.
+    pub fn complete(self, frame: &(impl FrameBytes + ?Sized)) -> u16 {
+        let sum = Checksum::new().frame(frame, self.start..frame.frame_len());
+        sum.transport()
+    }
+
+    /// The fields of a header that say that this is undone.
+    pub(crate) fn header(self) -> VnetHeader {
+        VnetHeader {
+            flags: VnetHeader::NEEDS_CSUM,
+            csum_start: self.start as u16,
+            csum_offset: self.offset as u16,
+            ..VnetHeader::default()
+        }
+    }
+}
+
+impl Checked<'_> {
+    /// What a receiver with these offloads is given. May be asked for several receivers, one after another.
+    pub fn deliver(&mut self, receiver: Offloads) -> Delivery<'_> {
+        let takes_checksum = receiver.contains(Offloads::CSUM);
+        match self.undone {
+            Undone::Nothing => {
+                let is_valid = self.is_valid && takes_checksum;
+                let flags = if is_valid { VnetHeader::DATA_VALID } else { 0 };
+                Delivery::Unchanged(Unchanged {
+                    header: VnetHeader {
+                        flags,
+                        ..VnetHeader::default()
+                    },
+                    headers: &[],
+                })
+            }
+            Undone::Checksum(checksum) if takes_checksum => Delivery::Unchanged(Unchanged {
+                header: checksum.header(),
+                headers: &[],
+            }),
+            Undone::Checksum(checksum) => Delivery::Checksum(checksum),
+            Undone::Segments(segments) if receiver.contains(segments.needs()) => {
+                // A receiver before may have had segments made of them.
+                segments.original.restore(&segments.layout, self.room);
+                Delivery::Unchanged(Unchanged {
+                    header: VnetHeader {
+                        gso_type: segments.gso_type().with_ecn(segments.has_ecn),
+                        gso_size: segments.size as u16,
+                        hdr_len: segments.layout.payload as u16,
+                        ..segments.checksum.header()
+                    },
+                    headers: &self.room.0[..segments.layout.payload],
+                })
+            }
+            Undone::Segments(segments) => {
+                Delivery::Segments(Segments::new(segments, self.len, takes_checksum, self.room))
+            }
+        }
+    }
+}

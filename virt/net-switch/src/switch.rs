@@ -1,0 +1,342 @@
+//! The decision about one frame.
+
+use std::collections::HashMap;
+
+use crate::limit::Bucket;
+use crate::table::Table;
+use crate::{MAX_PORTS, Mac, PortConfig, PortId, PortSet, SwitchConfig, Vid, VlanMode};
+
+/// Bytes of a frame that are looked at, of those there are: two addresses, a tag, a type.
+pub const HEAD_LEN: usize = 18;
+const ADDRESSES: usize = 12;
+const TAGGED: [u8; 2] = [0x81, 0x00];
+/// Stations that one frame has forgotten at most because they are old.
+const EXPIRED_PER_FRAME: usize = 2;
+
+/// Reason why a frame goes nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropReason {
+    /// Shorter than an Ethernet header, or than the tag it begins.
+    Short,
+    /// Its source is no address of one interface, or its destination that of a link's other end.
+    Address,
+    /// Of a VLAN that the port it came from is not in.
+    Vlan,
+    /// Its source is not one that its port is bound to, or one that another port is bound to.
+    Spoofed,
+    /// More to groups than the port may flood.
+    GroupLimit,
+    /// More to unknown addresses than the port may flood.
+    UnknownLimit,
+    /// No port may have it: its destination is where it came from, is isolated from it, or the VLAN has no other port.
+    NoPort,
+}
+
+/// Number of [`DropReason`]s.
+const REASONS: usize = 7;
+
+/// Reason why a port is not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchError {
+    /// [`MAX_PORTS`] are there.
+    Full,
+    /// Another port is bound to this address, or it is not one of a single interface.
+    Bound(Mac),
+}
+
+impl std::fmt::Display for SwitchError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Full => write!(f, "a switch has {MAX_PORTS} ports at most"),
+            Self::Bound(mac) => write!(
+                f,
+                "{:02x?} is no address of a single interface, or another port's",
+                mac.0
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SwitchError {}
+
+/// Frames of one port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Taken from it and sent on.
+    pub forwarded: u64,
+    /// Of those, flooded.
+    pub flooded: u64,
+    dropped: [u64; REASONS],
+}
+
+impl PortCounters {
+    /// Dropped for this reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
+    }
+}
+
+/// Change of a frame's tag for a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retag {
+    /// The four bytes behind the addresses are taken out.
+    pub removes: bool,
+    /// These four bytes are put in behind the addresses.
+    pub inserts: Option<[u8; 4]>,
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// Ports that get it.
+    pub ports: PortSet,
+    /// Its VLAN.
+    pub vid: Vid,
+    /// It has a tag, of this content.
+    tci: Option<u16>,
+}
+
+#[derive(Debug)]
+struct Port {
+    config: PortConfig,
+    group: Bucket,
+    unknown: Bucket,
+    counters: PortCounters,
+}
+
+/// A switch.
+#[derive(Debug)]
+pub struct Switch {
+    ports: Vec<Option<Port>>,
+    /// Ports that there are.
+    present: PortSet,
+    isolated: PortSet,
+    bound: HashMap<Mac, PortId>,
+    table: Table,
+}
+
+impl Switch {
+    /// A switch without ports.
+    pub fn new(config: SwitchConfig) -> Self {
+        Self {
+            ports: Vec::new(),
+            present: PortSet::default(),
+            isolated: PortSet::default(),
+            bound: HashMap::new(),
+            table: Table::new(config),
+        }
+    }
+
+    /// Adds a port.
+    ///
+    /// # Errors
+    /// There is no room, or another port is bound to the same address.
+    pub fn add(&mut self, config: PortConfig, now_ns: u64) -> Result<PortId, SwitchError> {
+        let is_taken = |mac: &Mac| !mac.is_station() || self.bound.contains_key(mac);
+        if let Some(mac) = config.bound.iter().find(|mac| is_taken(mac)) {
+            return Err(SwitchError::Bound(*mac));
+        }
+        let index = match self.ports.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.ports.len() == MAX_PORTS => return Err(SwitchError::Full),
+            None => {
+                self.ports.push(None);
+                self.ports.len() - 1
+            }
+        };
+        let id = PortId(index as u8);
+        for mac in &config.bound {
+            // It may have been seen elsewhere while it was no port's.
+            self.table.forget_mac(*mac);
+            self.bound.insert(*mac, id);
+        }
+        self.present.insert(id);
+        if config.is_isolated {
+            self.isolated.insert(id);
+        }
+        self.ports[index] = Some(Port {
+            group: Bucket::new(config.flood.group, now_ns),
+            unknown: Bucket::new(config.flood.unknown, now_ns),
+            config,
+            counters: PortCounters::default(),
+        });
+        Ok(id)
+    }
+
+    /// Removes a port, and all that was learned at it; a no-op if there is none.
+    pub fn remove(&mut self, port: PortId) {
+        let Some(Some(former)) = self.ports.get_mut(port.index()).map(Option::take) else {
+            return;
+        };
+        for mac in &former.config.bound {
+            self.bound.remove(mac);
+        }
+        self.present.remove(port);
+        self.isolated.remove(port);
+        self.table.forget_port(port);
+    }
+
+    /// Forgets what was learned at a port: its link went down.
+    pub fn link_down(&mut self, port: PortId) {
+        self.table.forget_port(port);
+    }
+
+    /// What has come from a port; zero if there is none.
+    pub fn counters(&self, port: PortId) -> PortCounters {
+        let port = self.ports.get(port.index()).and_then(Option::as_ref);
+        port.map_or_else(PortCounters::default, |port| port.counters)
+    }
+
+    /// Addresses learned, at one port and in all.
+    pub fn learned(&self, port: PortId) -> (usize, usize) {
+        (self.table.len_of(port), self.table.len())
+    }
+
+    /// Decides about a frame from `from`, of which `head` is the first [`HEAD_LEN`] bytes or all.
+    ///
+    /// # Errors
+    /// It is dropped.
+    pub fn forward(
+        &mut self,
+        from: PortId,
+        head: &[u8],
+        now_ns: u64,
+    ) -> Result<Forward, DropReason> {
+        let decided = self.decide(from, head, now_ns);
+        if let Some(Some(port)) = self.ports.get_mut(from.index()) {
+            match decided {
+                Ok((_, is_flooded)) => {
+                    port.counters.forwarded += 1;
+                    port.counters.flooded += u64::from(is_flooded);
+                }
+                Err(reason) => port.counters.dropped[reason as usize] += 1,
+            }
+        }
+        decided.map(|(forward, _)| forward)
+    }
+
+    fn decide(
+        &mut self,
+        from: PortId,
+        head: &[u8],
+        now_ns: u64,
+    ) -> Result<(Forward, bool), DropReason> {
+        let port = self.ports.get_mut(from.index()).and_then(Option::as_mut);
+        let port = port.ok_or(DropReason::NoPort)?;
+        let parsed = Head::parse(head).ok_or(DropReason::Short)?;
+        let Head { to, source, tci } = parsed;
+        if !source.is_station() || to.is_link_local() {
+            return Err(DropReason::Address);
+        }
+        let vid = vlan_of(&port.config.vlan, tci).ok_or(DropReason::Vlan)?;
+        let is_own = match self.bound.get(&source) {
+            Some(owner) => *owner == from,
+            None => port.config.bound.is_empty(),
+        };
+        if !is_own {
+            return Err(DropReason::Spoofed);
+        }
+        if port.config.bound.is_empty() {
+            self.table.expire(from, now_ns, EXPIRED_PER_FRAME);
+            self.table.learn((vid, source), from, now_ns);
+        }
+        let known = match self.bound.get(&to) {
+            Some(owner) => Some(*owner),
+            None if to.is_group() => None,
+            None => self.table.find((vid, to), now_ns),
+        };
+        let wanted = match known {
+            Some(known) => PortSet::of(known),
+            None => {
+                let (bucket, reason) = if to.is_group() {
+                    (&mut port.group, DropReason::GroupLimit)
+                } else {
+                    (&mut port.unknown, DropReason::UnknownLimit)
+                };
+                if !bucket.take(now_ns) {
+                    return Err(reason);
+                }
+                self.present
+            }
+        };
+        let ports = self.reachable(wanted, from, vid);
+        if ports.is_empty() {
+            return Err(DropReason::NoPort);
+        }
+        Ok((Forward { ports, vid, tci }, known.is_none()))
+    }
+
+    /// Those of `wanted` that a frame of this VLAN from `from` may go to.
+    fn reachable(&self, wanted: PortSet, from: PortId, vid: Vid) -> PortSet {
+        let is_isolated = self.isolated.contains(from);
+        let mut ports = PortSet::default();
+        for id in wanted.iter() {
+            let port = self.ports.get(id.index()).and_then(Option::as_ref);
+            let is_member = port.is_some_and(|port| port.config.vlan.is_member(vid));
+            if id != from && is_member && !(is_isolated && self.isolated.contains(id)) {
+                ports.insert(id);
+            }
+        }
+        ports
+    }
+
+    /// What happens to the frame's tag for one of its ports.
+    pub fn retag(&self, forward: &Forward, to: PortId) -> Retag {
+        let port = self.ports.get(to.index()).and_then(Option::as_ref);
+        let is_tagged = port.is_some_and(|port| port.config.vlan.is_tagged(forward.vid));
+        // The priority is kept.
+        let wanted = is_tagged.then(|| forward.tci.unwrap_or(0) & 0xf000 | forward.vid.get());
+        if wanted == forward.tci {
+            return Retag::default();
+        }
+        Retag {
+            removes: forward.tci.is_some(),
+            inserts: wanted.map(|tci| {
+                let [high, low] = tci.to_be_bytes();
+                [TAGGED[0], TAGGED[1], high, low]
+            }),
+        }
+    }
+}
+
+/// What is looked at in a frame.
+struct Head {
+    to: Mac,
+    source: Mac,
+    tci: Option<u16>,
+}
+
+impl Head {
+    fn parse(head: &[u8]) -> Option<Self> {
+        let (addresses, rest) = head.split_at_checked(ADDRESSES)?;
+        let (to, source) = addresses.split_at(6);
+        let kind = rest.get(..2)?;
+        let tci = if kind == TAGGED {
+            // And the type behind it.
+            let tag = rest.get(2..6)?;
+            Some(u16::from_be_bytes([tag[0], tag[1]]))
+        } else {
+            None
+        };
+        let mac = |bytes: &[u8]| Mac(std::array::from_fn(|i| bytes[i]));
+        Some(Self {
+            to: mac(to),
+            source: mac(source),
+            tci,
+        })
+    }
+}
+
+/// VLAN of a frame that comes from such a port; `None` if the port takes none of its kind.
+fn vlan_of(mode: &VlanMode, tci: Option<u16>) -> Option<Vid> {
+    let tag = tci.map(|tci| tci & 0xfff).filter(|vid| *vid != 0);
+    match (mode, tag) {
+        (VlanMode::Access(vid), None) => Some(*vid),
+        // Not even its own: what sends tags from an access port means to reach another VLAN.
+        (VlanMode::Access(_), Some(_)) => None,
+        (VlanMode::Trunk { native, .. }, None) => *native,
+        (VlanMode::Trunk { tagged, .. }, Some(vid)) => {
+            Vid::new(vid).filter(|vid| tagged.contains(*vid))
+        }
+    }
+}

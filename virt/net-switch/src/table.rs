@@ -1,0 +1,203 @@
+//! Addresses that have been learned, a bounded number for each port.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use crate::{Mac, PortId, SwitchConfig, Vid};
+
+/// A station: an address in a VLAN.
+pub(crate) type Station = (Vid, Mac);
+
+/// No node.
+const NONE: u32 = u32::MAX;
+
+/// Node of a port's list. Nodes of no port are in a list of free ones, by `next`.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    station: Station,
+    port: PortId,
+    seen_ns: u64,
+    older: u32,
+    newer: u32,
+}
+
+/// Stations of one port in the order in which they were last seen.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    oldest: u32,
+    newest: u32,
+    len: usize,
+}
+
+impl List {
+    const EMPTY: Self = Self {
+        oldest: NONE,
+        newest: NONE,
+        len: 0,
+    };
+}
+
+/// Table of learned addresses. `by_station` has exactly the nodes that are in lists.
+#[derive(Debug)]
+pub(crate) struct Table {
+    ageing_ns: u64,
+    hold_ns: u64,
+    per_port: usize,
+    by_station: HashMap<Station, u32>,
+    nodes: Vec<Node>,
+    free: u32,
+    lists: Vec<List>,
+}
+
+impl Table {
+    pub fn new(config: SwitchConfig) -> Self {
+        Self {
+            ageing_ns: config.ageing_ns,
+            hold_ns: config.move_hold_ns,
+            per_port: config.addresses_per_port,
+            by_station: HashMap::new(),
+            nodes: Vec::new(),
+            free: NONE,
+            lists: vec![List::EMPTY; crate::MAX_PORTS],
+        }
+    }
+
+    /// Where a station is, if it has been seen lately.
+    pub fn find(&self, station: Station, now_ns: u64) -> Option<PortId> {
+        let node = &self.nodes[*self.by_station.get(&station)? as usize];
+        let age = now_ns.saturating_sub(node.seen_ns);
+        (age < self.ageing_ns).then_some(node.port)
+    }
+
+    /// A station has sent from a port. One that is at another port moves once it has been quiet there.
+    pub fn learn(&mut self, station: Station, port: PortId, now_ns: u64) {
+        if self.per_port == 0 {
+            return;
+        }
+        match self.by_station.entry(station) {
+            Entry::Occupied(entry) => {
+                let at = *entry.get();
+                let Node {
+                    port: former,
+                    seen_ns,
+                    ..
+                } = self.nodes[at as usize];
+                let quiet_ns = now_ns.saturating_sub(seen_ns);
+                if former != port && quiet_ns < self.hold_ns {
+                    return;
+                }
+                unlink(&mut self.nodes, &mut self.lists[former.index()], at);
+                self.nodes[at as usize].port = port;
+                self.make_room(port);
+                self.link(at, now_ns);
+            }
+            Entry::Vacant(entry) => {
+                let node = Node {
+                    station,
+                    port,
+                    seen_ns: now_ns,
+                    older: NONE,
+                    newer: NONE,
+                };
+                let at = self.free;
+                let at = if at == NONE {
+                    self.nodes.push(node);
+                    // 256 ports of addresses: far below 2^32.
+                    self.nodes.len() as u32 - 1
+                } else {
+                    self.free = self.nodes[at as usize].newer;
+                    self.nodes[at as usize] = node;
+                    at
+                };
+                entry.insert(at);
+                self.make_room(port);
+                self.link(at, now_ns);
+            }
+        }
+    }
+
+    /// Forgets the port's oldest station if it has no room for one more.
+    fn make_room(&mut self, port: PortId) {
+        if self.lists[port.index()].len >= self.per_port {
+            self.forget(self.lists[port.index()].oldest);
+        }
+    }
+
+    /// Makes a node the newest of its port.
+    fn link(&mut self, at: u32, now_ns: u64) {
+        let node = &mut self.nodes[at as usize];
+        let list = &mut self.lists[node.port.index()];
+        node.seen_ns = now_ns;
+        node.older = list.newest;
+        node.newer = NONE;
+        let before = list.newest;
+        list.newest = at;
+        list.len += 1;
+        match before {
+            NONE => list.oldest = at,
+            before => self.nodes[before as usize].newer = at,
+        }
+    }
+
+    fn forget(&mut self, at: u32) {
+        let node = self.nodes[at as usize];
+        unlink(&mut self.nodes, &mut self.lists[node.port.index()], at);
+        self.by_station.remove(&node.station);
+        self.nodes[at as usize].newer = self.free;
+        self.free = at;
+    }
+
+    /// Forgets what a port has been seen with.
+    pub fn forget_port(&mut self, port: PortId) {
+        while self.lists[port.index()].oldest != NONE {
+            self.forget(self.lists[port.index()].oldest);
+        }
+    }
+
+    /// Forgets an address in all VLANs, wherever it was seen.
+    pub fn forget_mac(&mut self, mac: Mac) {
+        let all = self.by_station.iter();
+        let found = all.filter(|(station, _)| station.1 == mac);
+        let nodes: Vec<u32> = found.map(|(_, at)| *at).collect();
+        nodes.into_iter().for_each(|at| self.forget(at));
+    }
+
+    /// Forgets at most `budget` stations of a port that have not been seen lately.
+    pub fn expire(&mut self, port: PortId, now_ns: u64, budget: usize) {
+        for _ in 0..budget {
+            let oldest = self.lists[port.index()].oldest;
+            if oldest == NONE {
+                return;
+            }
+            let age = now_ns.saturating_sub(self.nodes[oldest as usize].seen_ns);
+            if age < self.ageing_ns {
+                return;
+            }
+            self.forget(oldest);
+        }
+    }
+
+    /// Stations that a port has room taken for.
+    pub fn len_of(&self, port: PortId) -> usize {
+        self.lists[port.index()].len
+    }
+
+    /// Stations in all.
+    pub fn len(&self) -> usize {
+        self.by_station.len()
+    }
+}
+
+/// Takes a node out of its port's list.
+fn unlink(nodes: &mut [Node], list: &mut List, at: u32) {
+    let Node { older, newer, .. } = nodes[at as usize];
+    match older {
+        NONE => list.oldest = newer,
+        older => nodes[older as usize].newer = newer,
+    }
+    match newer {
+        NONE => list.newest = older,
+        newer => nodes[newer as usize].older = older,
+    }
+    list.len -= 1;
+}
