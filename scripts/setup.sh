@@ -42,6 +42,7 @@ if [ "${1-}" = clients ]; then
     missing=
     have qemu-img || missing="$missing qemu-utils"
     have qemu-storage-daemon || missing="$missing qemu-system-common"
+    have qemu-system-x86_64 || missing="$missing qemu-system-x86"
     have linux.uml || missing="$missing user-mode-linux"
     have syslinux || missing="$missing syslinux"
     have mformat || missing="$missing mtools"

@@ -14,6 +14,7 @@
 
 mod front_end;
 mod seeds;
+mod translations;
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -29,10 +30,13 @@ use crate::{Input, fds};
 use front_end::FrontEnd;
 
 pub use seeds::seeds;
+pub(crate) use seeds::translated_seeds;
+pub(crate) use translations::MISSES;
 
 /// The export's own tokens: its socket, and its listener.
 const TOKEN_SOCKET: u32 = 1 << 16;
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
+const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 /// Polls within which a connection ends once its front end has gone and nothing is in flight.
 const PATIENCE: usize = 50;
 /// Disk size.
@@ -47,16 +51,44 @@ const FILE_NAME: &str = "fuzzed-guest";
 /// # Panics
 /// If anything of a front end is left, and if the export panics.
 pub fn run(data: &[u8]) {
+    play(data, |input| {
+        let mut world = World::new(input);
+        while !input.is_empty() {
+            world.step(input);
+        }
+        world
+    });
+}
+
+/// The same with a device behind the front end's IOMMU: every other step is about that.
+///
+/// # Panics
+/// As [`run`], and if more is asked for than may be at a time.
+pub(crate) fn run_translated(data: &[u8]) {
+    play(data, |input| {
+        let mut world = World::new(input);
+        world.front_end.translate();
+        while !input.is_empty() {
+            match input.u8() & 1 {
+                0 => world.step(input),
+                _ => {
+                    world.now_ns += 1000;
+                    world.front_end.iotlb(input);
+                    world.serve(50_000);
+                    world.front_end.receive();
+                }
+            }
+        }
+        world
+    });
+}
+
+fn play(data: &[u8], body: impl FnOnce(&mut Input<'_>) -> World) {
     // The first export of a process keeps a descriptor for the rest of it.
     static FIRST: Once = Once::new();
     FIRST.call_once(|| drop(export(0, &mut Wakes::by_hand())));
     fds::leaves_none(|| {
-        let mut input = Input::new(data);
-        let mut world = World::new(&mut input);
-        while !input.is_empty() {
-            world.step(&mut input);
-        }
-        world.end();
+        body(&mut Input::new(data)).end();
     });
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     assert!(!maps.contains(FILE_NAME), "guest memory is still mapped");
@@ -214,7 +246,7 @@ impl World {
         if self.is_moving {
             self.move_away();
         }
-        for token in [TOKEN_SOCKET, 0, 1] {
+        for token in [TOKEN_CHANNEL, TOKEN_SOCKET, 0, 1] {
             self.ready(token);
         }
         let mut activity = Activity::Busy;

@@ -1,10 +1,11 @@
 //! Fuzz targets: what guests and front ends can say, said at random, with a model that knows what must come of it.
 //!
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from,
-//! made by code): [`vhost_user_messages`], [`export_session`], [`block_requests`], [`split_ring`],
-//! [`packed_ring`], [`dma_mapper`] (what drivers can ask a mapper for), [`iova_allocators`]
-//! (histories of address spaces), [`vfio_info`] (what a kernel says of an IOMMU and a region),
-//! [`frame_offloads`] (headers of frames, and segmentation), and [`self_test`], a planted fault that shows that the set-up finds such things.
+//! made by code): [`vhost_user_messages`], [`export_session`], [`iotlb_messages`],
+//! [`block_requests`], [`split_ring`], [`packed_ring`], [`dma_mapper`] (what drivers can ask a
+//! mapper for), [`iova_allocators`] (histories of address spaces), [`vfio_info`] (what a kernel
+//! says of an IOMMU and a region), [`frame_offloads`] (headers of frames, and segmentation), and
+//! [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
 //! **How they run.** `scripts/fuzz.sh` (`make fuzz`, `make check`) builds the programs in `targets/` with `--cfg fuzzing` and
 //! LLVM's coverage counters, which a stable compiler has too, and links libFuzzer. In any other build they replay
@@ -23,6 +24,7 @@ mod fds;
 pub mod frame_offloads;
 mod held_disk;
 mod input;
+pub mod iotlb_messages;
 pub mod iova_allocators;
 mod offer;
 pub mod packed_ring;

@@ -10,6 +10,7 @@ fn seeds_find_nothing_but_what_was_planted() {
             fuzz::vhost_user_messages::run as fn(&[u8]),
         ),
         (fuzz::export_session::seeds, fuzz::export_session::run),
+        (fuzz::iotlb_messages::seeds, fuzz::iotlb_messages::run),
         (fuzz::block_requests::seeds, fuzz::block_requests::run),
         (fuzz::split_ring::seeds, fuzz::split_ring::run),
         (fuzz::packed_ring::seeds, fuzz::packed_ring::run),
@@ -27,6 +28,8 @@ fn seeds_find_nothing_but_what_was_planted() {
             run(&seed[..seed.len() / 2]);
         }
     }
+    let misses = fuzz::iotlb_messages::misses();
+    assert!(misses > 500, "{misses} misses in all seeds");
     let planted = [0xf3, 0x94, 0x1d, 0x6b, 1, 1 ^ 0x5a];
     catch_unwind(|| fuzz::self_test::run(&planted)).expect_err("it panics");
 }

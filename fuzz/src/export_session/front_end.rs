@@ -18,6 +18,7 @@ use vhost_user::wire::{
 use vio::QueueConfig;
 
 use super::FILE_NAME;
+use super::translations::Translations;
 use crate::Input;
 use crate::offer::{Memory, offer};
 
@@ -54,6 +55,8 @@ pub(super) struct FrontEnd {
     queues: [QueueConfig; 2],
     is_packed: bool,
     inflight: Option<(Inflight, OwnedFd)>,
+    /// Where it is an IOMMU too.
+    translations: Option<Translations>,
 }
 
 fn event() -> OwnedFd {
@@ -92,18 +95,47 @@ impl FrontEnd {
             queues: [queue(0), queue(1)],
             is_packed: false,
             inflight: None,
+            translations: None,
         }
     }
 
     pub(super) fn disconnect(&mut self) {
         self.socket = None;
+        self.translations = None;
         self.sender = Sender::default();
         self.receiver = Receiver::new(DEFAULT_MAX_PAYLOAD);
     }
 
     pub(super) fn reconnect(&mut self, address: &SocketAddr) {
+        let is_translated = self.translations.is_some();
         self.disconnect();
         self.socket = UnixStream::connect_addr(address).ok();
+        if is_translated {
+            self.translate();
+        }
+    }
+
+    /// Negotiates translations, and gives a channel.
+    pub(super) fn translate(&mut self) {
+        let (translations, channel) = Translations::new(USER);
+        self.translations = Some(translations);
+        let protocol = ProtocolFeatures::MQ
+            | ProtocolFeatures::REPLY_ACK
+            | ProtocolFeatures::BACKEND_REQ
+            | ProtocolFeatures::INFLIGHT_SHMFD
+            | ProtocolFeatures::CONFIGURE_MEM_SLOTS;
+        self.ask(Request::SetProtocolFeatures(protocol));
+        self.ask(Request::SetBackendReqFd(channel));
+        let features = feature::PROTOCOL_FEATURES | feature::ACCESS_PLATFORM;
+        self.ask(Request::SetFeatures(features | vio::feature::VERSION_1));
+    }
+
+    /// One step as an IOMMU.
+    pub(super) fn iotlb(&mut self, input: &mut Input<'_>) {
+        if let Some(translations) = &mut self.translations {
+            let messages = translations.step(input);
+            messages.into_iter().for_each(|message| self.push(message));
+        }
     }
 
     /// Takes the replies, and keeps what is for keeping.
@@ -244,13 +276,17 @@ impl FrontEnd {
     }
 
     fn negotiate(&mut self, choice: u8) {
-        let protocol = ProtocolFeatures::MQ
+        let mut protocol = ProtocolFeatures::MQ
             | ProtocolFeatures::REPLY_ACK
             | ProtocolFeatures::CONFIG
             | ProtocolFeatures::INFLIGHT_SHMFD
             | ProtocolFeatures::RESET_DEVICE
             | ProtocolFeatures::CONFIGURE_MEM_SLOTS;
         let mut features = vio::feature::VERSION_1;
+        if self.translations.is_some() {
+            protocol = protocol | ProtocolFeatures::BACKEND_REQ;
+            features |= feature::ACCESS_PLATFORM;
+        }
         for (bit, feature) in [
             feature::PROTOCOL_FEATURES,
             vio::feature::RING_PACKED,
@@ -298,11 +334,12 @@ impl FrontEnd {
             index,
             num: base.into(),
         }));
+        let start = if self.translations.is_some() { 0 } else { USER };
         self.ask(Request::SetVringAddr(VringAddr {
             index,
-            desc: USER + desc.raw(),
-            avail: USER + avail.raw(),
-            used: USER + used.raw(),
+            desc: start + desc.raw(),
+            avail: start + avail.raw(),
+            used: start + used.raw(),
         }));
         let vring = |fd| VringFd {
             index: index as u8,

@@ -125,7 +125,7 @@ const KNOWN_CYCLES: [Listed; 11] = [
     ("sidecore", "", &["migrate", "run", "serve"], METHODS),
     ("swap", "book", &["discards", "page_out"], METHODS),
     ("swap", "book", &["disks", "page_in", "read_ahead"], METHODS),
-    ("vhost-export", "", &["events", "peer"], METHODS),
+    ("vhost-export", "", &["events", "iotlb", "peer"], METHODS),
     (
         "vhost-user",
         "backend",

@@ -11,6 +11,7 @@ use crate::addr::{Gpa, Iova};
 pub type Access<T> = Result<T, Stop>;
 
 /// Names one awaited event: a page being brought in, a miss being answered, a mapping being made.
+/// Those of a [`DeviceTlb`](crate::DeviceTlb) have bit 63 set, and those of memory have not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 

@@ -47,6 +47,12 @@ pub trait Iommu {
         })
     }
 
+    /// Bytes from `iova` on that need not be asked for when a translation of it waits: what it
+    /// waits for brings those as well. Of tables, all that one table maps.
+    fn left_behind_pending(iova: Iova) -> u64 {
+        left_in_span(iova)
+    }
+
     /// Changes whenever a translation of `source` obtained earlier may no longer hold. A pointer kept
     /// with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;

@@ -20,9 +20,10 @@
 //! A host IOMMU that is to show an assigned device the same mappings is fed by
 //! [`Iommu::next_mapping`], a search that leaves no trace in the guest's IOMMU.
 //!
-//! **Whose memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map), or that of
-//! another process, the VMM, which sent us its files ([`ForeignRam`], with [`DirectMap`] where it keeps the IOMMU
-//! to itself). That process is not trusted: its table is checked before it is mapped, and a file that it
+//! **Whose memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map),
+//! or that of another process, the VMM, which sent us its files ([`ForeignRam`], with [`DirectMap`]
+//! where it keeps the IOMMU to itself, and [`DeviceTlb`] where it hands out translations one by
+//! one). That process is not trusted: its table is checked before it is mapped, and a file that it
 //! truncates costs it its guest and nobody else anything (module `sigbus`).
 //!
 //! **Who calls, on which thread.** The VM's owner, one thread, has the IOMMU, the devices and the memory,
@@ -72,6 +73,7 @@
 
 mod access;
 mod addr;
+mod device_tlb;
 mod direct;
 mod dma;
 mod file;
@@ -98,6 +100,7 @@ mod word;
 
 pub use access::{Access, DmaFault, Intent, Perm, Stop, Ticket};
 pub use addr::{Gpa, Hva, Iova, PAGE_SIZE, SourceId};
+pub use device_tlb::{DeviceTlb, IovaRange, MAX_ENTRIES, MAX_MISSES, Miss, Rights};
 pub use direct::DirectMap;
 pub use dma::{Dma, Lease, LeaseStop, Wanted};
 pub use file::FileError;

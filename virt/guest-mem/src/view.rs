@@ -9,7 +9,7 @@
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
 use crate::dma::{Dma, Lease, LeaseStop, Wanted};
-use crate::iommu::{Iommu, Run, left_in_span};
+use crate::iommu::{Iommu, Run};
 use crate::lease::{LeaseId, Leases};
 use crate::phys::PhysMem;
 use crate::window::{Place, Window};
@@ -229,8 +229,7 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
                     }
                     Err(stop @ Stop::Pending(_)) => {
                         waits = Err(stop);
-                        // One table maps all of a span.
-                        done += left_in_span(at);
+                        done += I::left_behind_pending(at);
                     }
                     Err(Stop::Fault(_)) => break,
                 }

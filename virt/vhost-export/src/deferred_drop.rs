@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
+use vhost_user::wire::RequestId;
 
 /// Threads of one export that close.
 const MOST: usize = 8;
@@ -67,6 +68,16 @@ impl DeferredDrop {
     }
 }
 
+/// Whether a descriptor may come with a message of this request: one that [is
+/// harmless](is_harmless), or a socket for requests of ours. That one is read from, so descriptors
+/// may be in its queue: it is closed elsewhere, wherever it goes.
+pub(crate) fn is_taken(request: Option<RequestId>, fd: BorrowedFd<'_>) -> bool {
+    match request == Some(RequestId::SET_BACKEND_REQ_FD) && is_unix_stream(fd) {
+        true => true,
+        false => is_harmless(fd),
+    }
+}
+
 /// Whether asking about a descriptor, and closing it, waits for nobody: eventfds, memory files, files of local file systems, and
 /// connected Unix stream sockets in which nothing waits, nor will.
 ///
@@ -88,12 +99,14 @@ pub(crate) fn is_harmless(fd: BorrowedFd<'_>) -> bool {
 
 /// Descriptors in its queue would be closed with it: so it must have none, and be unable to get any.
 fn is_harmless_socket(fd: BorrowedFd<'_>) -> bool {
-    let is_unix = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
-    let is_stream = sockopt::socket_type(fd) == Ok(SocketType::STREAM);
-    is_unix
-        && is_stream
+    is_unix_stream(fd)
         && rustix::net::shutdown(fd, Shutdown::Read).is_ok()
         && rustix::io::ioctl_fionread(fd) == Ok(0)
+}
+
+fn is_unix_stream(fd: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
 /// Whether the file lies in a local file system mounted in our own name space.

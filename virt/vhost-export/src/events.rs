@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use guest_mem::{Dma, Iova, SharedFile};
+use guest_mem::{Dma, Intent, Iova, SharedFile};
 use sidecore::Turn;
 use vhost_user::backend::{
     Answer, Event, Kick, Refusal, Region, RingBase, RingConfig, RingLayout, SharedFd,
@@ -14,13 +14,14 @@ use vhost_user::wire::Inflight;
 use vio::ring::{Parked, Ring, RingPosition, RingStart};
 use vio::{Device, DeviceClass, QueueConfig, QueueDevice, Service, StoppedQueue, feature};
 
+use crate::iotlb::StartingRing;
 use crate::journal::InflightRegion;
 use crate::log::say;
-use crate::memory::{Memory, RegionMemory};
+use crate::memory::{Memory, RegionMemory, with_view};
 use crate::peer::{Peer, Task};
 use crate::queue::{Calls, Notifier, Queue, check_eventfd};
 
-type Outcome = Result<Answer, Refusal>;
+pub(crate) type Outcome = Result<Answer, Refusal>;
 
 impl<M: RegionMemory> Peer<M> {
     /// Does what the event says; `None`: it has become a task.
@@ -33,10 +34,14 @@ impl<M: RegionMemory> Peer<M> {
         let done = Ok(Answer::Done);
         Some(match event {
             Event::Owner | Event::ProtocolFeatures(_) => done,
-            Event::Features(features) => self.set_features(features, device),
+            Event::Features(features) => self.set_features(features, device, turn),
             Event::Memory(regions) => return self.change_or_wait(regions, device),
             Event::RingStarted(config) => return self.start_or_wait(config, device, turn),
             Event::RingStopped(index) => {
+                if let Some(base) = self.cancel_start(index) {
+                    self.end_driver(device);
+                    return Some(Ok(Answer::RingStopped(base)));
+                }
                 self.task = Some(Task::StopRing(index));
                 return None;
             }
@@ -44,26 +49,38 @@ impl<M: RegionMemory> Peer<M> {
                 for queue in &self.queues {
                     device.pause_queue(queue.index, true);
                 }
+                for ring in &mut self.starting {
+                    ring.config.is_enabled = false;
+                }
                 done
             }
             Event::RingEnabled(index, is_enabled) => {
+                if let Some(ring) = self.starting(index) {
+                    ring.is_enabled = is_enabled;
+                }
                 device.pause_queue(index.into(), !is_enabled);
                 done
             }
             Event::KickReplaced(index, kick) => self
                 .replace_kick(index, kick, device, turn)
                 .map(|()| Answer::Done),
-            Event::CallReplaced(index, call) => self.notifier("call", call).map(|call| {
+            Event::CallReplaced(index, call) => self.notifier("call", call.clone()).map(|own| {
+                if let Some(ring) = self.starting(index) {
+                    ring.call = call;
+                }
                 if let Some(queue) = self.queue(index) {
-                    queue.call = call;
+                    queue.call = own;
                     // A completion may have been signalled on the old one, or on none.
                     queue.ring_call();
                 }
                 Answer::Done
             }),
-            Event::ErrReplaced(index, err) => self.notifier("error", err).map(|err| {
+            Event::ErrReplaced(index, err) => self.notifier("error", err.clone()).map(|own| {
+                if let Some(ring) = self.starting(index) {
+                    ring.err = err;
+                }
                 if let Some(queue) = self.queue(index) {
-                    queue.err = err;
+                    queue.err = own;
                 }
                 Answer::Done
             }),
@@ -82,15 +99,13 @@ impl<M: RegionMemory> Peer<M> {
                 self.task = Some(Task::Reset);
                 return None;
             }
-            // There is nothing to ask the front end for, but one that gave a channel may find it closed only at the end.
-            Event::BackendChannel(channel) => {
-                self.channel = Some(channel);
-                done
-            }
-            // Not offered.
-            Event::IotlbUpdate { .. } | Event::IotlbInvalidate(_) => {
-                Err(Refusal("not served by this device".into()))
-            }
+            Event::BackendChannel(channel) => self.set_channel(channel, turn),
+            Event::IotlbUpdate {
+                range,
+                user_addr,
+                access,
+            } => self.update_iotlb(range, user_addr, access),
+            Event::IotlbInvalidate(range) => return self.invalidate_iotlb(range),
         })
     }
 
@@ -102,7 +117,13 @@ impl<M: RegionMemory> Peer<M> {
 
     /// The driver's features; no ring runs. The device begins with them when its first ring starts: clients send them
     /// twice, and a firmware's differ from the kernel's after it.
-    fn set_features(&mut self, features: u64, device: &Device<impl DeviceClass>) -> Outcome {
+    fn set_features(
+        &mut self,
+        features: u64,
+        device: &Device<impl DeviceClass>,
+        turn: &mut Turn<'_>,
+    ) -> Outcome {
+        self.set_translated(features & feature::ACCESS_PLATFORM != 0, turn);
         // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and requests are the same.
         self.features = (features & device.features()) | feature::VERSION_1;
         Ok(Answer::Done)
@@ -153,19 +174,24 @@ impl<M: RegionMemory> Peer<M> {
         device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) -> Option<Outcome> {
+        // Translations may come only after the answer.
+        if self.memory.is_translated() {
+            self.starting.push(StartingRing::new(config));
+            return Some(Ok(Answer::Done));
+        }
         let recovers = self.inflight.is_some();
         let read_first = match config.layout {
             // The used index.
-            RingLayout::Split => self.memory.guest_addr(config.used).map(|at| (at, 4)),
+            RingLayout::Split => self.memory.ring_addr(config.used).map(|at| (at, 4)),
             // Any descriptor's flags.
             RingLayout::Packed if recovers => {
-                let len = 16 * u64::from(config.size.max(1));
-                self.memory.guest_addr(config.desc).map(|at| (at, len))
+                let len = 16 * u32::from(config.size.max(1));
+                self.memory.ring_addr(config.desc).map(|at| (at, len))
             }
             RingLayout::Packed => None,
         };
         if let Some((at, len)) = read_first
-            && let Some(ticket) = self.memory.absent(Iova::new(at), len)
+            && let Some(ticket) = self.memory.absent(&[(at, len, Intent::Write)])
         {
             self.task = Some(Task::StartRing(Box::new(config), Some(ticket)));
             return None;
@@ -173,7 +199,7 @@ impl<M: RegionMemory> Peer<M> {
         Some(self.start_ring(config, device, turn).map(|()| Answer::Done))
     }
 
-    fn start_ring(
+    pub(crate) fn start_ring(
         &mut self,
         config: RingConfig,
         device: &mut Device<impl DeviceClass>,
@@ -186,7 +212,7 @@ impl<M: RegionMemory> Peer<M> {
         let err = self.notifier("error", config.err.clone())?;
         let index = u16::from(config.index);
         let at = |what: &str, user: u64| {
-            self.memory.guest_addr(user).map(Iova::new).ok_or_else(|| {
+            self.memory.ring_addr(user).ok_or_else(|| {
                 Refusal(format!(
                     "the {what} of ring {index} at {user:#x} lies in no memory region"
                 ))
@@ -278,7 +304,7 @@ impl<M: RegionMemory> Peer<M> {
             now_ns: turn.now().0,
         };
         let StoppedQueue { position, unshown } =
-            device.stop_queue(index, &mut self.memory.view(), &mut calls)?;
+            with_view!(self.memory, view => device.stop_queue(index, view, &mut calls))?;
         if unshown != 0 {
             say!(
                 self.log,
@@ -299,11 +325,7 @@ impl<M: RegionMemory> Peer<M> {
         }
         self.watches.clear();
         self.is_watched = false;
-        if self.queues.is_empty() && device.in_flight() == 0 {
-            // The driver has gone: the next one finds the device as it was at first.
-            device.reset();
-            self.has_begun = false;
-        }
+        self.end_driver(device);
         let base = match position {
             RingPosition::Split { next_avail, .. } => RingBase::Split(next_avail),
             RingPosition::Packed { avail, used } => RingBase::Packed {
@@ -315,6 +337,20 @@ impl<M: RegionMemory> Peer<M> {
             },
         };
         Some(Ok(Answer::RingStopped(base)))
+    }
+
+    /// The driver has gone if no ring is left: the next one finds the device as it was at first.
+    fn end_driver(&mut self, device: &mut Device<impl DeviceClass>) {
+        if !self.queues.is_empty() || !self.starting.is_empty() || device.in_flight() != 0 {
+            return;
+        }
+        device.reset();
+        self.has_begun = false;
+        if self.channel.is_some()
+            && let Some(tlb) = self.memory.tlb()
+        {
+            tlb.open();
+        }
     }
 
     /// Forgets all rings and the device's state, once nothing is in flight; whether it is done. What ends until then is
@@ -338,7 +374,10 @@ impl<M: RegionMemory> Peer<M> {
         self.has_begun = false;
         self.features = feature::VERSION_1;
         self.inflight = None;
+        self.starting.clear();
         device.reset();
+        // Nothing is acknowledged any more.
+        self.set_translated(false, turn);
         true
     }
 
@@ -351,6 +390,10 @@ impl<M: RegionMemory> Peer<M> {
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &kick {
             check_eventfd("kick", fd)?;
+        }
+        if let Some(ring) = self.starting(index) {
+            ring.kick = kick;
+            return Ok(());
         }
         let Some(queue) = self.queue(index) else {
             return Ok(());
@@ -401,7 +444,11 @@ impl<M: RegionMemory> Peer<M> {
         Ok(Answer::Done)
     }
 
-    fn notifier(&self, what: &str, fd: Option<SharedFd>) -> Result<Option<Notifier>, Refusal> {
+    pub(crate) fn notifier(
+        &self,
+        what: &str,
+        fd: Option<SharedFd>,
+    ) -> Result<Option<Notifier>, Refusal> {
         fd.map(|fd| Notifier::accept(what, fd, &self.permit))
             .transpose()
     }
@@ -426,7 +473,7 @@ fn used_index<M: RegionMemory>(
     }
     let mut bytes = [0; 2];
     let at = place.used.checked_add(2);
-    at.and_then(|at| memory.view().read(at, &mut bytes).ok())
+    at.and_then(|at| with_view!(memory, view => view.read(at, &mut bytes)).ok())
         .ok_or_else(|| {
             Refusal(format!(
                 "the used ring of ring {} cannot be read",
@@ -495,7 +542,7 @@ impl<M: RegionMemory> PackedRing for RingWords<'_, M> {
 
     fn set_flags(&mut self, index: u16, flags: u16) {
         if let Some(at) = self.at(index) {
-            let _ = self.memory.view().write(at, &flags.to_le_bytes());
+            let _ = with_view!(self.memory, view => view.write(at, &flags.to_le_bytes()));
         }
     }
 }

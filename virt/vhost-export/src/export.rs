@@ -14,9 +14,9 @@ use vio::{Device, DeviceClass, QueueDevice, Service, Visit};
 use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::DeferredDrop;
 use crate::log::{Log, say};
-use crate::memory::RegionMemory;
+use crate::memory::{RegionMemory, with_view};
 use crate::moving::Moving;
-use crate::peer::{Peer, Served, TOKEN_SOCKET};
+use crate::peer::{Peer, Served, TOKEN_CHANNEL, TOKEN_SOCKET};
 use crate::probe::RingProbe;
 use crate::queue::Calls;
 use crate::spare;
@@ -156,9 +156,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         };
         // Nothing is taken by a visit that may cost nothing.
         let mut visit = Visit::new(calls.now_ns, 0);
-        let _ = self
-            .device
-            .visit(&mut peer.memory.view(), &mut calls, &mut visit);
+        let device = &mut self.device;
+        let _ = with_view!(peer.memory, view => device.visit(view, &mut calls, &mut visit));
         for queue in &mut peer.queues {
             if queue.call_since.is_some() {
                 queue.ring_call();
@@ -412,6 +411,11 @@ where
                     peer.read_socket(&mut self.device, turn);
                 }
             }
+            TOKEN_CHANNEL => {
+                if let Some(peer) = &mut self.peer {
+                    peer.read_channel(&mut self.device, turn);
+                }
+            }
             // Emptied when the device is disarmed, or visited. It may be shared with other devices of the core, for whom it may
             // have become readable: while something is in flight it is not muted for that.
             TOKEN_DEVICE => {
@@ -445,7 +449,7 @@ where
             return Err(ArmError::new("a front end that never kicks must be polled"));
         }
         if peer.has_begun {
-            self.device.arm(&mut peer.memory.view());
+            with_view!(peer.memory, view => self.device.arm(view));
         }
         self.listen(wakes)
     }
@@ -454,14 +458,17 @@ where
         let Some(peer) = &mut self.peer else {
             return false;
         };
-        peer.has_begun && self.device.has_work(&mut peer.memory.view())
+        let has_work =
+            peer.has_begun && with_view!(peer.memory, view => self.device.has_work(view));
+        // Arming, or looking, may have met a miss: a visit sends it.
+        has_work || peer.memory.has_unsent_miss()
     }
 
     fn disarm(&mut self) {
         if let Some(peer) = &mut self.peer
             && peer.has_begun
         {
-            self.device.disarm(&mut peer.memory.view());
+            with_view!(peer.memory, view => self.device.disarm(view));
         }
     }
 
@@ -487,8 +494,9 @@ where
         let call = peer.call_deadline(&self.config);
         let device = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
+        let miss = peer.miss_deadline(&self.config);
         let pause = self.moving.pause_end();
-        [call, device, task, pause, peer.flush_at()]
+        [call, device, task, miss, pause, peer.flush_at()]
             .into_iter()
             .flatten()
             .min()

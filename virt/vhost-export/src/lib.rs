@@ -6,8 +6,9 @@
 //!                                                                           │
 //! guest's rings ── probe fires ──▶ Export::poll ─▶ Device::visit ◀────────┘ ─▶ calls (eventfds)
 //! ```
-//! Reading order: [`Export`] (what a sidecore polls), `peer` (one connection, from accept to its end), `events` (what
-//! the session asks for), `memory` (regions, ring addresses), `queue` (kick, call, coalescing), `journal` (the inflight region).
+//! Reading order: [`Export`] (what a sidecore polls), `peer` (one connection, from accept to its
+//! end), `events` (what the session asks for), `memory` (regions, ring addresses), `iotlb`
+//! (translations), `queue` (kick, call, coalescing), `journal` (the inflight region).
 //!
 //! **One device, one socket, one front end at a time.** A second one that connects is turned away by closing its connection.
 //! When a front end goes, its requests in flight are drained, then cancelled, before its memory is unmapped; one that
@@ -37,14 +38,19 @@
 //! read its replies is not read from; kicks for nothing are muted; lines of log are bounded (`log`). All of it costs the
 //! front end's own share of the core. `docs/threat-model.md` has the claims with their tests, and what remains.
 //!
-//! **Left out:** devices behind a vIOMMU (IOTLB messages), dirty logging for migration. Their
-//! protocol features are not offered.
+//! **Behind a vIOMMU** (`iotlb`): addresses are IOVAs once ACCESS_PLATFORM is acknowledged,
+//! translated by a [`DeviceTlb`](guest_mem::DeviceTlb). A miss parks the queue that met it; an
+//! invalidation is answered when nothing that it covers is in use. ACCESS_PLATFORM is offered to
+//! front ends that have acknowledged REPLY_ACK and BACKEND_REQ.
+//!
+//! **Left out:** dirty logging for migration. Its protocol feature is not offered.
 #![forbid(unsafe_code)]
 
 mod config;
 mod deferred_drop;
 mod events;
 mod export;
+mod iotlb;
 mod journal;
 mod log;
 mod memory;

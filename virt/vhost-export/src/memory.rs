@@ -1,13 +1,16 @@
-//! Guest memory as a front end describes it, and the IOMMU that is not there.
+//! Guest memory as a front end describes it, and what translates a device's addresses to it:
+//! nothing, or a device IOTLB.
 
 use std::sync::Arc;
 
 use guest_mem::{
-    Access, DirectMap, ForeignError, ForeignRam, ForeignRegion, Gpa, Intent, Iova, KeepAlive,
-    PhysMem, SourceId, Stop, Ticket, View,
+    Access, DeviceTlb, DirectMap, Dma, DmaFault, ForeignError, ForeignRam, ForeignRegion, Gpa,
+    Iova, IovaRange, KeepAlive, MAX_LEASES, Perm, PhysMem, Rights, SourceId, Stop, Ticket, View,
+    Wanted,
 };
 use vhost_user::backend::{Refusal, Region};
 use vhost_user::chain;
+use vhost_user::wire::{IotlbAccess, IotlbRange, MemRegion};
 
 /// The device's name in the view; there is no IOMMU that would tell devices apart.
 const SOURCE: SourceId = SourceId(0);
@@ -35,10 +38,36 @@ impl RegionMemory for ForeignRam {
     }
 }
 
+/// What stands between the device and memory.
+enum Translation {
+    /// Nothing: addresses are guest addresses.
+    Direct(DirectMap),
+    /// The front end's IOMMU: addresses are IOVAs (ACCESS_PLATFORM).
+    Tlb(Box<DeviceTlb>),
+}
+
+/// The device's door to memory, through what translates. Chosen once for a visit, so that nothing
+/// is chosen in it.
+pub(crate) enum Views<'a, M: PhysMem> {
+    Direct(View<'a, DirectMap, M>),
+    Tlb(View<'a, DeviceTlb, M>),
+}
+
+/// Uses the device's view of a [`Memory`], whichever it is.
+macro_rules! with_view {
+    ($memory:expr, $view:ident => $use_it:expr) => {
+        match &mut $memory.views() {
+            $crate::memory::Views::Direct($view) => $use_it,
+            $crate::memory::Views::Tlb($view) => $use_it,
+        }
+    };
+}
+pub(crate) use with_view;
+
 /// Guest memory and the way to it.
 pub(crate) struct Memory<M> {
     ram: M,
-    map: DirectMap,
+    translation: Translation,
     regions: Arc<[Region]>,
 }
 
@@ -47,8 +76,53 @@ impl<M: RegionMemory> Memory<M> {
     pub(crate) fn new(ram: M) -> Self {
         Self {
             ram,
-            map: DirectMap::new(),
+            translation: Translation::Direct(DirectMap::new()),
             regions: Arc::new([]),
+        }
+    }
+
+    /// Whether the device's addresses are the front end's IOMMU's. Nothing is in flight. What was
+    /// known of such addresses stays if nothing changes.
+    pub(crate) fn set_translated(&mut self, is_translated: bool) {
+        match (&self.translation, is_translated) {
+            (Translation::Tlb(_), true) | (Translation::Direct(_), false) => {}
+            (Translation::Tlb(_), false) => {
+                self.translation = Translation::Direct(DirectMap::new());
+            }
+            (Translation::Direct(_), true) => {
+                self.translation = Translation::Tlb(Box::new(DeviceTlb::new(MAX_LEASES)));
+            }
+        }
+    }
+
+    /// The device IOTLB, where the device's addresses are IOVAs.
+    #[inline]
+    pub(crate) fn tlb(&mut self) -> Option<&mut DeviceTlb> {
+        match &mut self.translation {
+            Translation::Direct(_) => None,
+            Translation::Tlb(tlb) => Some(tlb),
+        }
+    }
+
+    /// Whether there is one.
+    #[inline]
+    pub(crate) fn is_translated(&self) -> bool {
+        matches!(self.translation, Translation::Tlb(_))
+    }
+
+    /// Whether translations are to be asked for.
+    pub(crate) fn has_unsent_miss(&self) -> bool {
+        match &self.translation {
+            Translation::Direct(_) => false,
+            Translation::Tlb(tlb) => tlb.has_unsent_miss(),
+        }
+    }
+
+    /// When the oldest of those that were asked for was.
+    pub(crate) fn oldest_miss_ns(&self) -> Option<u64> {
+        match &self.translation {
+            Translation::Direct(_) => None,
+            Translation::Tlb(tlb) => tlb.oldest_miss_ns(),
         }
     }
 
@@ -67,9 +141,76 @@ impl<M: RegionMemory> Memory<M> {
             .ram
             .with_regions(&wanted)
             .map_err(|error| Refusal(chain(&error)))?;
-        self.regions = regions;
-        self.map.memory_changed();
+        let former = std::mem::replace(&mut self.regions, regions);
+        match &mut self.translation {
+            Translation::Direct(map) => map.memory_changed(),
+            Translation::Tlb(tlb) => {
+                tlb.memory_changed();
+                // What lay in a region that has gone leads nowhere, or to another one's memory.
+                let stays = |old: &Region| self.regions.iter().any(|new| new.place == old.place);
+                for MemRegion {
+                    guest_addr, size, ..
+                } in former.iter().filter(|old| !stays(old)).map(|old| old.place)
+                {
+                    let last = Gpa::new(guest_addr + (size - 1));
+                    tlb.forget_memory(Gpa::new(guest_addr), last);
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// Takes a translation from the front end. What is not in one region is several.
+    pub(crate) fn update(
+        &mut self,
+        range: IotlbRange,
+        user_addr: u64,
+        access: IotlbAccess,
+    ) -> Result<(), Refusal> {
+        let rights = match access {
+            IotlbAccess::None => Rights::NONE,
+            IotlbAccess::Read => Rights::READ,
+            IotlbAccess::Write => Rights::WRITE,
+            IotlbAccess::ReadWrite => Rights::ALL,
+        };
+        let pieces = self.pieces(range, user_addr).ok_or_else(|| {
+            Refusal(format!(
+                "the translation of {:#x} leads to {user_addr:#x}, where no memory is",
+                range.first
+            ))
+        })?;
+        let tlb = self.tlb().ok_or_else(not_negotiated)?;
+        for (range, gpa) in pieces {
+            tlb.update(range, gpa, rights);
+        }
+        Ok(())
+    }
+
+    /// Where the pieces of `range` are in guest memory; `None` if some of it is not.
+    fn pieces(&self, range: IotlbRange, user_addr: u64) -> Option<Vec<(IovaRange, Gpa)>> {
+        let mut pieces = Vec::new();
+        let mut first = range.first;
+        loop {
+            let user = user_addr.checked_add(first - range.first)?;
+            let (place, inside) = self.place(user)?;
+            // Bytes of the region behind this one.
+            let left = place.size - 1 - inside;
+            let last = range.last.min(first.saturating_add(left));
+            let piece = IovaRange::new(Iova::new(first), Iova::new(last))?;
+            pieces.push((piece, Gpa::new(place.guest_addr + inside)));
+            if last == range.last {
+                return Some(pieces);
+            }
+            first = last + 1;
+        }
+    }
+
+    /// The region of a user address of the front end, and where in it that is.
+    fn place(&self, user: u64) -> Option<(MemRegion, u64)> {
+        self.regions.iter().find_map(|region| {
+            let inside = user.checked_sub(region.place.user_addr)?;
+            (inside < region.place.size).then_some((region.place, inside))
+        })
     }
 
     /// What keeps it mapped.
@@ -82,32 +223,51 @@ impl<M: RegionMemory> Memory<M> {
         self.ram.is_lost()
     }
 
-    /// The device's door to it.
+    /// The device's door to it: see [`with_view`].
     #[inline]
-    pub(crate) fn view(&mut self) -> View<'_, DirectMap, M> {
-        View::new(&mut self.map, &self.ram, SOURCE)
+    pub(crate) fn views(&mut self) -> Views<'_, M> {
+        match &mut self.translation {
+            Translation::Direct(map) => Views::Direct(View::new(map, &self.ram, SOURCE)),
+            Translation::Tlb(tlb) => Views::Tlb(View::new(&mut **tlb, &self.ram, SOURCE)),
+        }
     }
 
-    /// Reads guest memory without a device's view, for the recovery of a ring.
+    /// Reads memory without a device's view, for the recovery of a ring. What is not known to be
+    /// memory is none.
     pub(crate) fn peek(&self, at: Iova, buf: &mut [u8]) -> Access<()> {
-        self.ram.read(Gpa::new(at.raw()), buf)
+        let gpa = match &self.translation {
+            Translation::Direct(_) => Some(Gpa::new(at.raw())),
+            Translation::Tlb(tlb) => tlb.known(at, Perm::Read),
+        };
+        self.ram
+            .read(gpa.ok_or(DmaFault::Blocked { iova: at })?, buf)
     }
 
-    /// The ticket to wait for before `len` bytes can be read and written, if they are not there. A range that is not memory is
-    /// found to be none when it is accessed.
-    pub(crate) fn absent(&self, at: Iova, len: u64) -> Option<Ticket> {
-        match self.ram.gather(&[(Gpa::new(at.raw()), len, Intent::Write)]) {
+    /// The ticket to wait for before all of `ranges` can be accessed, if some are not there. A
+    /// range that is not memory is found to be none when it is accessed.
+    pub(crate) fn absent(&mut self, ranges: &[Wanted]) -> Option<Ticket> {
+        let gathered = with_view!(self, view => view.gather(ranges.iter().copied()));
+        match gathered {
             Err(Stop::Pending(ticket)) => Some(ticket),
             Ok(()) | Err(Stop::Fault(_)) => None,
         }
     }
 
-    /// The guest address behind a user address of the front end.
-    pub(crate) fn guest_addr(&self, user: u64) -> Option<u64> {
-        self.regions.iter().find_map(|region| {
-            let place = &region.place;
-            let inside = user.checked_sub(place.user_addr)?;
-            (inside < place.size).then(|| place.guest_addr + inside)
-        })
+    /// The device's address of what a front end says a ring's address is: an IOVA already, or a
+    /// user address of its own.
+    pub(crate) fn ring_addr(&self, addr: u64) -> Option<Iova> {
+        match self.is_translated() {
+            true => Some(Iova::new(addr)),
+            false => {
+                let (place, inside) = self.place(addr)?;
+                Some(Iova::new(place.guest_addr + inside))
+            }
+        }
     }
+}
+
+/// The answer to a message about translations from a front end that has not acknowledged
+/// ACCESS_PLATFORM.
+pub(crate) fn not_negotiated() -> Refusal {
+    Refusal("translations were not negotiated".into())
 }

@@ -1,30 +1,31 @@
 //! One connection, from accept to its end.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
 use guest_mem::{FileError, MapError, SharedFile, Ticket};
 use sidecore::{Activity, Nanos, Turn, Wakes, WritePermit};
-use vhost_user::backend::{
-    Answer, Config, Fatal, Refusal, Region, RingConfig, Session, SharedFd, Step,
-};
+use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, RingConfig, Session, Step};
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
-use vhost_user::wire::{Message, ProtocolFeatures};
+use vhost_user::wire::{Message, ProtocolFeatures, RequestId};
 use vio::ring::Watch;
 use vio::{CancelReason, Device, DeviceClass, QueueDevice, Visit, feature};
 
 use crate::config::{ExportConfig, ExportStats};
-use crate::deferred_drop::{DeferredDrop, is_harmless};
+use crate::deferred_drop::{DeferredDrop, is_taken};
+use crate::iotlb::{Channel, StartingRing};
 use crate::journal::InflightRegion;
 use crate::log::{Log, say};
-use crate::memory::{Memory, RegionMemory};
+use crate::memory::{Memory, RegionMemory, with_view};
 use crate::queue::{Calls, LOAD, Queue};
 
 /// Token of the connection's descriptor; a ring's kick has the ring's number, below 256.
 pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
+/// And of the channel for requests of ours.
+pub(crate) const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 
 /// Messages taken at one look at the socket: a front end that sends without end gets its turn again.
 const MESSAGES: u32 = 16;
@@ -37,8 +38,9 @@ const CALL_COST: u64 = 500;
 /// Memory regions of one guest: QEMU asks for this number, and gives hot-plugged memory one each.
 const MAX_REGIONS: usize = 64;
 
-/// What is served to every front end. BACKEND_REQ is for user-mode Linux 6.1, which asks its kernel for the interrupt of
-/// its rings only along with the channel, and fails without.
+/// What is served to every front end. BACKEND_REQ is for translations, and for user-mode Linux 6.1,
+/// which asks its kernel for the interrupt of its rings only along with the channel, and fails
+/// without.
 pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0
@@ -78,6 +80,8 @@ pub(crate) enum Task {
     StopRing(u8),
     /// Guest memory is to change.
     Memory(Arc<[Region]>),
+    /// Leases that an invalidation covers are to end.
+    Invalidate,
     /// The device is to be reset.
     Reset,
     /// The connection is over: its memory is still in use.
@@ -91,6 +95,7 @@ impl Task {
             Self::StartRing(..) => "starting a ring",
             Self::StopRing(_) => "stopping a ring",
             Self::Memory(_) => "a change of guest memory",
+            Self::Invalidate => "an invalidation",
             Self::Reset => "a reset",
             Self::Close => "the end of the connection",
         }
@@ -120,7 +125,7 @@ enum Advance {
 /// A connected front end.
 pub(crate) struct Peer<M> {
     pub(crate) log: Arc<Log>,
-    deferred: Arc<DeferredDrop>,
+    pub(crate) deferred: Arc<DeferredDrop>,
     /// The export's, for the descriptors by which the front end is called.
     pub(crate) permit: WritePermit,
     socket: UnixStream,
@@ -130,8 +135,12 @@ pub(crate) struct Peer<M> {
     pub(crate) memory: Memory<M>,
     pub(crate) queues: Vec<Queue>,
     pub(crate) inflight: Option<InflightRegion>,
-    /// For our own requests, of which there are none.
-    pub(crate) channel: Option<SharedFd>,
+    /// For requests of ours: translations.
+    pub(crate) channel: Option<Channel>,
+    /// Rings that wait for translations.
+    pub(crate) starting: Vec<StartingRing>,
+    /// Counts of translations that the export has not taken yet.
+    pub(crate) counts: ExportStats,
     pub(crate) task: Option<Task>,
     /// How long the task has waited.
     wait: Option<Wait>,
@@ -172,8 +181,7 @@ impl<M: RegionMemory> Peer<M> {
             .map_err(|error| format!("the connection cannot be made non-blocking: {error}"))?;
         let max_ring_size = device.queue_sizes().iter().copied().max().unwrap_or(0);
         let session = Session::new(Config {
-            // Devices behind a vIOMMU would need IOTLB messages.
-            features: device.features() & !feature::ACCESS_PLATFORM,
+            features: device.features(),
             protocol: protocol(),
             queues: device.queue_sizes().len() as u16,
             max_ring_size,
@@ -185,13 +193,15 @@ impl<M: RegionMemory> Peer<M> {
             deferred,
             permit,
             socket,
-            receiver: Receiver::new(DEFAULT_MAX_PAYLOAD).accepting(is_harmless),
+            receiver: Receiver::new(DEFAULT_MAX_PAYLOAD).accepting(is_taken),
             sender: Sender::new(DEFAULT_BACKLOG),
             session,
             memory: Memory::new(memory),
             queues: Vec::new(),
             inflight: None,
             channel: None,
+            starting: Vec::new(),
+            counts: ExportStats::default(),
             task: None,
             wait: None,
             flush_at: Nanos(0),
@@ -214,7 +224,7 @@ impl<M: RegionMemory> Peer<M> {
                 wakes.add(fd, u32::from(queue.index))?;
             }
         }
-        Ok(())
+        self.register_channel(wakes)
     }
 
     /// Takes what the front end has sent, a bounded amount.
@@ -236,10 +246,17 @@ impl<M: RegionMemory> Peer<M> {
             let start = Nanos::now();
             let message = match self.receiver.receive(self.socket.as_fd()) {
                 Ok(Some(message)) => message,
-                Ok(None) => return,
+                Ok(None) => return self.socket_is_empty(),
                 Err(error) => return self.receive_failed(error, turn),
             };
             let request = message.head.request;
+            let channels = match self.keep_channels(&message) {
+                Ok(channels) => channels,
+                Err(reason) => {
+                    self.deferred.close(message);
+                    return self.reject(reason, turn);
+                }
+            };
             match self.session.handle(message) {
                 Ok(Step::Done(reply)) => self.reply(reply, turn),
                 Ok(Step::Refused(error, reply)) => {
@@ -255,7 +272,33 @@ impl<M: RegionMemory> Peer<M> {
                 }
                 Err(fatal) => self.fail(&fatal, turn),
             }
+            self.let_go_of_channels(channels);
             turn.charge(Nanos::now().since(start).max(MESSAGE_COST));
+        }
+    }
+
+    /// Keeps sockets for requests of ours open: those that are refused are closed elsewhere, since
+    /// descriptors may wait in them.
+    fn keep_channels(&self, message: &Message) -> Result<Vec<(RawFd, OwnedFd)>, &'static str> {
+        if message.head.request != RequestId::SET_BACKEND_REQ_FD {
+            return Ok(Vec::new());
+        }
+        // Each is a thread for as long as its close takes.
+        if self.deferred.is_full() {
+            return Err("what it has left takes long to close, and it leaves more");
+        }
+        let keep = |fd: &OwnedFd| Some((fd.as_raw_fd(), fd.try_clone().ok()?));
+        let kept: Option<Vec<_>> = message.fds.iter().map(keep).collect();
+        kept.ok_or("no descriptor is free (RLIMIT_NOFILE)")
+    }
+
+    fn let_go_of_channels(&self, channels: Vec<(RawFd, OwnedFd)>) {
+        let own = self.channel.as_ref().map(Channel::number);
+        for (number, fd) in channels {
+            // The one that was taken has another descriptor open.
+            if own != Some(number) {
+                self.deferred.close(fd);
+            }
         }
     }
 
@@ -362,7 +405,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Ends the connection of a front end that has broken the protocol.
-    fn reject(&mut self, reason: &str, turn: &mut Turn<'_>) {
+    pub(crate) fn reject(&mut self, reason: &str, turn: &mut Turn<'_>) {
         self.violations += 1;
         say!(
             self.log,
@@ -379,6 +422,7 @@ impl<M: RegionMemory> Peer<M> {
             return;
         }
         turn.wakes().remove(self.socket.as_raw_fd());
+        self.stop_asking(turn.wakes());
         // So that the front end learns of it now, and not when the last request has ended.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.task = Some(Task::Close);
@@ -401,10 +445,19 @@ impl<M: RegionMemory> Peer<M> {
                 queues: &mut self.queues,
                 now_ns,
             };
-            activity = match device.visit(&mut self.memory.view(), &mut calls, &mut visit) {
+            let visited =
+                with_view!(self.memory, view => device.visit(view, &mut calls, &mut visit));
+            activity = match visited {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,
             };
+            // Whatever has waited for a translation that was refused has met the fault now.
+            if activity == Activity::Idle
+                && let Some(tlb) = self.memory.tlb()
+                && !tlb.has_ended()
+            {
+                tlb.forget_refusals();
+            }
             turn.charge(visit.spent());
             turn.took(visit.requests());
             self.make_calls(device, config, stats, visit.is_over(), turn);
@@ -421,6 +474,9 @@ impl<M: RegionMemory> Peer<M> {
         }
         if self.flush_at().is_some_and(|at| at <= now_ns) {
             self.flush(turn);
+        }
+        if self.exchange_iotlb(device, config, stats, turn) {
+            activity = Activity::Busy;
         }
         match self.advance_task(device, config, stats, turn) {
             Advance::Gone => return Served::Gone,
@@ -444,7 +500,8 @@ impl<M: RegionMemory> Peer<M> {
 
     /// When replies that wait are to be sent.
     pub(crate) fn flush_at(&self) -> Option<u64> {
-        (self.sender.backlog() != 0 && !self.is_closing()).then_some(self.flush_at.0)
+        let channel = self.channel.as_ref().map_or(0, Channel::backlog);
+        (self.sender.backlog() + channel != 0 && !self.is_closing()).then_some(self.flush_at.0)
     }
 
     /// Calls the drivers that want it, unless more is about to come for the same call.
@@ -463,7 +520,8 @@ impl<M: RegionMemory> Peer<M> {
             let in_flight = device.ring(queue.index).map_or(0, |ring| ring.in_flight());
             // A visit that ended early, by one dear request, says nothing of what is left.
             let is_loaded = in_flight >= LOAD
-                || (has_more && device.has_more(queue.index, &mut self.memory.view()));
+                || (has_more
+                    && with_view!(self.memory, view => device.has_more(queue.index, view)));
             if is_loaded && turn.now().0 < since.saturating_add(config.call_delay_ns) {
                 continue;
             }
@@ -515,6 +573,15 @@ impl<M: RegionMemory> Peer<M> {
             }
             Task::StopRing(index) => self.stop_ring((*index).into(), device, turn),
             Task::Memory(regions) => self.change_memory(regions, device),
+            Task::Invalidate => {
+                let waited = self.wait.map_or(0, |wait| turn.now().since(wait.since));
+                match self.finish_invalidation() {
+                    None if waited >= config.drain_limit_ns => {
+                        Some(self.give_up_invalidation(device))
+                    }
+                    outcome => outcome,
+                }
+            }
             Task::Reset | Task::Close => self.reset(device, turn).then_some(Ok(Answer::Done)),
         };
         let Some(outcome) = outcome else {
@@ -586,19 +653,18 @@ impl<M: RegionMemory> Peer<M> {
 
     /// Notes what each ring's word says while nothing is new.
     fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
-        let mut view = self.memory.view();
         self.is_watched = true;
         let mut count = 0;
-        device.for_each_ring(|ring| {
+        with_view!(self.memory, view => device.for_each_ring(|ring| {
             if count == self.watches.len() {
                 self.watches.push(None);
             }
             let watch = &mut self.watches[count];
-            ring.watch_in(&mut view, watch);
+            ring.watch_in(view, watch);
             // One that is parked is woken by nothing that lies in memory.
             self.is_watched &= watch.is_some() || ring.parked().is_some();
             count += 1;
-        });
+        }));
         self.watches.truncate(count);
     }
 }

@@ -168,6 +168,12 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
+    /// The device needs a reset, for a reason that its owner has found. The next visit notifies the
+    /// driver.
+    pub fn fail(&mut self, violation: Violation) {
+        self.core.life.fail(violation);
+    }
+
     /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue
     /// is gone and where it stood is answered. `None`: visit the device, and ask again, for as long
     /// as its requests take.

@@ -72,7 +72,8 @@ Notes:
 had got, so it takes that from the ring itself, and the inflight region has the rest.
   QEMU before 9.1 may fall silent for good when the daemon ends in the milliseconds of its new handshake, after it has connected again: \
 it says `vhost_backend_init failed`, the next daemon has its connection and no message, and the guest's disk hangs until QEMU is started \
-again. Use 9.1 or newer; or let nothing end the daemon within reconnect= and a few seconds of its start.";
+again. Use 9.1 or newer; or let nothing end the daemon within reconnect= and a few seconds of its start.
+  Behind QEMU's intel-iommu (iommu_platform=on, with or without ats=on): QEMU 7.2 tells no server of what a guest unmaps lazily, so with it the guest has to be strict (caching-mode=on, or iommu.strict=1); 8.0 and newer tell.";
 
 const BLOCK_HELP: &str = "\
 A block device; repeat for more. A list of these, without blanks; the first three must be there:

@@ -82,6 +82,9 @@ pub fn report(
                 "violations": stats.violations + device.violations,
                 "ring_faults": device.ring_faults,
                 "cancelled": stats.cancelled + device.cancelled,
+                "misses": stats.misses,
+                "iotlb_updates": stats.iotlb_updates,
+                "iotlb_invalidations": stats.iotlb_invalidations,
             });
             (id, value)
         })

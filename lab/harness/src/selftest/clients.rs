@@ -42,6 +42,14 @@ impl Client {
     }
 }
 
+/// Behind QEMU's IOMMU, through so many kills.
+fn viommu(mode: &'static str, environment: &'static [(&'static str, &'static str)]) -> Client {
+    Client {
+        environment,
+        ..Client::new("viommu.sh", mode)
+    }
+}
+
 /// What `make test` runs.
 pub fn quick() -> Vec<Client> {
     vec![
@@ -51,6 +59,8 @@ pub fn quick() -> Vec<Client> {
         Client::new("vublk.sh", "poll"),
         Client::new("vublk.sh", "event"),
         Client::boot("the daemon killed once, and once in the firmware", &[]),
+        viommu("strict-7.2-ats", &[("SECONDS_IO", "3"), ("KILLS", "0")]),
+        viommu("lazy-packed", &[("SECONDS_IO", "4"), ("KILLS", "1")]),
     ]
 }
 
@@ -61,6 +71,15 @@ pub fn soak() -> Vec<Client> {
         Client::new("qemu.sh", "packed-1"),
         Client::new("uml.sh", "raw"),
     ];
+    for mode in [
+        "strict",
+        "strict-ats",
+        "strict-7.2",
+        "lazy",
+        "lazy-ats-packed",
+    ] {
+        clients.push(viommu(mode, &[("SECONDS_IO", "20"), ("KILLS", "5")]));
+    }
     clients.push(Client::boot(
         "10 minutes, the daemon killed 20 times, and 5 times in the firmware",
         &[

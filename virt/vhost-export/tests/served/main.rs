@@ -9,3 +9,4 @@ mod hostile_messages;
 mod hostile_rings;
 mod net;
 mod tickets;
+mod viommu;

@@ -22,7 +22,8 @@ pub const SUPPORTED: ProtocolFeatures = ProtocolFeatures(
 /// What a session offers and accepts; chosen by the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Virtio (and vhost) feature bits offered. Bit 30 is added where `protocol` is not empty.
+    /// Virtio (and vhost) feature bits offered. Bit 30 is added where `protocol` is not empty; bit
+    /// 33 (ACCESS_PLATFORM) is offered from when REPLY_ACK and BACKEND_REQ were acknowledged on.
     pub features: u64,
     /// Protocol features offered, a subset of [`SUPPORTED`].
     pub protocol: ProtocolFeatures,

@@ -221,7 +221,7 @@ impl Session {
         self.check_negotiated(id)?;
         let value = |value| Ok(Act::Reply(Message::reply_u64(id, value)));
         match request {
-            Request::GetFeatures => value(self.config.features),
+            Request::GetFeatures => value(self.offered()),
             Request::SetFeatures(features) => self.set_features(features),
             Request::SetOwner => Ok(event(Event::Owner, Change::None)),
             Request::ResetOwner if self.features & feature::PROTOCOL_FEATURES == 0 => {
@@ -340,9 +340,21 @@ impl Session {
         }
     }
 
+    /// Features offered now. ACCESS_PLATFORM only to a front end that has acknowledged what its
+    /// IOTLB needs: that rules out those that acknowledge what their driver would, and know no such
+    /// messages (user-mode Linux).
+    fn offered(&self) -> u64 {
+        let needed =
+            ProtocolFeatures(ProtocolFeatures::REPLY_ACK.0 | ProtocolFeatures::BACKEND_REQ.0);
+        match self.protocol.contains(needed) {
+            true => self.config.features,
+            false => self.config.features & !feature::ACCESS_PLATFORM,
+        }
+    }
+
     fn set_features(&self, features: u64) -> Result<Act, RequestError> {
         let request = RequestId::SET_FEATURES;
-        let bits = features & !self.config.features;
+        let bits = features & !self.offered();
         if bits != 0 {
             return Err(RequestError::NotOffered { request, bits });
         }

@@ -101,6 +101,16 @@ impl Assembler {
         }
     }
 
+    /// The request of the message that the next `len` bytes in [`Assembler::space`] belong to, if
+    /// they complete its header.
+    pub fn request_with(&self, len: usize) -> Option<RequestId> {
+        match self.head {
+            Some(head) => Some(head.request),
+            None => (self.header_len + len == HEADER_LEN)
+                .then(|| Message::parse_header(&self.header).0.request),
+        }
+    }
+
     /// Takes note of `len` bytes in [`Assembler::space`] and of the descriptors that came with them.
     ///
     /// # Errors

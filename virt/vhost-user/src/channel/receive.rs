@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use super::{Assembler, DEFAULT_MAX_PAYLOAD, FrameError};
-use crate::wire::Message;
+use crate::wire::{Message, RequestId};
 
 /// The most that the kernel sends at once (SCM_MAX_FD). Room for all of them, though no message may have so many: what there is no
 /// room for is closed by the kernel, in this thread, and nobody could have looked at it.
@@ -40,11 +40,14 @@ pub enum ReceiveError {
     Socket(#[source] std::io::Error),
 }
 
+/// Whether a descriptor is taken that came with this request.
+pub type Accepts = fn(Option<RequestId>, BorrowedFd<'_>) -> bool;
+
 /// Receives one message at a time, keeping a part of one between calls.
 #[derive(Debug)]
 pub struct Receiver {
     assembler: Assembler,
-    accepts: fn(BorrowedFd<'_>) -> bool,
+    accepts: Accepts,
 }
 
 impl Default for Receiver {
@@ -58,13 +61,15 @@ impl Receiver {
     pub const fn new(max_payload: usize) -> Self {
         Self {
             assembler: Assembler::new(max_payload),
-            accepts: |_| true,
+            accepts: |_, _| true,
         }
     }
 
-    /// Every descriptor is shown to `accepts` before anything else is done with it; one that it does not take ends the stream.
+    /// Every descriptor is shown to `accepts` before anything else is done with it, with the
+    /// request that it came with, if that is known already; one that it does not take ends the
+    /// stream.
     #[must_use]
-    pub fn accepting(self, accepts: fn(BorrowedFd<'_>) -> bool) -> Self {
+    pub fn accepting(self, accepts: Accepts) -> Self {
         Self { accepts, ..self }
     }
 
@@ -81,7 +86,8 @@ impl Receiver {
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(errno) => return Err(ReceiveError::Socket(errno.into())),
             };
-            if !fds.iter().all(|fd| (self.accepts)(fd.as_fd())) {
+            let request = self.assembler.request_with(len);
+            if !fds.iter().all(|fd| (self.accepts)(request, fd.as_fd())) {
                 self.assembler.fail();
                 return Err(ReceiveError::Unaccepted { fds });
             }

@@ -111,6 +111,16 @@ pub enum Violation {
     /// Not the driver's doing: a request that the back end can neither end nor cancel holds the guest's memory.
     #[error("a request neither ends nor can be cancelled")]
     NotCancellable,
+    /// Not the driver's doing: the IOMMU that translates for the device does not answer.
+    #[error("a translation that was asked for has not come in time")]
+    MissUnanswered,
+    /// Not the driver's doing: an invalidation could not be answered, because requests hold the
+    /// memory that it covers.
+    #[error("requests hold memory that was unmapped")]
+    NotReleased,
+    /// The addresses of a ring lead nowhere, where that is known before the ring is served.
+    #[error("ring {0} lies at no address of memory")]
+    RingAddress(u16),
     /// Not the driver's doing: the device has written more into a chain than it has room for.
     #[error("{len} bytes written into a chain with room for {room}")]
     Answer {

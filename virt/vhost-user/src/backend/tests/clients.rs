@@ -27,7 +27,9 @@ fn qemu_7_2_wire_order_ends_in_a_running_ring() {
     ));
     peer.asks_for_acks = false;
     assert!(matches!(peer.ok(Request::SetOwner), Some(Event::Owner)));
-    assert_eq!(peer.value(Request::GetFeatures), offered);
+    // It asks again, and finds what its IOTLB needs.
+    let again = peer.value(Request::GetFeatures);
+    assert_eq!(again, offered | feature::ACCESS_PLATFORM);
     assert!(peer.ok(Request::SetVringCall(kick(0))).is_none());
     assert!(peer.ok(Request::SetVringErr(kick(0))).is_none());
     let access = ConfigAccess {
@@ -67,6 +69,30 @@ fn qemu_7_2_wire_order_ends_in_a_running_ring() {
         enable: true,
     };
     assert!(matches!(peer.ok(enable), Some(Event::RingEnabled(0, true))));
+}
+
+#[test]
+fn the_platform_feature_is_offered_to_those_alone_that_can_be_asked_for_translations() {
+    let needed = ProtocolFeatures::REPLY_ACK | ProtocolFeatures::BACKEND_REQ;
+    for protocol in [
+        None,
+        Some(ProtocolFeatures::REPLY_ACK),
+        Some(ProtocolFeatures::BACKEND_REQ),
+        Some(needed),
+    ] {
+        let mut peer = Peer::new();
+        if let Some(protocol) = protocol {
+            peer.ok(Request::SetProtocolFeatures(protocol));
+        }
+        let is_offered = protocol == Some(needed);
+        let offered = peer.value(Request::GetFeatures) & feature::ACCESS_PLATFORM != 0;
+        assert_eq!(offered, is_offered, "{protocol:?}");
+        let features = DEVICE_BITS | feature::PROTOCOL_FEATURES | feature::ACCESS_PLATFORM;
+        let set = peer.message(Request::SetFeatures(features));
+        // Where no acknowledgement can be asked for, a refusal ends the session.
+        let is_taken = matches!(peer.session.handle(set), Ok(Step::Event(_)));
+        assert_eq!(is_taken, is_offered, "{protocol:?}");
+    }
 }
 
 #[test]

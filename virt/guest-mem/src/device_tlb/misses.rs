@@ -1,0 +1,252 @@
+//! Misses: translations that were asked for and have not come.
+//!
+//! ```text
+//!            next_miss        answered(granted)      settle
+//! unsent ───────────▶ sent ───────────────▶ granted ───────▶ refused
+//!    │                 │ └─ answered(refused) ────────────────▶ │
+//!    └── an update or a revocation of its address ──▶ ended ◀───┘ its ticket has ended
+//! ```
+//! Answers come in the order of what was sent, so one that an update has ended stays in the queue
+//! until its answer has come. A refusal is kept for those that waited for it
+//! ([`Misses::is_refused`]); the owner drops it once they have seen it.
+//!
+//! Bounds: [`MAX_MISSES`] that are not answered, [`MAX_REFUSALS`]. An access that finds no room
+//! waits for the newest of those that others wait for, and asks again then.
+
+use std::collections::VecDeque;
+
+use super::{IovaRange, MAX_MISSES, Miss, Rights};
+use crate::access::{DmaFault, Perm, Stop, Ticket};
+use crate::addr::{Iova, PAGE_SIZE};
+
+/// Refusals that are kept: more than end between the end of a ticket and the next look of who
+/// waited for it.
+const MAX_REFUSALS: usize = 4 * MAX_MISSES;
+
+/// Bit that tells tickets of a device TLB from those of memory.
+const TICKET_BIT: u64 = 1 << 63;
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    miss: Miss,
+    ticket: Ticket,
+    /// When it was sent.
+    since_ns: u64,
+    /// Its ticket has ended; only the answer is missing.
+    is_ended: bool,
+    /// It was given up: its answer is still the first to come, and has no limit any more.
+    is_given_up: bool,
+}
+
+impl Asked {
+    fn page(&self) -> u64 {
+        page(self.miss.iova)
+    }
+}
+
+fn page(iova: Iova) -> u64 {
+    iova.raw() / PAGE_SIZE
+}
+
+/// What was asked for.
+#[derive(Debug, Default)]
+pub(super) struct Misses {
+    /// Not answered, oldest first.
+    queue: VecDeque<Asked>,
+    /// The first ones of the queue, which were handed out.
+    sent: usize,
+    /// Answered as granted, and no update has come.
+    granted: Vec<Asked>,
+    /// Page and access, oldest first.
+    refused: VecDeque<(u64, Perm)>,
+    ended: Vec<Ticket>,
+    tickets: u64,
+    /// Everything is refused.
+    is_closed: bool,
+}
+
+impl Misses {
+    /// What an access to an address without a translation meets: a ticket, or a fault.
+    pub(super) fn ask(&mut self, iova: Iova, perm: Perm) -> Stop {
+        let is_same = |asked: &&Asked| {
+            !asked.is_ended && asked.page() == page(iova) && asked.miss.perm == perm
+        };
+        if self.is_closed || self.is_refused(iova, perm) {
+            return DmaFault::Blocked { iova }.into();
+        }
+        let mut all = self.queue.iter().chain(&self.granted);
+        if let Some(asked) = all.find(is_same) {
+            return Stop::Pending(asked.ticket);
+        }
+        if self.queue.len() + self.granted.len() >= MAX_MISSES {
+            let mut waited_for = self.granted.iter().chain(&self.queue).rev();
+            return match waited_for.find(|asked| !asked.is_ended) {
+                Some(asked) => Stop::Pending(asked.ticket),
+                // Updates have come for all, and the answers that they are owed have not.
+                None => DmaFault::Blocked { iova }.into(),
+            };
+        }
+        self.tickets += 1;
+        let ticket = Ticket(TICKET_BIT | self.tickets);
+        self.queue.push_back(Asked {
+            miss: Miss { iova, perm },
+            ticket,
+            since_ns: 0,
+            is_ended: false,
+            is_given_up: false,
+        });
+        Stop::Pending(ticket)
+    }
+
+    fn is_refused(&self, iova: Iova, perm: Perm) -> bool {
+        self.refused.contains(&(page(iova), perm))
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.sent < self.queue.len()
+    }
+
+    pub(super) fn next(&mut self, now_ns: u64) -> Option<Miss> {
+        let asked = self.queue.get_mut(self.sent)?;
+        self.sent += 1;
+        asked.since_ns = now_ns;
+        Some(asked.miss)
+    }
+
+    /// When the oldest that is not answered was sent.
+    pub(super) fn oldest_ns(&self) -> Option<u64> {
+        let mut sent = self.queue.iter().take(self.sent);
+        let asked = sent.find(|asked| !asked.is_given_up)?;
+        Some(asked.since_ns)
+    }
+
+    /// The oldest one sent has been answered; false: there is none.
+    pub(super) fn answered(&mut self, is_granted: bool) -> bool {
+        let Some(asked) = (self.sent != 0).then(|| self.queue.pop_front()).flatten() else {
+            return false;
+        };
+        self.sent -= 1;
+        match (asked.is_ended, is_granted) {
+            (true, _) => {}
+            (false, true) => self.granted.push(asked),
+            (false, false) => self.refuse(asked.miss, asked.ticket),
+        }
+        true
+    }
+
+    pub(super) fn must_settle(&self) -> bool {
+        !self.granted.is_empty()
+    }
+
+    /// Every update that was sent before an answer that has come has been taken: what was granted
+    /// without one is refused.
+    pub(super) fn settle(&mut self) {
+        for asked in std::mem::take(&mut self.granted) {
+            self.refuse(asked.miss, asked.ticket);
+        }
+    }
+
+    fn refuse(&mut self, miss: Miss, ticket: Ticket) {
+        self.ended.push(ticket);
+        let refusal = (page(miss.iova), miss.perm);
+        if self.refused.contains(&refusal) {
+            return;
+        }
+        if self.refused.len() == MAX_REFUSALS {
+            self.refused.pop_front();
+        }
+        self.refused.push_back(refusal);
+    }
+
+    /// What the oldest one sent that an update of `range` is for has asked for.
+    pub(super) fn asked_in(&self, range: IovaRange) -> Option<Perm> {
+        let sent = self.granted.iter().chain(self.queue.iter().take(self.sent));
+        let mut waiting = sent.filter(|asked| !asked.is_ended);
+        let asked = waiting.find(|asked| range.contains(asked.miss.iova))?;
+        Some(asked.miss.perm)
+    }
+
+    /// An update of `range` has come, with these rights: nobody waits for it any more.
+    pub(super) fn updated(&mut self, range: IovaRange, rights: Rights) {
+        let covers = |asked: &Asked| !asked.is_ended && range.contains(asked.miss.iova);
+        let pages = page(range.first())..=page(range.last());
+        self.refused
+            .retain(|&(page, perm)| !(pages.contains(&page) && rights.allows(perm)));
+        let mut ended: Vec<(Miss, Ticket)> = Vec::new();
+        self.granted.retain(|asked| {
+            let is_over = covers(asked);
+            if is_over {
+                ended.push((asked.miss, asked.ticket));
+            }
+            !is_over
+        });
+        let mut at = 0;
+        while at < self.queue.len() {
+            let asked = &mut self.queue[at];
+            if covers(asked) {
+                ended.push((asked.miss, asked.ticket));
+                asked.is_ended = true;
+                if at >= self.sent {
+                    self.queue.remove(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        for (miss, ticket) in ended {
+            match rights.allows(miss.perm) {
+                true => self.ended.push(ticket),
+                false => self.refuse(miss, ticket),
+            }
+        }
+    }
+
+    /// Refusals inside `range` no longer hold.
+    pub(super) fn invalidated(&mut self, range: IovaRange) {
+        let pages = page(range.first())..=page(range.last());
+        self.refused.retain(|(page, _)| !pages.contains(page));
+    }
+
+    pub(super) fn forget_refusals(&mut self) {
+        self.refused.clear();
+    }
+
+    /// Refuses everything, now and from now on.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        for asked in &mut self.queue {
+            asked.is_given_up = true;
+            if !std::mem::replace(&mut asked.is_ended, true) {
+                self.ended.push(asked.ticket);
+            }
+        }
+        self.queue.truncate(self.sent);
+        self.settle();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    pub(super) fn open(&mut self) {
+        self.is_closed = false;
+        self.refused.clear();
+    }
+
+    /// What was sent is not answered any more: it is to be sent again.
+    pub(super) fn ask_again(&mut self) {
+        self.queue.retain(|asked| !asked.is_ended);
+        self.sent = 0;
+        for asked in self.granted.drain(..).rev() {
+            self.queue.push_front(asked);
+        }
+    }
+
+    pub(super) fn take_ended(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.ended)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+}
