@@ -2,9 +2,9 @@
 //!
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from,
 //! made by code): [`vhost_user_messages`], [`export_session`], [`iotlb_messages`],
-//! [`block_requests`], [`split_ring`], [`packed_ring`], [`dma_mapper`] (what drivers can ask a
-//! mapper for), [`iova_allocators`] (histories of address spaces), [`vfio_info`] (what a kernel
-//! says of an IOMMU and a region), [`frame_offloads`] (headers of frames, and segmentation), and
+//! [`block_requests`], [`split_ring`], [`packed_ring`], [`net_control`], [`dma_mapper`] (what drivers
+//! can ask a mapper for), [`iova_allocators`] (histories of address spaces), [`vfio_info`] (what a
+//! kernel says of an IOMMU and a region), [`frame_offloads`] (headers of frames, and segmentation), and
 //! [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
 //! **How they run.** `scripts/fuzz.sh` (`make fuzz`, `make check`) builds the programs in `targets/` with `--cfg fuzzing` and
@@ -26,6 +26,7 @@ mod held_disk;
 mod input;
 pub mod iotlb_messages;
 pub mod iova_allocators;
+pub mod net_control;
 mod offer;
 pub mod packed_ring;
 pub mod racing;

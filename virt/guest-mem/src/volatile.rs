@@ -30,6 +30,13 @@ pub struct VolatileSlice<'a> {
 }
 
 impl<'a> VolatileSlice<'a> {
+    /// No byte at all.
+    pub const EMPTY: Self = Self {
+        pointer: NonNull::dangling(),
+        len: 0,
+        keep: PhantomData,
+    };
+
     /// The `len` bytes at `hva`, if `keep` keeps all of them mapped.
     #[inline]
     pub fn new(keep: &'a KeepAlive, hva: Hva, len: u32) -> Option<Self> {

@@ -22,7 +22,8 @@ use std::path::PathBuf;
 use guest_mem::{Dma, KeepAlive, Pages, Ticket};
 
 use crate::device::{
-    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
+    Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Service,
+    StoppedQueue,
 };
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
 use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
@@ -158,6 +159,7 @@ impl<C: DeviceClass> Device<C> {
         if index == C::FIRST {
             core.first = core.queues.len() - 1;
         }
+        core.class.set_enabled(index, true);
         Ok(())
     }
 
@@ -165,6 +167,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn pause_queue(&mut self, index: u16, is_paused: bool) {
         if let Some(at) = self.core.position(index) {
             self.core.queues[at].is_enabled = !is_paused;
+            self.core.class.set_enabled(index, !is_paused);
         }
     }
 
@@ -191,6 +194,7 @@ impl<C: DeviceClass> Device<C> {
         let Self { core, stats } = self;
         let at = core.position(index)?;
         core.queues[at].is_enabled = false;
+        core.class.set_enabled(index, false);
         if core.life.may_touch() && core.queues[at].ring.parked().is_none() {
             let mut visit = Visit::alone(core.now_ns);
             core.publish(
@@ -239,6 +243,11 @@ impl<C: DeviceClass> Device<C> {
         ))
     }
 
+    /// Does what a network device's front end asks for; false if it cannot.
+    pub fn network_request(&mut self, request: NetworkRequest) -> bool {
+        self.core.class.network_request(request)
+    }
+
     /// Whether the next visit will find something to do in queue `index`.
     pub fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
         let core = &mut self.core;
@@ -268,6 +277,16 @@ impl<C: DeviceClass> Device<C> {
     pub fn for_each_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
         let queues = self.core.queues.iter_mut();
         queues.for_each(|queue| each(&mut queue.ring));
+    }
+
+    /// As [`for_each_ring`](Self::for_each_ring), of rings in which a chain would be work by itself.
+    pub fn for_each_due_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
+        let Core { class, queues, .. } = &mut self.core;
+        for queue in queues.iter_mut() {
+            if class.is_due(queue) {
+                each(&mut queue.ring);
+            }
+        }
     }
 
     /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.

@@ -11,7 +11,9 @@ pub const MAX_RING_SIZE: u16 = 32768;
 /// Protocol features this crate knows how to serve.
 pub const SUPPORTED: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
+        | ProtocolFeatures::RARP.0
         | ProtocolFeatures::REPLY_ACK.0
+        | ProtocolFeatures::MTU.0
         | ProtocolFeatures::BACKEND_REQ.0
         | ProtocolFeatures::CONFIG.0
         | ProtocolFeatures::INFLIGHT_SHMFD.0
@@ -29,6 +31,9 @@ pub struct Config {
     pub protocol: ProtocolFeatures,
     /// Rings, 1 to [`MAX_QUEUES`].
     pub queues: u16,
+    /// Rings that GET_QUEUE_NUM counts as one, at least 1: 2 for network devices, whose front ends count pairs. A ring
+    /// left over, as their control queue, is not counted.
+    pub rings_per_queue: u16,
     /// Entries a ring may have, 1 to [`MAX_RING_SIZE`].
     pub max_ring_size: u16,
     /// Memory regions accepted, at least 1. Each keeps a descriptor open.
@@ -62,6 +67,11 @@ impl Config {
             value => Err(ConfigError::Range { field, value }),
         };
         range("queues", self.queues.into(), MAX_QUEUES.into())?;
+        range(
+            "rings_per_queue",
+            self.rings_per_queue.into(),
+            self.queues.into(),
+        )?;
         range(
             "max_ring_size",
             self.max_ring_size.into(),

@@ -171,6 +171,16 @@ pub enum HeaderError {
 }
 
 impl NetHeader {
+    /// Nothing is left over.
+    pub const PLAIN: Self = Self {
+        flags: 0,
+        gso_type: gso::NONE,
+        hdr_len: 0,
+        gso_size: 0,
+        csum_start: 0,
+        csum_offset: 0,
+    };
+
     /// From its bytes; `num_buffers` is not looked at.
     #[inline]
     pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {

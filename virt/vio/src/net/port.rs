@@ -38,6 +38,9 @@ pub const BURST: usize = 32;
 /// of IP packet, and 14 bytes and a VLAN tag before it.
 pub const MAX_FRAME: u32 = 65_535 + 18;
 
+/// Largest frame of a network whose MTU is 1,500: 14 bytes of Ethernet header, a VLAN tag, 1,500 bytes.
+pub const PLAIN_FRAME: usize = 1518;
+
 /// What a port can do; fixed when its device is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortCapabilities {
@@ -85,6 +88,13 @@ pub struct TxFrame<'a> {
 }
 
 impl TxFrame<'_> {
+    /// No frame: for arrays that are filled.
+    pub const EMPTY: Self = Self {
+        header: NetHeader::PLAIN,
+        len: 0,
+        data: &[],
+    };
+
     /// Copies bytes from `offset` on; how many there were.
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         read_slices(self.data, offset, buf)
