@@ -19,8 +19,7 @@ use eli::watchdog::{Came, Masking, Samples, Service, Ticks};
 use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
 
 use crate::lapic::Lapic;
-use crate::measurement::Measurement;
-use crate::report::{Cause, Count};
+use crate::report::{Cause, Count, Counters};
 use crate::vmcb::{self, Vmcb};
 
 /// The host's tick: when it is due, and whether the guest keeps it waiting.
@@ -114,7 +113,7 @@ impl Interrupts {
     }
 
     /// Begins the next entry with this interrupt, as planned.
-    pub fn inject(&self, vmcb: &mut Vmcb, event: Event, counts: &mut Measurement) {
+    pub fn inject(&self, vmcb: &mut Vmcb, event: Event, counts: &Counters) {
         let is_device = self.device.contains(event.vector);
         counts.add(Count::DeviceInjected, is_device.into());
         vmcb.set(vmcb::EVENT, event.field());
@@ -158,12 +157,7 @@ impl Interrupts {
 
     /// Hands acknowledged interrupts to the mode machine, and ends those that it says. Returns whether the host's tick is among
     /// them.
-    pub fn acknowledge(
-        &mut self,
-        taken: &[Taken],
-        real: VectorSet,
-        counts: &mut Measurement,
-    ) -> bool {
+    pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &Counters) -> bool {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         let mut has_tick = false;
         self.core.took(taken, real, |vector, Handed { eois, to }| {
@@ -235,7 +229,7 @@ impl Interrupts {
     }
 
     /// Takes a write of the EOI register. Returns its account.
-    pub fn guest_eoi(&mut self, real: VectorSet, counts: &mut Measurement) -> Cause {
+    pub fn guest_eoi(&mut self, real: VectorSet, counts: &Counters) -> Cause {
         let done = self.core.guest_eoi(real);
         (0..done.eois).for_each(|_| apic::eoi());
         match done.ended {

@@ -51,11 +51,6 @@ impl IoApic {
         chip
     }
 
-    /// Where its registers are.
-    pub fn page(&self) -> u64 {
-        self.page
-    }
-
     fn read(&self, register: u32) -> u32 {
         // SAFETY: `new`'s caller: it is the chip, and the guest reaches it only through us.
         unsafe {

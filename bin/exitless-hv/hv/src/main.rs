@@ -6,8 +6,8 @@
 //! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
-//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into
-//! memory ([`loader`]), its control block is set up, and [`Vm::run`](vm::Vm::run) enters and exits
+//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at ([`machine`]), the guest is put into
+//! memory ([`loader`]), its processor is set up ([`vm`]), and [`Processor::run`](vm::Processor::run) enters and exits
 //! for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors §3.5.3,
 //! completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
 //!
@@ -22,7 +22,6 @@
 
 mod acpi;
 mod acpi_words;
-mod chips;
 mod core1;
 mod host;
 mod hpet;
@@ -30,8 +29,9 @@ mod interrupt_state;
 mod io_apic;
 mod lapic;
 mod loader;
+mod lock;
 mod log;
-mod measurement;
+mod machine;
 mod memory;
 mod msix;
 mod nested;
@@ -54,14 +54,18 @@ use eli::surface;
 
 use crate::acpi::Tables;
 use crate::log::say;
+use crate::machine::Machine;
 use crate::memory::{Canary, Guest, OWN, PAGE};
 use crate::options::Options;
-use crate::pages::Pages;
-use crate::vm::Vm;
+use crate::pages::{Pages, Shared};
+use crate::vm::Processor;
 
 global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
 static mut PAGES: Pages = Pages::ZERO;
+static mut SHARED: Shared = Shared::ZERO;
+/// Written once, before another core, or a guest, runs.
+static mut MACHINE: Option<Machine> = None;
 static mut REMAPPING: remapping::Pages = remapping::Pages::ZERO;
 
 #[panic_handler]
@@ -110,6 +114,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         say!("hv: {word:?} is not understood\n{}", options::HELP);
         refuse(&"the command line")
     });
+    log::set_trace(options.trace);
     say!(
         "hv: mode {}, defences {}",
         options.mode.name(),
@@ -132,25 +137,38 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         apic::enable();
         apic::write(apic::SPURIOUS, 0x1ff);
     }
-    if pages.nested.init().is_err() {
-        refuse(&"nested page tables");
-    }
-    let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
-    vm.list_ports(&tables);
-    vm.start_timers(&tables);
-    let start = load(vm.memory(), information);
-    let pages = &raw mut REMAPPING;
+    let (machine, start) = set_up(&tables, options, information);
+    let mut processor = Processor::new(machine, 0, pages);
+    processor.withhold();
+    processor.start_timers();
+    processor.set_up(start);
+    processor.see_watchdog();
+    say!("hv: entering the guest");
+    processor.run()
+}
+
+/// The guest's machine, and how the guest begins.
+fn set_up(
+    tables: &Tables,
+    options: Options,
+    information: Information,
+) -> (&'static Machine, loader::Start) {
+    let (shared, remapping) = (&raw mut SHARED, &raw mut REMAPPING);
     // SAFETY: here alone, once.
-    vm.assign(&tables, unsafe { &mut *pages });
+    let (shared, remapping) = unsafe { (&mut *shared, &mut *remapping) };
+    let mut machine = Machine::new(shared, options, Guest::new(information.memory()));
+    machine.list_ports(tables);
+    machine.start_timers(tables);
+    let start = load(machine.memory(), information);
+    machine.assign(tables, remapping);
     if options.defend.has(Defence::Config) {
         // SAFETY: the guest does not run yet.
         unsafe { tables.hide_windows() }
-        vm.hide_configuration(&tables);
+        machine.hide_configuration(tables);
     }
-    vm.set_up(start);
-    vm.see_watchdog();
-    say!("hv: entering the guest");
-    vm.run()
+    let place = &raw mut MACHINE;
+    // SAFETY: here alone, once; from here on it is only read.
+    (unsafe { (*place).insert(machine) }, start)
 }
 
 /// What there must be: SVM that firmware has not locked, nested paging, x2APIC, and pages of 1 GiB.

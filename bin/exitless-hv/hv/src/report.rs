@@ -1,6 +1,10 @@
 //! Exits, counted by what exited and on whose account.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::core1;
+use crate::hpet::Clock;
 
 /// What exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,14 +152,17 @@ impl Counts {
         others: [0; COUNTS.len()],
     };
 
-    /// Adds an exit.
-    pub fn exit(&mut self, kind: Kind, cause: Cause) {
-        self.exits[kind as usize][cause as usize] += 1;
-    }
-
     /// Adds to one of the others.
     pub fn add(&mut self, count: Count, by: u64) {
         self.others[count as usize] += by;
+    }
+
+    /// These and `others`.
+    pub fn plus(mut self, others: &Self) -> Self {
+        let counts = self.exits.iter_mut().flatten().chain(&mut self.others);
+        let added = others.exits.iter().flatten().chain(&others.others);
+        counts.zip(added).for_each(|(count, by)| *count += by);
+        self
     }
 
     /// All exits.
@@ -187,5 +194,64 @@ impl Counts {
             }
         }
         Ok(())
+    }
+}
+
+/// Counts of one processor of the guest's: its core adds, any core reads.
+pub struct Counters {
+    clock: Option<Clock>,
+    exits: [[AtomicU64; CAUSES.len()]; KINDS.len()],
+    others: [AtomicU64; COUNTS.len()],
+}
+
+impl Counters {
+    /// Nothing, without a clock.
+    pub const fn new() -> Self {
+        Self {
+            clock: None,
+            exits: [const { [const { AtomicU64::new(0) }; CAUSES.len()] }; KINDS.len()],
+            others: [const { AtomicU64::new(0) }; COUNTS.len()],
+        }
+    }
+
+    /// Has a clock from now on, by which gaps between the host's ticks are measured.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = Some(clock);
+    }
+
+    /// Counts an exit.
+    pub fn exit(&self, kind: Kind, cause: Cause) {
+        Self::increase(&self.exits[kind as usize][cause as usize], 1);
+    }
+
+    /// Adds to one of the others.
+    pub fn add(&self, count: Count, by: u64) {
+        Self::increase(&self.others[count as usize], by);
+        if count == Count::Ticks
+            && by != 0
+            && let Some(clock) = self.clock
+        {
+            core1::TICKS.taken(clock.now());
+        }
+    }
+
+    /// Returns what has been counted so far. Not at one moment, while the processor runs.
+    pub fn read(&self) -> Counts {
+        Counts {
+            exits: self
+                .exits
+                .each_ref()
+                .map(|causes| causes.each_ref().map(Self::value)),
+            others: self.others.each_ref().map(Self::value),
+        }
+    }
+
+    // Relaxed, both: a number, of which one core is the only writer.
+    fn increase(count: &AtomicU64, by: u64) {
+        count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+    }
+
+    fn value(count: &AtomicU64) -> u64 {
+        count.load(Ordering::Relaxed)
     }
 }

@@ -9,10 +9,10 @@
 
 use core::sync::atomic::Ordering;
 
-use bare::{apic, pci, processor};
+use bare::{apic, pci};
 use eli::defence::Defence;
 
-use super::Vm;
+use super::{Processor, ports};
 use crate::lapic::LvtEntry;
 use crate::log::say;
 use crate::{core1, host, power, vmcb};
@@ -35,10 +35,10 @@ impl End {
     }
 }
 
-impl Vm {
+impl Processor {
     /// The guest's own end.
     pub(super) fn end(&mut self, end: End) -> ! {
-        self.report_because("end", &self.measurement.total(), end.name());
+        self.report_because("end", &self.machine.total(), end.name());
         if self.defends(Defence::End) {
             self.go_on();
         }
@@ -65,10 +65,10 @@ impl Vm {
             self.interrupts.was_direct()
         );
         if !self.defends(Defence::End) {
-            self.report("stopped", &self.measurement.total());
+            self.report("stopped", &self.machine.total());
             power::off()
         }
-        self.report_because("end", &self.measurement.total(), why);
+        self.report_because("end", &self.machine.total(), why);
         self.go_on();
         power::off()
     }
@@ -76,10 +76,12 @@ impl Vm {
     /// Goes on without the guest.
     fn go_on(&mut self) {
         self.silence();
-        let now = self.chips.time().unwrap_or_default();
-        self.measurement.begin(now, processor::cycles());
-        if let Some(clock) = self.chips.clock() {
-            let (start, len) = (clock.now(), clock.period().counts(self.options.linger));
+        self.machine.begin_window();
+        if let Some(clock) = self.machine.clock() {
+            let (start, len) = (
+                clock.now(),
+                clock.period().counts(self.machine.options().linger),
+            );
             while clock.now() - start < len {
                 core1::ALIVE.fetch_add(1, Ordering::Relaxed);
                 // These first, and the rest only if there is any: one taken among interrupts is not counted.
@@ -91,7 +93,7 @@ impl Vm {
                 core::hint::spin_loop();
             }
         }
-        let account = self.measurement.end();
+        let account = self.machine.end_window();
         self.report("after", &account);
     }
 
@@ -99,7 +101,7 @@ impl Vm {
     fn silence(&mut self) {
         const BUS_MASTER: u32 = 1 << 2;
         const INTX_DISABLED: u32 = 1 << 10;
-        if let Some(device) = self.chips.msix() {
+        if let Some(device) = self.machine.msix() {
             let command = pci::read(device.function, pci::COMMAND) & 0xffff;
             // SAFETY: it reads and writes memory no more, and sends nothing.
             unsafe {
@@ -110,8 +112,8 @@ impl Vm {
                 );
             }
         }
-        self.chips.mask_all();
-        self.start_timer();
+        self.machine.chips().mask_all();
+        ports::start_timer();
         for entry in LvtEntry::all() {
             // SAFETY: masked, it interrupts nothing.
             unsafe { apic::write(entry.register(), u64::from(eli::policy::LVT_MASKED)) }

@@ -9,14 +9,14 @@ use eli::event::{self, Event, Kind as EventKind};
 use eli::hosts::{self, Source};
 use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 
-use super::Vm;
+use super::Processor;
 use crate::host::{self, WINDOW_MAX};
-use crate::log::say;
+use crate::log::{self, say};
 use crate::options::Critical;
 use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
-impl Vm {
+impl Processor {
     /// Physical interrupts: those that wait. They were found to wait for a guest that masks them, or not.
     pub(super) fn interrupt(&mut self, were_found: bool) -> Cause {
         const NONE: Taken = Taken {
@@ -33,15 +33,15 @@ impl Vm {
     }
 
     fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
-        let counts = &mut self.measurement;
+        let counts = self.counters;
         if !self.interrupts.acknowledge(taken, real, counts) || !self.defends(Defence::Masking) {
             return;
         }
-        let Some(now) = self.chips.us() else {
+        let Some(now) = self.machine.us() else {
             return;
         };
         if let Some(late) = self.interrupts.took_tick(now, were_found)
-            && self.traces()
+            && log::traces()
         {
             say!(
                 "mode: injection for a second: the guest masks too much of the time, now at {:#x}, and the host's tick for {late} us",
@@ -54,10 +54,10 @@ impl Vm {
     pub(super) fn watch_masking(&mut self) {
         if self.interrupts.wants_sample()
             && self.defends(Defence::Masking)
-            && let Some(now) = self.chips.us()
+            && let Some(now) = self.machine.us()
             && let Some(at) = self.interrupts.next_sample(now, processor::cycles())
         {
-            self.chips.sample(at);
+            self.machine.sample(at);
         }
     }
 
@@ -93,19 +93,19 @@ impl Vm {
     pub(super) fn let_in_nmis(&mut self) -> bool {
         let came = host::window_nmi();
         for _ in 0..came {
-            let chips = &self.chips;
-            let source = self.interrupts.take_nmi(|| chips.us().unwrap_or(0));
-            self.measurement.add(Count::Samples, source.sample.into());
-            self.measurement.add(Count::Nmis, source.watchdog.into());
-            if self.options.critical == Critical::Nmi {
-                self.measurement.add(Count::Ticks, source.watchdog.into());
+            let machine = self.machine;
+            let source = self.interrupts.take_nmi(|| machine.us().unwrap_or(0));
+            self.counters.add(Count::Samples, source.sample.into());
+            self.counters.add(Count::Nmis, source.watchdog.into());
+            if self.machine.options().critical == Critical::Nmi {
+                self.counters.add(Count::Ticks, source.watchdog.into());
             }
             if source.watchdog
                 && self.defends(Defence::Service)
                 && let Some(eois) = self.interrupts.watchdog(host::in_service())
             {
                 (0..eois).for_each(|_| apic::eoi());
-                if self.traces() {
+                if log::traces() {
                     say!(
                         "mode: injection until the guest has ended what it held in service; {eois} ended for it"
                     );
@@ -211,7 +211,7 @@ impl Vm {
             (EventKind::Software, Reflection::Software(injection)) => {
                 if Source::of(during.vector) == Some(Source::Tick) {
                     // Counted as the host's, and the guest goes on behind it.
-                    self.measurement.add(Count::Ticks, 1);
+                    self.counters.add(Count::Ticks, 1);
                     let len = self.software_len().unwrap_or(0);
                     self.pages.vmcb.skip(len);
                     return None;
@@ -242,7 +242,7 @@ impl Vm {
         for slot in &mut code {
             let Some(byte) = self
                 .translate(address + len as u64)
-                .and_then(|at| self.memory.read8(at))
+                .and_then(|at| self.machine.memory().read8(at))
             else {
                 break;
             };
@@ -263,8 +263,8 @@ impl Vm {
             return real;
         };
         let is_tick = Source::of(vector) == Some(Source::Tick);
-        self.measurement.add(Count::Ticks, is_tick.into());
-        if self.traces() {
+        self.counters.add(Count::Ticks, is_tick.into());
+        if log::traces() {
             say!("audit: the guest has the host's vector {vector:#x} in service");
         }
         apic::eoi();

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use eli::event::Event;
 
-use super::Vm;
+use super::Processor;
 use crate::host;
 use crate::log::say;
 use crate::report::{Cause, Count};
@@ -30,13 +30,13 @@ pub mod exit {
     pub const MWAIT_ARMED: u64 = 0x8c;
 }
 
-impl Vm {
+impl Processor {
     pub(super) fn intercepted(&mut self, code: u64) -> Cause {
         match code {
             exit::SMI => {
                 // It waits for the host's global interrupt flag: firmware handles it here, where
                 // the processor leaves that mode for what it was in.
-                self.measurement.add(Count::Nmis, host::window_nmi());
+                self.counters.add(Count::Nmis, host::window_nmi());
                 Cause::Host
             }
             exit::INIT => self.stop("the guest's processor got INIT"),

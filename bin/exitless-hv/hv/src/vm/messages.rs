@@ -6,11 +6,12 @@ use eli::hosts::Source;
 use eli::policy::{self, Message, Pin};
 use eli::{Vector, VectorSet};
 
-use super::Vm;
+use super::Processor;
 use crate::io_apic::Redirection;
+use crate::machine::chips::Chips;
 use crate::msix::{self, Entry};
 
-impl Vm {
+impl Processor {
     /// The guest uses `vector` from now on. Returns which one it is at the real local APIC, if there is any for it.
     pub(super) fn claim(&mut self, what: &str, vector: Vector) -> Option<Vector> {
         if !self.defends(Defence::Messages) {
@@ -25,30 +26,32 @@ impl Vm {
 
     /// The guest wrote to its view of the device's table: the device gets what may go through.
     pub(super) fn messages_written(&mut self) {
-        let Some(table) = self.chips.msix() else {
+        let machine = self.machine;
+        let Some(table) = machine.msix() else {
             return;
         };
+        // From here to the last entry: two processors' writes are each put through whole.
+        let mut chips = machine.chips();
         let mut vectors = VectorSet::EMPTY;
         for index in 0..table.len() {
-            let entry = table.entry(&self.pages.messages, index);
+            let entry = table.entry(&machine.pages().messages, index);
             let real = self.message(entry, &mut vectors);
-            let real = self.remapped(index, real);
+            let real = self.remapped(&mut chips, index, real);
             table.write(index, real);
         }
+        drop(chips);
         if self.interrupts.set_device(vectors) {
             self.assigned_changed();
         }
     }
 
     /// The entry of the device's table that has the same interrupt by way of the IOMMU, if there is one.
-    fn remapped(&mut self, index: usize, entry: Entry) -> Entry {
+    fn remapped(&self, chips: &mut Chips, index: usize, entry: Entry) -> Entry {
         if entry[3] & msix::MASKED != 0 {
             return entry;
         }
-        match self
-            .chips
-            .remapped_message(index as u16, entry[2] as Vector)
-        {
+        let own = self.interrupts.lapic().id();
+        match chips.remapped_message(index as u16, own, entry[2] as Vector) {
             Some((address, data)) => [address as u32, (address >> 32) as u32, data, entry[3]],
             None => entry,
         }
@@ -83,7 +86,8 @@ impl Vm {
 
     /// Puts into the scratch page what an access to the I/O APIC reads.
     pub(super) fn show_io_apic(&mut self) {
-        for (offset, value) in self.chips.io_apic_shown() {
+        let shown = self.machine.chips().io_apic_shown();
+        for (offset, value) in shown {
             self.pages.scratch.0[offset as usize..][..4].copy_from_slice(&value.to_le_bytes());
         }
     }
@@ -94,10 +98,12 @@ impl Vm {
         let mut bytes = [0; 4];
         bytes.copy_from_slice(&self.pages.scratch.0[at as usize..][..4]);
         let value = u32::from_le_bytes(bytes);
-        if let Some(Redirection { pin, entry }) = self.chips.io_apic_written(at, value) {
+        let machine = self.machine;
+        let mut chips = machine.chips();
+        if let Some(Redirection { pin, entry }) = chips.io_apic_written(at, value) {
             let entry = self.redirection(entry);
-            let to = self.chips.remapped_redirection(Redirection { pin, entry });
-            self.chips.redirect(to);
+            let to = chips.remapped_redirection(Redirection { pin, entry });
+            chips.redirect(to);
         }
     }
 

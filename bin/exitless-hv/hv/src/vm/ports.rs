@@ -8,7 +8,7 @@ use eli::policy::pit;
 use eli::policy::ports::{Access, Answer, Rule, ones};
 
 use super::end::End;
-use super::{MARKERS, Vm, config};
+use super::{MARKERS, Processor, config};
 use crate::log::{self, Hex};
 use crate::pages::{RCX, RDI, RSI};
 use crate::report::Cause;
@@ -56,20 +56,7 @@ impl Io {
     }
 }
 
-impl Vm {
-    /// Whether accesses to a port exit.
-    pub(super) fn exits_port(&self, number: u16) -> bool {
-        let ports = self.chips.ports();
-        let is_withheld = if self.defends(Defence::Ports) {
-            !ports.is_direct(number)
-        } else {
-            ports.rule(number) == Rule::Pm1Control
-        };
-        let is_config = self.defends(Defence::Config) && config::is_port(number);
-        let is_timer = self.defends(Defence::Period) && ports.rule(number) == Rule::Timer;
-        is_own(number) || PICS.contains(&number) || is_withheld || is_config || is_timer
-    }
-
+impl Processor {
     pub(super) fn io(&mut self) -> Cause {
         let io = Io::of(self.pages.vmcb.get(vmcb::EXIT_INFO1));
         let next = self.pages.vmcb.get(vmcb::EXIT_INFO2);
@@ -119,7 +106,7 @@ impl Vm {
             let places = self.places(io, start)?;
             if !places[..len]
                 .iter()
-                .all(|place| self.memory.contains(*place, 1))
+                .all(|place| self.machine.memory().contains(*place, 1))
             {
                 self.refuse("a string of a port's outside of memory", &Hex(start));
                 return Err(PROTECTION);
@@ -128,12 +115,12 @@ impl Vm {
                 let value = self.port_read(io.port, io.size);
                 for (place, byte) in places[..len].iter().zip(value.to_le_bytes()) {
                     // It is there: looked at above.
-                    let _ = self.memory.write(*place, &[byte]);
+                    let _ = self.machine.memory().write(*place, &[byte]);
                 }
             } else {
                 let mut bytes = [0; 4];
                 for (place, byte) in places[..len].iter().zip(&mut bytes) {
-                    *byte = self.memory.read8(*place).unwrap_or(0xff);
+                    *byte = self.machine.memory().read8(*place).unwrap_or(0xff);
                 }
                 self.port_write(io.port, io.size, u32::from_le_bytes(bytes));
             }
@@ -187,7 +174,7 @@ impl Vm {
                 through_read(number, size)
             };
         }
-        match self.chips.ports().decide(number, size, Access::Read) {
+        match self.machine.ports().decide(number, size, Access::Read) {
             Answer::Through(_) => through_read(number, size),
             Answer::Nothing(value) => value,
             Answer::PowerOff | Answer::Reset => ones(size),
@@ -212,17 +199,17 @@ impl Vm {
                 through_write(number, size, value);
             };
         }
-        if self.chips.ports().rule(number) == Rule::Timer && size == 1 {
+        if self.machine.ports().rule(number) == Rule::Timer && size == 1 {
             return self.timer_write(number, value as u8);
         }
         let access = Access::Write(value);
-        match self.chips.ports().decide(number, size, access) {
+        match self.machine.ports().decide(number, size, access) {
             Answer::Through(value) => through_write(number, size, value),
             Answer::PowerOff => self.end(End::Power),
             Answer::Reset => self.end(End::Reset),
             Answer::Nothing(_) => {
                 // Others are asked for by every kernel that looks for devices.
-                if let Some(range) = self.chips.ports().range(number) {
+                if let Some(range) = self.machine.ports().range(number) {
                     self.refuse(range.what, &Hex(u64::from(number)));
                 }
             }
@@ -234,7 +221,8 @@ impl Vm {
         if !self.defends(Defence::Period) {
             return through_write(number, 1, u32::from(value));
         }
-        let pit = self.chips.pit_mut();
+        let mut chips = self.machine.chips();
+        let pit = chips.pit_mut();
         if number == pit::CONTROL {
             let word = pit.control(value);
             return through_write(number, 1, u32::from(word));
@@ -243,24 +231,15 @@ impl Vm {
         for byte in [write.first, write.second].into_iter().flatten() {
             through_write(number, 1, u32::from(byte));
         }
+        drop(chips);
         if write.is_raised {
             self.refuse("a timer's count", &"its period is below 200 us");
         }
     }
 
-    /// Starts the first counter at its longest period: what its next byte is, is known then.
-    pub fn start_timer(&mut self) {
-        for (number, value) in [
-            (pit::CONTROL, pit::START),
-            (pit::COUNTER, 0),
-            (pit::COUNTER, 0),
-        ] {
-            through_write(number, 1, u32::from(value));
-        }
-    }
-
     fn pic_write(&mut self, number: u16, value: u8) {
-        match self.chips.pic_written(number, value) {
+        let mut chips = self.machine.chips();
+        match chips.pic_written(number, value) {
             Ok(writes) => {
                 for (port, byte) in [(number & !1, writes.first), (number, writes.then)] {
                     if let Some(byte) = byte {
@@ -268,9 +247,28 @@ impl Vm {
                     }
                 }
             }
-            Err(why) => self.refuse("the setting of an 8259", &why),
+            Err(why) => {
+                drop(chips);
+                self.refuse("the setting of an 8259", &why);
+            }
         }
     }
+}
+
+/// Starts the first counter of the 8254 at its longest period: what its next byte is, is known then.
+pub fn start_timer() {
+    for (number, value) in [
+        (pit::CONTROL, pit::START),
+        (pit::COUNTER, 0),
+        (pit::COUNTER, 0),
+    ] {
+        through_write(number, 1, u32::from(value));
+    }
+}
+
+/// Whether accesses to a port exit whatever the list says: they are the hypervisor's, or an 8259's.
+pub fn exits_always(number: u16) -> bool {
+    is_own(number) || PICS.contains(&number)
 }
 
 /// Markers, and the log: the guest writes no line of it.

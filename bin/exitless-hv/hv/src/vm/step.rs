@@ -6,7 +6,7 @@ use eli::defence::Defence;
 use eli::event::Event;
 use eli::policy;
 
-use super::Vm;
+use super::Processor;
 use crate::log::Hex;
 use crate::memory::PAGE;
 use crate::nested::Access;
@@ -14,7 +14,7 @@ use crate::report::{Cause, Kind};
 use crate::single_step::Protected;
 use crate::vmcb::{self, intercept, interrupts};
 
-impl Vm {
+impl Processor {
     fn start(&mut self, access: Protected) {
         // One that met no trap, since its instruction gave the flag up, ends now.
         self.finish_step();
@@ -76,13 +76,13 @@ impl Vm {
                 }
             }
             Protected::Message => {
-                let copy = self.pages.messages.address();
-                if let Some(page) = self.chips.msix().map(|msix| msix.page) {
+                let copy = self.machine.pages().messages.address();
+                if let Some(page) = self.machine.msix().map(|msix| msix.page) {
                     self.map(page, copy, Access::Read);
                 }
             }
             Protected::IoApic(..) => {
-                if let Some(page) = self.chips.io_apic_page() {
+                if let Some(page) = self.machine.io_apic_page() {
                     self.map(page, page, Access::Nothing);
                 }
             }
@@ -172,11 +172,11 @@ impl Vm {
         if self.table.is_at(page) {
             self.map(page, page, Access::All);
             self.start(Protected::Gate(page));
-        } else if self.chips.msix().is_some_and(|msix| msix.page == page) {
-            let copy = self.pages.messages.address();
+        } else if self.machine.msix().is_some_and(|msix| msix.page == page) {
+            let copy = self.machine.pages().messages.address();
             self.map(page, copy, Access::All);
             self.start(Protected::Message);
-        } else if self.chips.io_apic_page() == Some(page) {
+        } else if self.machine.io_apic_page() == Some(page) {
             let offset = address - page;
             self.show_io_apic();
             let scratch = self.pages.scratch.address();

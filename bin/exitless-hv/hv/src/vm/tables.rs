@@ -10,16 +10,16 @@ use eli::gate::{self, GATE_LEN, Gate};
 use eli::policy::control;
 use eli::{Vector, VectorSet};
 
-use super::Vm;
+use super::Processor;
 
-use crate::log::say;
+use crate::log::{self, say};
 use crate::memory::PAGE;
 use crate::nested::Access;
 use crate::vmcb;
 
 const SVME: u64 = 1 << 12;
 
-impl Vm {
+impl Processor {
     /// The guest's physical address of a linear one, by the guest's page tables; of four or five
     /// levels.
     pub(super) fn translate(&self, linear: u64) -> Option<u64> {
@@ -29,7 +29,10 @@ impl Vm {
         let mut table = vmcb.get(vmcb::CR3) & ADDRESS;
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
-            let entry = self.memory.read(table + (linear >> shift & 511) * 8)?;
+            let entry = self
+                .machine
+                .memory()
+                .read(table + (linear >> shift & 511) * 8)?;
             if entry & 1 == 0 {
                 return None;
             }
@@ -105,10 +108,10 @@ impl Vm {
     /// Assigns the device's vectors, those of the command line, and the timer's if it is the
     /// guest's own.
     pub(super) fn assigned_changed(&mut self) {
-        let mut assigned = self.options.assign;
-        if self.options.mode.ways().delivery {
+        let mut assigned = self.machine.options().assign;
+        if self.machine.options().mode.ways().delivery {
             assigned = assigned.union(self.interrupts.device());
-            if self.assigns_timer()
+            if self.machine.assigns_timer()
                 && let Some(vector) = self.interrupts.lapic().timer_vector()
             {
                 assigned.insert(vector);
@@ -121,7 +124,7 @@ impl Vm {
 
     /// A shadow for the guest's table, or none.
     pub(super) fn engage(&mut self) {
-        if !self.options.mode.ways().delivery {
+        if !self.machine.options().mode.ways().delivery {
             return;
         }
         if let Some(page) = self.table.hide() {
@@ -129,7 +132,7 @@ impl Vm {
         }
         let long_mode = self.levels().is_some();
         let physical = self.translate(self.table.base());
-        let own = physical.filter(|page| self.memory.contains(*page, PAGE));
+        let own = physical.filter(|page| self.machine.memory().contains(*page, PAGE));
         let limit = self.table.limit();
         match gate::placement(long_mode, limit, own, self.interrupts.core().assigned()) {
             Ok(page) if !self.pages.nested.has_room() => {
@@ -144,7 +147,7 @@ impl Vm {
                 self.show_all();
                 let shadow = self.pages.shadow.address();
                 self.map(page, shadow, Access::Read);
-                if self.traces() {
+                if log::traces() {
                     say!(
                         "mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}",
                         self.table.base(),
@@ -154,7 +157,7 @@ impl Vm {
             }
             Err(why) => {
                 self.interrupts.load_table(limit, false);
-                if self.traces() {
+                if log::traces() {
                     say!(
                         "mode: injection: {why} (table at {:#x}, limit {limit:#x})",
                         self.table.base()
@@ -174,7 +177,7 @@ impl Vm {
 
     /// The guest's own gate.
     pub(super) fn guests_gate(&self, vector: Vector) -> Gate {
-        self.table.guests_gate(&self.memory, vector)
+        self.table.guests_gate(self.machine.memory(), vector)
     }
 
     /// Makes one gate of the shadow what it is to be.
