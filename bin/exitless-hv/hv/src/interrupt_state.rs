@@ -40,6 +40,10 @@ pub struct Interrupts {
     tick: Option<Tick>,
     /// The entry begins with an INT instruction's event.
     is_software: bool,
+    /// A non-maskable interrupt of the guest's is requested.
+    wants_nmi: bool,
+    /// The guest is in the handler of one.
+    is_in_nmi: bool,
     /// Interrupts that met the guest's own absent gate, without defences.
     own_gates: u32,
 }
@@ -54,6 +58,8 @@ impl Interrupts {
             service: Service::default(),
             tick: None,
             is_software: false,
+            wants_nmi: false,
+            is_in_nmi: false,
             own_gates: 0,
         }
     }
@@ -95,6 +101,8 @@ impl Interrupts {
     /// Account of the exits of a vector of the real local APIC's.
     pub fn cause_of_real(&self, real: Option<Vector>) -> Cause {
         match real {
+            // Another processor of the guest's has sent something.
+            Some(real) if Source::of(real) == Some(Source::Message) => Cause::Guest,
             Some(real) if Source::of(real).is_some() => Cause::Host,
             real => self.cause(real.map(|real| self.core.guests(real))),
         }
@@ -144,6 +152,38 @@ impl Interrupts {
         vmcb.set(vmcb::NEXT_RIP, next);
         vmcb.set(vmcb::EVENT, event.field());
         self.is_software = true;
+    }
+
+    /// Requests a non-maskable interrupt of the guest's. Two that are requested are one.
+    pub fn request_nmi(&mut self) {
+        self.wants_nmi = true;
+    }
+
+    /// Begins the next entry with it, if one is requested, none is handled, and no other event comes first. Whether it does.
+    pub fn inject_nmi(&mut self, vmcb: &mut Vmcb) -> bool {
+        let can = self.wants_nmi && !self.is_in_nmi && !vmcb.has_event();
+        if can {
+            (self.wants_nmi, self.is_in_nmi) = (false, true);
+            self.raise(vmcb, Event::nmi());
+        }
+        can
+    }
+
+    /// The guest's handler of one has returned.
+    pub fn nmi_ended(&mut self) {
+        self.is_in_nmi = false;
+    }
+
+    /// The processor got INIT. The host's tick, and what vectors are at the real local APIC, stay.
+    pub fn reset(&mut self) {
+        self.core.reset();
+        self.service = Service::default();
+        (self.is_software, self.wants_nmi, self.is_in_nmi) = (false, false, false);
+    }
+
+    /// Takes an interrupt that another processor of the guest's sends.
+    pub fn request(&mut self, vector: Vector) {
+        self.core.request(vector);
     }
 
     /// Takes the start of the host's tick, and the times between ticks, its own and the watchdog's.

@@ -51,6 +51,11 @@ impl IoApic {
         chip
     }
 
+    /// Entries as the guest wrote them, by their pins.
+    pub fn entries(&self) -> &[u64; PINS as usize] {
+        &self.entries
+    }
+
     fn read(&self, register: u32) -> u32 {
         // SAFETY: `new`'s caller: it is the chip, and the guest reaches it only through us.
         unsafe {

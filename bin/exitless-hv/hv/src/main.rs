@@ -23,6 +23,7 @@
 mod acpi;
 mod acpi_words;
 mod core1;
+mod cores;
 mod host;
 mod hpet;
 mod interrupt_state;
@@ -46,13 +47,16 @@ mod vm;
 mod vmcb;
 
 use core::arch::global_asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bare::multiboot::{Information, MAGIC};
 use bare::{apic, processor};
 use eli::defence::{Defence, Defences};
+use eli::policy::{PROCESSORS_MAX, Processors};
 use eli::surface;
 
 use crate::acpi::Tables;
+use crate::cores::Stack;
 use crate::log::say;
 use crate::machine::Machine;
 use crate::memory::{Canary, Guest, OWN, PAGE};
@@ -62,7 +66,12 @@ use crate::vm::Processor;
 
 global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
-static mut PAGES: Pages = Pages::ZERO;
+/// One for each of the guest's processors.
+static mut PAGES: [Pages; PROCESSORS_MAX] = [Pages::ZERO; PROCESSORS_MAX];
+/// Of the cores of those beside the first.
+static mut STACKS: [Stack; PROCESSORS_MAX] = [const { Stack::EMPTY }; PROCESSORS_MAX];
+/// The number of the processor whose core is being started.
+static STARTING: AtomicUsize = AtomicUsize::new(0);
 static mut SHARED: Shared = Shared::ZERO;
 /// Written once, before another core, or a guest, runs.
 static mut MACHINE: Option<Machine> = None;
@@ -106,7 +115,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     // First of all, so that whatever is refused ends the machine.
     let own = processor::cpuid(1, 0)[1] >> 24;
     // SAFETY: the guest does not run yet.
-    let tables = unsafe { Tables::find_and_hide(own) };
+    let mut tables = unsafe { Tables::find_and_hide(own) };
     power::set_ports(tables.ports.control);
     // SAFETY: the loader left it; nothing is changed there.
     let information = unsafe { Information::new(information) };
@@ -115,6 +124,17 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         refuse(&"the command line")
     });
     log::set_trace(options.trace);
+    // SAFETY: as above.
+    let processors = unsafe { tables.divide(own, options.cpus) }.unwrap_or_else(|found| {
+        say!(
+            "hv: cpus={}: one core more than that has to watch",
+            options.cpus
+        );
+        refuse(&format_args!(
+            "there are {found} processors in all, too few for a guest with {}",
+            options.cpus
+        ))
+    });
     say!(
         "hv: mode {}, defences {}",
         options.mode.name(),
@@ -128,22 +148,68 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     check_processor();
     // SAFETY: interrupts are off, and stay so until there are handlers.
     unsafe { bare::pic::quiet(0x20) }
-    let pages = &raw mut PAGES;
-    // SAFETY: here alone, once.
-    let pages = unsafe { &mut *pages };
-    host::load_handlers(&mut pages.handlers);
+    let pages = pages_of(0);
+    host::load_handlers(&mut pages.handlers, 0);
     // SAFETY: the processor has it, and its interrupts have handlers.
     unsafe {
         apic::enable();
         apic::write(apic::SPURIOUS, 0x1ff);
     }
-    let (machine, start) = set_up(&tables, options, information);
+    let (machine, start) = set_up(&tables, options, information, processors);
     let mut processor = Processor::new(machine, 0, pages);
     processor.withhold();
     processor.start_timers();
-    processor.set_up(start);
+    processor.set_up(Some(start));
     processor.see_watchdog();
+    start_others(machine);
     say!("hv: entering the guest");
+    processor.run()
+}
+
+/// Pages of the guest's processor `index`.
+fn pages_of(index: usize) -> &'static mut Pages {
+    let pages = &raw mut PAGES;
+    // SAFETY: once for each number, by its core.
+    unsafe { &mut (*pages)[index] }
+}
+
+/// Starts the cores of the guest's other processors, which wait for the guest to start them.
+fn start_others(machine: &Machine) {
+    for index in 1..machine.processors().len() {
+        let (Some(id), Some(clock)) = (machine.processors().id(index), machine.clock()) else {
+            refuse(&"a guest with several processors needs a clock: the HPET");
+        };
+        STARTING.store(index, Ordering::Relaxed);
+        let stacks = &raw mut STACKS;
+        // SAFETY: firmware says that the core is there; nothing of the guest's runs yet, so page 8 is free; the stack is its own.
+        let came = unsafe { cores::start(id, clock, other_main, &raw mut (*stacks)[index]) };
+        if !came {
+            refuse(&format_args!("core {id} does not start"));
+        }
+        say!("hv: core {id} has the guest's processor {index}");
+    }
+}
+
+/// The start of a core that has another of the guest's processors.
+extern "C" fn other_main() {
+    let index = STARTING.load(Ordering::Relaxed);
+    let pages = pages_of(index);
+    host::load_handlers(&mut pages.handlers, index);
+    // SAFETY: the processor has it (as the first has), and its interrupts have handlers.
+    unsafe {
+        apic::enable();
+        apic::write(apic::SPURIOUS, 0x1ff);
+    }
+    let place = &raw const MACHINE;
+    // SAFETY: written before this core was started; only read since then.
+    let Some(machine) = (unsafe { (*place).as_ref() }) else {
+        refuse(&"no machine");
+    };
+    let mut processor = Processor::new(machine, index, pages);
+    processor.withhold();
+    processor.start_timers();
+    processor.set_up(None);
+    cores::came();
     processor.run()
 }
 
@@ -152,11 +218,17 @@ fn set_up(
     tables: &Tables,
     options: Options,
     information: Information,
+    processors: Processors,
 ) -> (&'static Machine, loader::Start) {
     let (shared, remapping) = (&raw mut SHARED, &raw mut REMAPPING);
     // SAFETY: here alone, once.
     let (shared, remapping) = unsafe { (&mut *shared, &mut *remapping) };
-    let mut machine = Machine::new(shared, options, Guest::new(information.memory()));
+    let mut machine = Machine::new(
+        shared,
+        options,
+        Guest::new(information.memory()),
+        processors,
+    );
     machine.list_ports(tables);
     machine.start_timers(tables);
     let start = load(machine.memory(), information);

@@ -202,7 +202,25 @@ pub struct Counters {
     clock: Option<Clock>,
     exits: [[AtomicU64; CAUSES.len()]; KINDS.len()],
     others: [AtomicU64; COUNTS.len()],
+    /// What the mode machine has done, by [`TOTALS`].
+    totals: [AtomicU64; TOTALS.len()],
 }
+
+/// A count of the mode machine: its name, and where it is.
+type Total = (&'static str, fn(&eli::Core) -> u64);
+
+/// Those that are reported.
+pub const TOTALS: [Total; 9] = [
+    ("injected", |core| core.counts().injected),
+    ("reflected", |core| core.counts().reflected),
+    ("software", |core| core.counts().software),
+    ("own_gates", |core| core.counts().own_gates),
+    ("stolen", |core| core.counts().stolen),
+    ("forced", |core| core.counts().forced),
+    ("suspended", |core| core.counts().suspended),
+    ("returned", |core| core.counts().returned),
+    ("aliased", |core| core.aliased().into()),
+];
 
 impl Counters {
     /// Nothing, without a clock.
@@ -211,6 +229,7 @@ impl Counters {
             clock: None,
             exits: [const { [const { AtomicU64::new(0) }; CAUSES.len()] }; KINDS.len()],
             others: [const { AtomicU64::new(0) }; COUNTS.len()],
+            totals: [const { AtomicU64::new(0) }; TOTALS.len()],
         }
     }
 
@@ -244,6 +263,18 @@ impl Counters {
                 .map(|causes| causes.each_ref().map(Self::value)),
             others: self.others.each_ref().map(Self::value),
         }
+    }
+
+    /// Takes what the mode machine has done so far.
+    pub fn set_totals(&self, core: &eli::Core) {
+        for (slot, (_, total)) in self.totals.iter().zip(TOTALS) {
+            slot.store(total(core), Ordering::Relaxed);
+        }
+    }
+
+    /// One of these: its place in [`TOTALS`].
+    pub fn total(&self, index: usize) -> u64 {
+        Self::value(&self.totals[index])
     }
 
     // Relaxed, both: a number, of which one core is the only writer.

@@ -16,6 +16,8 @@ pub struct Chips {
     config: Config,
     pit: Pit,
     remapping: Option<Remapping>,
+    /// Pins whose entries are yet to be put through by the processor that they are for: a bit each.
+    deferred: u32,
 }
 
 impl Chips {
@@ -80,6 +82,26 @@ impl Chips {
     /// The guest wrote to the I/O APIC: an entry that policy has to look at.
     pub fn io_apic_written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         self.io_apic.as_mut()?.written(offset, value)
+    }
+
+    /// Leaves a pin's entry to the processor that it is for.
+    pub fn defer(&mut self, pin: u32) {
+        self.deferred |= 1 << pin;
+    }
+
+    /// The pins that were left, with their entries as the guest wrote them.
+    pub fn deferred(&self) -> impl Iterator<Item = Redirection> + use<> {
+        let (deferred, chip) = (self.deferred, self.io_apic.as_ref());
+        let entries = chip.map(|chip| *chip.entries()).unwrap_or_default();
+        let pins = (0..)
+            .zip(entries)
+            .filter(move |(pin, _)| deferred >> pin & 1 != 0);
+        pins.map(|(pin, entry)| Redirection { pin, entry })
+    }
+
+    /// A pin's entry is put through, or another than was left.
+    pub fn settle(&mut self, pin: u32) {
+        self.deferred &= !(1 << pin);
     }
 
     /// Gives the I/O APIC an entry that policy has looked at.

@@ -9,6 +9,7 @@
 //!   a wait for the IOMMU ([`remapping`](crate::remapping): a number of reads). No section enters the guest, waits for another core, or
 //!   takes the other lock.
 //! * *Counters*: one set for each processor, which its core alone adds to, and any core reads.
+//! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do ([`mailbox`]).
 //!
 //! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block, saved registers, nested tables and
 //! shadow, local APIC, mode machine and single step. Its core alone has them, and changes them for others when they ask.
@@ -16,14 +17,19 @@
 //! `set_up` is before the first entry.
 
 pub mod chips;
+pub mod mailbox;
 pub mod measurement;
 mod set_up;
+
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use bare::processor;
 use eli::defence::Defence;
 use eli::policy::ports::Ports;
+use eli::policy::{PROCESSORS_MAX, Processors};
 
 use self::chips::Chips;
+use self::mailbox::Mailbox;
 use self::measurement::{Account, Measurement, Time};
 use crate::hpet::{Clock, Hpet};
 use crate::lock::{Guard, Lock};
@@ -33,8 +39,6 @@ use crate::options::{Mode, Options};
 use crate::pages::Shared;
 use crate::report::{Counters, Counts};
 
-/// Processors that a guest may have.
-pub const PROCESSORS_MAX: usize = 1;
 /// Ranges of addresses that are withheld from the guest.
 const WITHHELD_MAX: usize = 8;
 
@@ -42,6 +46,8 @@ const WITHHELD_MAX: usize = 8;
 pub struct Machine {
     options: Options,
     memory: Guest,
+    /// The guest's processors: each is a core's own.
+    processors: Processors,
     ports: Ports,
     hpet: Option<Hpet>,
     /// The assigned device's messages.
@@ -58,6 +64,8 @@ pub struct Machine {
     chips: Lock<Chips>,
     measurement: Lock<Measurement>,
     counters: [Counters; PROCESSORS_MAX],
+    mailboxes: [Mailbox; PROCESSORS_MAX],
+    is_over: AtomicBool,
 }
 
 impl Machine {
@@ -79,6 +87,32 @@ impl Machine {
     /// Whether the timers of its local APICs are the guest's own.
     pub fn assigns_timer(&self) -> bool {
         self.options.mode == Mode::EliTimer
+    }
+
+    /// The guest's processors.
+    pub fn processors(&self) -> &Processors {
+        &self.processors
+    }
+
+    /// The mailbox of processor `index`.
+    pub fn mailbox(&self, index: usize) -> &Mailbox {
+        &self.mailboxes[index]
+    }
+
+    /// The guest is over, for a reason of the caller's. Whether it was not before.
+    pub fn end(&self) -> bool {
+        // Relaxed: what is reported of the end is read from counters.
+        !self.is_over.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the guest is over.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Ticks that the watchdog has made, if there is one.
+    pub fn watchdog_ticks(&self) -> Option<u64> {
+        self.hpet.as_ref()?.watchdog_ticks()
     }
 
     /// The list of ports.
@@ -114,6 +148,14 @@ impl Machine {
     /// Counters of processor `index`.
     pub fn counters(&self, index: usize) -> &Counters {
         &self.counters[index]
+    }
+
+    /// One of [`TOTALS`](crate::report::TOTALS), of all processors.
+    pub fn total_of(&self, index: usize) -> u64 {
+        self.counters
+            .iter()
+            .map(|counters| counters.total(index))
+            .sum()
     }
 
     /// The host's clock, if it has one.
@@ -179,8 +221,6 @@ impl Machine {
 
     /// What was counted by all processors, and the watching core's ticks.
     fn counts(&self) -> Counts {
-        use core::sync::atomic::Ordering;
-
         let all = self.counters.iter().map(Counters::read);
         let mut counts = all.fold(Counts::ZERO, |sum, counts| sum.plus(&counts));
         let taken = crate::core1::TAKEN.load(Ordering::Relaxed);

@@ -5,10 +5,12 @@ use bare::{pci, port};
 use eli::defence::Defence;
 use eli::policy::config::{Bar, Config, Function};
 use eli::policy::ports::{Ports, Rule};
+use eli::policy::{PROCESSORS_MAX, Processors};
 
 use super::chips::Chips;
+use super::mailbox::Mailbox;
 use super::measurement::Measurement;
-use super::{Machine, PROCESSORS_MAX, WITHHELD_MAX};
+use super::{Machine, WITHHELD_MAX};
 use crate::acpi::Tables;
 use crate::hpet::Hpet;
 use crate::io_apic::IoApic;
@@ -28,10 +30,16 @@ const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 
 impl Machine {
     /// A machine that is yet to be set up.
-    pub fn new(pages: &'static mut Shared, options: Options, memory: Guest) -> Self {
+    pub fn new(
+        pages: &'static mut Shared,
+        options: Options,
+        memory: Guest,
+        processors: Processors,
+    ) -> Self {
         Self {
             options,
             memory,
+            processors,
             ports: Ports::default(),
             hpet: None,
             msix: None,
@@ -43,6 +51,8 @@ impl Machine {
             chips: Lock::new(Chips::default()),
             measurement: Lock::new(Measurement::new()),
             counters: [const { Counters::new() }; PROCESSORS_MAX],
+            mailboxes: [const { Mailbox::new() }; PROCESSORS_MAX],
+            is_over: core::sync::atomic::AtomicBool::new(false),
         }
     }
 
@@ -73,7 +83,7 @@ impl Machine {
     pub fn start_timers(&mut self, tables: &Tables) {
         let (mut watchdog, tick) = (self.options.watchdog, self.options.tick);
         let critical = self.options.critical;
-        let (to, is_nmi) = match (critical, tables.other) {
+        let (to, is_nmi) = match (critical, tables.watcher) {
             (Critical::Limit, _) => (hpet::OWN, false),
             (Critical::Nmi, _) => (hpet::OWN, tick != 0),
             (Critical::Core, Some(id)) => (id as u8, false),
@@ -87,7 +97,7 @@ impl Machine {
             if watchdog != 0 {
                 refuse(&"there is no HPET, and so no watchdog (watchdog=0: without)");
             }
-            say!("hv: there is no HPET: no watchdog, no tick, no second core");
+            say!("hv: there is no HPET: no watchdog, no tick, no core that watches");
             return;
         };
         // SAFETY: ACPI says so, and its table is hidden from the guest.
@@ -117,7 +127,7 @@ impl Machine {
             counters.set_clock(clock);
         }
         self.hpet = Some(hpet);
-        if let Some(id) = tables.other {
+        if let Some(id) = tables.watcher {
             // SAFETY: firmware says that it is there; page 8 is low memory, which nothing is in
             // yet; here alone, once.
             let came = unsafe { core1::start(id, clock, critical == Critical::Core) };

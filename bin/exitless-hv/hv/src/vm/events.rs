@@ -12,6 +12,7 @@ use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 use super::Processor;
 use crate::host::{self, WINDOW_MAX};
 use crate::log::{self, say};
+use crate::machine::mailbox::request;
 use crate::options::Critical;
 use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
@@ -25,14 +26,14 @@ impl Processor {
             level: false,
         };
         let mut buffer = [NONE; WINDOW_MAX];
-        let (taken, real) = host::window(&mut buffer);
+        let (taken, real) = self.area.window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
         let cause = self.interrupts.cause_of_real(first);
         self.acknowledge(taken, real, were_found);
         cause
     }
 
-    fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
+    pub(super) fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
         let counts = self.counters;
         if !self.interrupts.acknowledge(taken, real, counts) || !self.defends(Defence::Masking) {
             return;
@@ -89,33 +90,63 @@ impl Processor {
         shadow || !self.step.guest_interrupts(&self.pages.vmcb)
     }
 
-    /// Lets non-maskable interrupts in: the watchdog's ticks, and samples. Returns whether there were any.
+    /// Lets non-maskable interrupts in: the watchdog's ticks, samples, and what others ask. Returns whether there were any.
     pub(super) fn let_in_nmis(&mut self) -> bool {
-        let came = host::window_nmi();
+        let came = self.area.window_nmi();
         for _ in 0..came {
-            let machine = self.machine;
-            let source = self.interrupts.take_nmi(|| machine.us().unwrap_or(0));
-            self.counters.add(Count::Samples, source.sample.into());
-            self.counters.add(Count::Nmis, source.watchdog.into());
-            if self.machine.options().critical == Critical::Nmi {
-                self.counters.add(Count::Ticks, source.watchdog.into());
-            }
-            if source.watchdog
-                && self.defends(Defence::Service)
-                && let Some(eois) = self.interrupts.watchdog(host::in_service())
-            {
-                (0..eois).for_each(|_| apic::eoi());
-                if log::traces() {
-                    say!(
-                        "mode: injection until the guest has ended what it held in service; {eois} ended for it"
-                    );
-                }
-            }
+            self.took_nmi();
         }
-        if came != 0 {
+        if came != 0 && self.index == 0 {
             self.look_at_dma();
         }
         came != 0
+    }
+
+    /// Takes a non-maskable interrupt. The timers' come to the first processor; those of others come from cores, which say what they are.
+    fn took_nmi(&mut self) {
+        if self.index != 0 {
+            return;
+        }
+        let machine = self.machine;
+        let mut source = self.interrupts.take_nmi(|| machine.us().unwrap_or(0));
+        if machine.processors().len() > 1 {
+            // It may be another processor's, or both.
+            source.watchdog = self.is_watchdog_due();
+        }
+        self.counters.add(Count::Samples, source.sample.into());
+        if source.watchdog {
+            self.watchdog_ticked();
+            // The timer has this core alone: from here to the others.
+            for index in self.others() {
+                self.ask(index, request::WATCHDOG);
+            }
+        }
+    }
+
+    /// Whether the watchdog has ticked since it was found so last, by its clock.
+    fn is_watchdog_due(&mut self) -> bool {
+        let ticks = self.machine.watchdog_ticks().unwrap_or(0);
+        let before = core::mem::replace(&mut self.watchdog_ticks, ticks);
+        before != ticks
+    }
+
+    /// A tick of the watchdog's.
+    pub(super) fn watchdog_ticked(&mut self) {
+        self.counters.add(Count::Nmis, 1);
+        if self.machine.options().critical == Critical::Nmi && self.index == 0 {
+            self.counters.add(Count::Ticks, 1);
+        }
+        if self.defends(Defence::Service)
+            && !self.waits
+            && let Some(eois) = self.interrupts.watchdog(host::in_service())
+        {
+            (0..eois).for_each(|_| apic::eoi());
+            if log::traces() {
+                say!(
+                    "mode: injection until the guest has ended what it held in service; {eois} ended for it"
+                );
+            }
+        }
     }
 
     /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.

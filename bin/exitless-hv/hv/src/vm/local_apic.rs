@@ -113,14 +113,11 @@ impl Processor {
             unsafe { apic::write(apic::ICR, value) }
             return done;
         }
-        match policy::command(value, self.interrupts.lapic().id()) {
-            Command::ToSelf(vector) => {
-                if !self.defends(Defence::Messages) || self.interrupts.send(vector) {
-                    // SAFETY: a fixed interrupt to this processor, with a vector that is no
-                    // exception's and not of the host's class.
-                    unsafe { apic::write(apic::SELF_IPI, u64::from(vector)) }
-                }
-            }
+        match policy::command(value, self.index, self.machine.processors()) {
+            Command::Fixed(targets, vector) => self.send_fixed(targets, vector),
+            Command::Nmi(targets) => self.send_nmi(targets),
+            Command::Init(targets) => self.send_init(targets),
+            Command::StartUp(targets, page) => self.send_start_up(targets, page),
             Command::ToNobody => {}
             Command::Refused(why) => self.refuse("an interrupt command", &why),
         }

@@ -9,6 +9,7 @@ use eli::{Vector, VectorSet};
 use super::Processor;
 use crate::io_apic::Redirection;
 use crate::machine::chips::Chips;
+use crate::machine::mailbox::request;
 use crate::msix::{self, Entry};
 
 impl Processor {
@@ -24,8 +25,14 @@ impl Processor {
         real
     }
 
-    /// The guest wrote to its view of the device's table: the device gets what may go through.
+    /// The guest wrote to its view of the device's table: the device gets what may go through, of each processor by its own core.
     pub(super) fn messages_written(&mut self) {
+        self.put_messages(true);
+        self.ask_and_wait(request::MESSAGES, |_| true);
+    }
+
+    /// Puts through the entries whose interrupts are this processor's; `all`: and those that send nothing.
+    pub(super) fn put_messages(&mut self, all: bool) {
         let machine = self.machine;
         let Some(table) = machine.msix() else {
             return;
@@ -35,9 +42,12 @@ impl Processor {
         let mut vectors = VectorSet::EMPTY;
         for index in 0..table.len() {
             let entry = table.entry(&machine.pages().messages, index);
-            let real = self.message(entry, &mut vectors);
-            let real = self.remapped(&mut chips, index, real);
-            table.write(index, real);
+            let entry = match self.message(entry, all, &mut vectors) {
+                Made::Own(entry) => self.remapped(&mut chips, index, entry),
+                Made::Nothing(entry) if all => entry,
+                Made::Nothing(_) | Made::Others => continue,
+            };
+            table.write(index, entry);
         }
         drop(chips);
         if self.interrupts.set_device(vectors) {
@@ -57,29 +67,36 @@ impl Processor {
         }
     }
 
-    fn message(&mut self, entry: Entry, vectors: &mut VectorSet) -> Entry {
+    fn message(&mut self, entry: Entry, all: bool, vectors: &mut VectorSet) -> Made {
         let defends = self.defends(Defence::Messages);
         if entry[3] & msix::MASKED != 0 {
-            return if defends { msix::NONE } else { entry };
+            return Made::Nothing(if defends { msix::NONE } else { entry });
         }
-        let own = self.interrupts.lapic().id();
-        let wanted = policy::message(msix::message(entry), own);
+        let wanted = policy::message(msix::message(entry), self.machine.processors());
         if !defends {
-            let guests = wanted.ok().filter(|vector| Source::of(*vector).is_none());
-            guests.into_iter().for_each(|vector| vectors.insert(vector));
-            return entry;
+            let guests = wanted
+                .ok()
+                .filter(|(index, vector)| *index == self.index && Source::of(*vector).is_none());
+            guests
+                .into_iter()
+                .for_each(|(_, vector)| vectors.insert(vector));
+            return Made::Own(entry);
         }
         match wanted {
-            Ok(vector) => match self.claim("the device", vector) {
+            Ok((index, _)) if index != self.index => Made::Others,
+            Ok((_, vector)) => match self.claim("the device", vector) {
                 Some(real) => {
+                    let own = self.interrupts.lapic().id();
                     vectors.insert(vector);
-                    msix::entry(Message::fixed(own, real))
+                    Made::Own(msix::entry(Message::fixed(own, real)))
                 }
-                None => msix::NONE,
+                None => Made::Own(msix::NONE),
             },
             Err(why) => {
-                self.refuse("a message of the device's", &why);
-                msix::NONE
+                if all {
+                    self.refuse("a message of the device's", &why);
+                }
+                Made::Nothing(msix::NONE)
             }
         }
     }
@@ -100,18 +117,42 @@ impl Processor {
         let value = u32::from_le_bytes(bytes);
         let machine = self.machine;
         let mut chips = machine.chips();
-        if let Some(Redirection { pin, entry }) = chips.io_apic_written(at, value) {
-            let entry = self.redirection(entry);
-            let to = chips.remapped_redirection(Redirection { pin, entry });
-            chips.redirect(to);
+        let Some(written) = chips.io_apic_written(at, value) else {
+            return;
+        };
+        chips.settle(written.pin);
+        if let Err(other) = self.redirect(&mut chips, written, true) {
+            chips.defer(written.pin);
+            drop(chips);
+            self.ask_and_wait(request::PINS, |index| index == other);
         }
     }
 
-    /// The chip's entry for what the guest wrote.
-    fn redirection(&mut self, entry: u64) -> u64 {
+    /// Puts through entries that others have written for this processor.
+    pub(super) fn put_pins(&mut self) {
+        let machine = self.machine;
+        let mut chips = machine.chips();
+        for written in chips.deferred() {
+            if self.redirect(&mut chips, written, false).is_ok() {
+                chips.settle(written.pin);
+            }
+        }
+    }
+
+    /// Gives the chip an entry for what the guest wrote; `all`: also one that interrupts nothing.
+    ///
+    /// # Errors
+    /// It is another processor's: whose.
+    fn redirect(
+        &mut self,
+        chips: &mut Chips,
+        written: Redirection,
+        all: bool,
+    ) -> Result<(), usize> {
         let own = self.interrupts.lapic().id();
-        let real = match Pin::of(entry, own) {
+        let real = match Pin::of(written.entry, self.machine.processors()) {
             Ok(None) => None,
+            Ok(Some(pin)) if pin.to != self.index => return Err(pin.to),
             Ok(Some(pin)) => match pin.vector {
                 Some(vector) => self
                     .claim("the I/O APIC", vector)
@@ -119,10 +160,27 @@ impl Processor {
                 None => Some(pin.entry(own, 0)),
             },
             Err(why) => {
-                self.refuse("an entry of the I/O APIC", &why);
+                if all {
+                    self.refuse("an entry of the I/O APIC", &why);
+                }
                 None
             }
         };
-        real.unwrap_or(Pin::MASKED)
+        let to = chips.remapped_redirection(Redirection {
+            pin: written.pin,
+            entry: real.unwrap_or(Pin::MASKED),
+        });
+        chips.redirect(to);
+        Ok(())
     }
+}
+
+/// What becomes of an entry of the device's table.
+enum Made {
+    /// This processor's interrupt.
+    Own(Entry),
+    /// Sends nothing.
+    Nothing(Entry),
+    /// Another processor's, which makes it.
+    Others,
 }

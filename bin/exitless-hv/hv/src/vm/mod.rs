@@ -18,7 +18,7 @@
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
 //! `config` (configuration space), `instructions` (others), `local_apic`, `tables` (the interrupt
-//! descriptor table), `messages` (MSI-X and I/O APIC), `step`, `reports` (lines of JSON). `set_up`
+//! descriptor table), `messages` (MSI-X and I/O APIC), `others` (the guest's other processors), `step`, `reports` (lines of JSON). `set_up`
 //! is before the first entry, `end` behind the last exit.
 
 pub mod config;
@@ -29,6 +29,7 @@ mod instructions;
 mod local_apic;
 mod messages;
 mod msrs;
+mod others;
 pub mod ports;
 mod reports;
 mod set_up;
@@ -42,9 +43,10 @@ use bare::{apic, processor};
 use eli::VectorSet;
 use eli::defence::Defence;
 use eli::event::Event;
+use eli::policy::PROCESSORS_MAX;
 
 use crate::core1;
-use crate::host;
+use crate::host::{self, Area};
 use crate::interrupt_state::Interrupts;
 use crate::log::{self, say};
 use crate::machine::Machine;
@@ -64,6 +66,10 @@ unsafe extern "C" {
 /// A processor of the guest's.
 pub struct Processor {
     machine: &'static Machine,
+    /// Its number.
+    index: usize,
+    /// What this core's handlers note.
+    area: &'static Area,
     /// Pages that the hardware reads.
     pages: &'static mut Pages,
     interrupts: Interrupts,
@@ -72,6 +78,12 @@ pub struct Processor {
     /// DR7 as the guest wrote it.
     debug_control: u64,
     counters: &'static Counters,
+    /// It waits for a start-up.
+    waits: bool,
+    /// Pages of other processors' tables, which are protected here, by their numbers.
+    protected: [Option<u64>; PROCESSORS_MAX],
+    /// Ticks of the watchdog when one was taken last.
+    watchdog_ticks: u64,
     /// Cycles at the last look at the clock.
     looked: u64,
 }
@@ -89,12 +101,17 @@ impl Processor {
         };
         Self {
             machine,
+            index,
+            area: host::area(index),
             pages,
             interrupts: Interrupts::new(ways),
             table: ShadowTable::default(),
             step: SingleStep::new(intercepts),
             debug_control: vmcb::DR7_RESET,
             counters: machine.counters(index),
+            waits: false,
+            protected: [None; PROCESSORS_MAX],
+            watchdog_ticks: 0,
             looked: 0,
         }
     }
@@ -114,11 +131,18 @@ impl Processor {
 
     /// Enters and exits for ever.
     pub fn run(&mut self) -> ! {
-        self.machine.enter();
-        let mut real = host::in_service();
+        if self.index == 0 {
+            self.machine.enter();
+        }
         loop {
-            self.enter(real);
-            real = self.exit();
+            while self.waits {
+                self.wait();
+            }
+            let mut real = self.audit();
+            while !self.waits {
+                self.enter(real);
+                real = self.exit();
+            }
         }
     }
 
@@ -126,6 +150,7 @@ impl Processor {
     fn enter(&mut self, real: VectorSet) {
         let was_direct = self.interrupts.was_direct();
         let is_stepping = self.step.is_under_way();
+        self.inject_nmi();
         let machine = self.machine;
         self.interrupts.resume(|| machine.us().unwrap_or(u64::MAX));
         let plan = self.interrupts.plan(&self.pages.vmcb, is_stepping, real);
@@ -184,7 +209,7 @@ impl Processor {
 
     /// Answers an exit. Returns what is in service then.
     fn exit(&mut self) -> VectorSet {
-        core1::ALIVE.fetch_add(1, Ordering::Relaxed);
+        core1::ALIVE[self.index].fetch_add(1, Ordering::Relaxed);
         let vmcb = &mut self.pages.vmcb;
         let code = vmcb.get(vmcb::EXIT);
         let during = Event::from_field(vmcb.get(vmcb::EXIT_DURING));
@@ -209,6 +234,7 @@ impl Processor {
             0x14 | 0x65 => (Kind::Table, self.start_mode()),
             0x66 => (Kind::Table, self.start_table(false)),
             0x6a => (Kind::Table, self.start_table(true)),
+            exit::IRET => (Kind::Other, self.started_iret()),
             0x72 => (Kind::Cpuid, self.cpuid()),
             0x7b => (Kind::Io, self.io()),
             0x7c => self.msr(),
@@ -236,7 +262,9 @@ impl Processor {
         self.counters
             .add(Count::DeviceExitsDirect, is_direct.into());
         self.let_in();
+        self.serve();
         self.look_at_the_clock();
+        self.counters.set_totals(self.interrupts.core());
         self.audit()
     }
 

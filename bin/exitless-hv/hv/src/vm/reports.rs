@@ -8,7 +8,7 @@ use super::Processor;
 use crate::log::{self, say};
 use crate::machine::measurement::Account;
 use crate::memory::Canary;
-use crate::report::Count;
+use crate::report::{Count, TOTALS};
 use crate::{core1, host, power};
 
 /// Windows of a run that are reported.
@@ -41,7 +41,6 @@ impl Processor {
         use core::fmt::Write;
         let mut out = log::Line::begin();
         let now = self.machine.time().unwrap_or_default();
-        let core = self.interrupts.core().counts();
         let _ = write!(
             out,
             "{{\"report\":\"{what}\",\"mode\":\"{}\",\"windows\":{},",
@@ -66,15 +65,6 @@ impl Processor {
             ("tick_gap_us", account.gaps.now),
             ("tick_gap_us_max", account.gaps.window),
             ("tick_gap_us_max_total", account.gaps.total),
-            ("total_injected", core.injected),
-            ("total_reflected", core.reflected),
-            ("total_software", core.software),
-            ("total_own_gates", core.own_gates),
-            ("total_stolen", core.stolen),
-            ("total_forced", core.forced),
-            ("total_suspended", core.suspended),
-            ("total_returned", core.returned),
-            ("total_aliased", u64::from(self.interrupts.core().aliased())),
             ("qemu_spurious", host::HOST_SPURIOUS.load(Ordering::Relaxed)),
             ("core1_beats", core1::BEATS.load(Ordering::Relaxed)),
             (
@@ -85,6 +75,16 @@ impl Processor {
             ("core1_nmis", core1::NMIS.load(Ordering::Relaxed)),
         ] {
             let _ = write!(out, "\"{key}\":{value},");
+        }
+        for (index, (key, _)) in TOTALS.iter().enumerate() {
+            let value = self.machine.total_of(index);
+            let _ = write!(out, "\"total_{key}\":{value},");
+        }
+        let cpus = self.machine.processors().len();
+        let _ = write!(out, "\"cpus\":{cpus},");
+        for index in (0..cpus).filter(|_| cpus > 1) {
+            let exits = self.machine.counters(index).read().sum();
+            let _ = write!(out, "\"total_exits_cpu{index}\":{exits},");
         }
         let lost = u64::from(!Canary::is_whole());
         let _ = write!(out, "\"canary_lost\":{lost},");

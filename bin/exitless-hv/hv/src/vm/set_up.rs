@@ -13,7 +13,7 @@ use crate::log::say;
 use crate::nested::Access as PageAccess;
 use crate::pages::{RBX, RSI};
 use crate::vmcb::{self, intercept};
-use crate::{core1, host, refuse};
+use crate::{core1, refuse};
 
 impl Processor {
     /// Takes from the guest, as this processor shows it to it, what is not its own, or not as it is.
@@ -47,7 +47,7 @@ impl Processor {
         {
             self.interrupts.lapic_mut().limit_period(clock);
         }
-        if let Some(tick_us) = self.machine.tick_us() {
+        if let Some(tick_us) = self.machine.tick_us().filter(|_| self.index == 0) {
             let watchdog_us = u64::from(self.machine.options().watchdog) * 1000;
             self.interrupts.set_tick(0, tick_us, watchdog_us);
         }
@@ -65,7 +65,7 @@ impl Processor {
         let limit = clock.period().counts(1000 + 4 * ms);
         let (start, mut seen) = (clock.now(), 0);
         while seen < TICKS && clock.now() - start <= limit {
-            seen += host::window_nmi();
+            seen += self.area.window_nmi();
         }
         if seen < TICKS {
             refuse(
@@ -95,8 +95,8 @@ impl Processor {
         }
     }
 
-    /// The control block.
-    pub fn set_up(&mut self, start: Start) {
+    /// The control block: of a processor that begins so, or waits for a start-up.
+    pub fn set_up(&mut self, start: Option<Start>) {
         const VM_HSAVE: u32 = 0xc001_0117;
         const EFER: u32 = 0xc000_0080;
         const SVME: u64 = 1 << 12;
@@ -123,7 +123,10 @@ impl Processor {
             intercepts_svm |= intercept::MONITOR;
         }
         let vmcb = &mut self.pages.vmcb;
-        vmcb.protected_mode(start.entry);
+        match &start {
+            Some(start) => vmcb.protected_mode(start.entry),
+            None => vmcb.real_mode(0),
+        }
         vmcb.set(vmcb::INTERCEPTS, intercepts);
         self.step.intercepts().restore(vmcb);
         vmcb.set(vmcb::INTERCEPTS_SVM, intercepts_svm);
@@ -133,10 +136,13 @@ impl Processor {
         vmcb.set(vmcb::NESTED, 1);
         vmcb.set(vmcb::NESTED_CR3, nested);
         vmcb.flush();
-        let [eax, ebx, esi] = start.registers;
-        vmcb.set(vmcb::RAX, eax);
-        self.pages.registers.words[RBX] = ebx;
-        self.pages.registers.words[RSI] = esi;
+        self.waits = start.is_none();
+        if let Some(Start { registers, .. }) = start {
+            let [eax, ebx, esi] = registers;
+            vmcb.set(vmcb::RAX, eax);
+            self.pages.registers.words[RBX] = ebx;
+            self.pages.registers.words[RSI] = esi;
+        }
         let (save, host) = (self.pages.save.address(), self.pages.host.0.address());
         // SAFETY: SVM is there (`check_processor`); the pages are the hardware's from now on, and
         // the SSE area is large enough.

@@ -15,7 +15,7 @@ use crate::single_step::Protected;
 use crate::vmcb::{self, intercept, interrupts};
 
 impl Processor {
-    fn start(&mut self, access: Protected) {
+    pub(super) fn start(&mut self, access: Protected) {
         // One that met no trap, since its instruction gave the flag up, ends now.
         self.finish_step();
         self.step.begin(&mut self.pages.vmcb, access);
@@ -30,7 +30,8 @@ impl Processor {
             Protected::Table(true) => self.table_loaded(),
             Protected::Mode => self.mode_changed(),
             Protected::Dr7 => self.debug_control_written(),
-            Protected::Gate(_) => self.show_all(),
+            Protected::Gate(page) => self.gates_written(page),
+            Protected::Iret => self.interrupts.nmi_ended(),
             Protected::Message => self.messages_written(),
             Protected::Cr8(true) => {
                 let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
@@ -69,12 +70,7 @@ impl Processor {
     /// Puts the page back under protection.
     fn protect(&mut self, access: Protected) {
         match access {
-            Protected::Gate(page) => {
-                let shadow = self.pages.shadow.address();
-                if self.table.is_at(page) {
-                    self.map(page, shadow, Access::Read);
-                }
-            }
+            Protected::Gate(page) => self.protect_table(page),
             Protected::Message => {
                 let copy = self.machine.pages().messages.address();
                 if let Some(page) = self.machine.msix().map(|msix| msix.page) {
@@ -86,7 +82,11 @@ impl Processor {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            Protected::Table(_) | Protected::Cr8(_) | Protected::Mode | Protected::Dr7 => {}
+            Protected::Table(_)
+            | Protected::Cr8(_)
+            | Protected::Mode
+            | Protected::Dr7
+            | Protected::Iret => {}
         }
     }
 
@@ -169,7 +169,7 @@ impl Processor {
             self.raise(protection);
             return Cause::Guest;
         }
-        if self.table.is_at(page) {
+        if self.is_table(page) {
             self.map(page, page, Access::All);
             self.start(Protected::Gate(page));
         } else if self.machine.msix().is_some_and(|msix| msix.page == page) {

@@ -13,6 +13,7 @@ use eli::{Vector, VectorSet};
 use super::Processor;
 
 use crate::log::{self, say};
+use crate::machine::mailbox::request;
 use crate::memory::PAGE;
 use crate::nested::Access;
 use crate::vmcb;
@@ -118,6 +119,8 @@ impl Processor {
             }
         }
         if self.interrupts.assign(assigned) {
+            let direct = self.interrupts.core().assigned();
+            self.machine.mailbox(self.index).set_direct(direct);
             self.engage();
         }
     }
@@ -128,8 +131,24 @@ impl Processor {
             return;
         }
         if let Some(page) = self.table.hide() {
-            self.map(page, page, Access::All);
+            self.protect_table(page);
         }
+        if self.interrupts.core().is_engaged() {
+            // The last entry may have been in direct mode. Without a shadow the guest has its own limit.
+            let limit = self.table.limit();
+            self.pages.vmcb.set(vmcb::IDTR_LIMIT, limit);
+        }
+        self.place_shadow();
+        // Others protect its page before its content counts for good: they ask for it once more then.
+        let shown = self.table.page();
+        if self.machine.mailbox(self.index).set_shadowed(shown) {
+            for index in self.others() {
+                self.ask(index, request::PROTECT);
+            }
+        }
+    }
+
+    fn place_shadow(&mut self) {
         let long_mode = self.levels().is_some();
         let physical = self.translate(self.table.base());
         let own = physical.filter(|page| self.machine.memory().contains(*page, PAGE));
@@ -145,8 +164,7 @@ impl Processor {
                 self.table.show(page);
                 self.interrupts.load_table(limit, true);
                 self.show_all();
-                let shadow = self.pages.shadow.address();
-                self.map(page, shadow, Access::Read);
+                self.protect_table(page);
                 if log::traces() {
                     say!(
                         "mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}",
@@ -165,6 +183,52 @@ impl Processor {
                 }
             }
         }
+    }
+
+    /// Whether a page has the table of one of the guest's processors, and so is protected here.
+    pub(super) fn is_table(&self, page: u64) -> bool {
+        self.table.is_at(page) || self.protected.contains(&Some(page))
+    }
+
+    /// Shows a page as it is to be: the shadow where this processor's table is, without writes where another's is.
+    pub(super) fn protect_table(&mut self, page: u64) {
+        let (real, access) = if self.table.is_at(page) {
+            (self.pages.shadow.address(), Access::Read)
+        } else if self.is_table(page) {
+            (page, Access::Read)
+        } else {
+            (page, Access::All)
+        };
+        self.map(page, real, access);
+    }
+
+    /// Protects the pages of others' tables, which have changed.
+    pub(super) fn protect_others(&mut self) {
+        for index in self.others() {
+            let page = self.machine.mailbox(index).shadowed();
+            let before = core::mem::replace(&mut self.protected[index], page);
+            if before == page {
+                continue;
+            }
+            // A step of this processor's may be in the middle of a write to either.
+            self.finish_step();
+            for page in before.into_iter().chain(page) {
+                self.protect_table(page);
+            }
+            if page.is_some() {
+                // What was written there before it was protected.
+                self.ask(index, request::REFRESH);
+            }
+        }
+    }
+
+    /// A page with a table was written: the shadows of it are made anew, those of others too before this processor goes on.
+    pub(super) fn gates_written(&mut self, page: u64) {
+        self.show_all();
+        let machine = self.machine;
+        self.ask_and_wait(request::REFRESH, |index| {
+            machine.mailbox(index).shadowed() == Some(page)
+        });
     }
 
     /// Shows another page, or with other rights.
