@@ -1,7 +1,7 @@
 //! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine
 //! attacks on it.
 //!
-//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and
+//! **What.** One guest, with the machine's memory as it is, those of its ports and
 //! registers that a list allows, and an NVMe controller whose interrupts are delivered to the guest
 //! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
@@ -16,7 +16,10 @@
 //! the guest's memory by the machine's IOMMU ([`remapping`]); without one it reaches all memory, which
 //! is said at the start (`contained_dma=false`).
 //!
-//! **Left out.** More than one processor for the guest (a second one is parked, and watches); devices other than NVMe; Intel's VMX.
+//! **Cores.** Each of the guest's processors has one, from the first on (`cpus=`); the next one is parked, and watches ([`core1`]). What
+//! they share, and what guards it, is said at [`machine`].
+//!
+//! **Left out.** Devices other than NVMe; Intel's VMX.
 #![no_std]
 #![no_main]
 

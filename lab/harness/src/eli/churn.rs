@@ -1,9 +1,10 @@
-//! What moves vectors about, in every mode: the driver unbound and bound, the controller reset under load, page-table isolation.
+//! What moves vectors about, in every mode: the driver unbound and bound, the controller reset under load, page-table isolation; and
+//! from one processor to the other, under load.
 
 use anyhow::{Result, ensure};
 
 use super::machine::Machine;
-use super::modes::{self, Mode};
+use super::modes::{self, Boot, Mode, WARMUP};
 
 /// A script that the guest must end with 0, and what it shows.
 #[derive(Clone, Copy)]
@@ -67,7 +68,13 @@ pub fn all() -> Vec<(Churn, Mode)> {
 
 /// Runs it.
 pub fn run(machine: &Machine, churn: &Churn, mode: Mode) -> Result<()> {
-    let ran = modes::run(machine, mode, (churn.kernel, false), churn.script, 20_000)?;
+    let boot = Boot {
+        kernel: churn.kernel,
+        iommu: false,
+        cpus: 1,
+        one_message: false,
+    };
+    let ran = modes::run(machine, mode, &boot, churn.script, 20_000)?;
     ensure!(
         ran.console.contains(churn.proof),
         "no {:?}\n{}",
@@ -75,4 +82,62 @@ pub fn run(machine: &Machine, churn: &Churn, mode: Mode) -> Result<()> {
         ran.tail()
     );
     Ok(())
+}
+
+/// How often the device's interrupt is moved from one processor to the other.
+pub const MOVES: u64 = 20;
+
+/// Reads meanwhile.
+pub const MOVED_READS: u64 = 6000;
+
+/// What came of it.
+pub struct Moved {
+    /// Interrupts lost, or taken twice.
+    pub lost_or_double: u64,
+    /// Interrupts by processor.
+    pub by_cpu: Vec<u64>,
+}
+
+/// The device's one interrupt is moved under verified reads, as an administrator would (`/proc/irq/N/smp_affinity_list`): no read is lost,
+/// and each is one interrupt, on one processor or the other.
+pub fn moved(machine: &Machine, mode: Mode, iommu: bool) -> Result<Moved> {
+    const READS: u64 = MOVED_READS;
+    // One message for all queues is one that Linux lets be moved; those of a queue of its own stay with its processor.
+    let script = format!(
+        "n=$(grep nvme0q /proc/interrupts | cut -d: -f1 | tr -d ' '); grep nvme0q /proc/interrupts; \
+         workload reads /dev/nvme0n1 --count {READS} --warmup {WARMUP} --in-place --pause-us 300 & w=$!; i=0; m=0; sleep 0.2; \
+         while [ $i -lt {MOVES} ]; do i=$((i+1)); c=$((i%2)); echo $c > /proc/irq/$n/smp_affinity_list; sleep 0.1; \
+         [ $(cat /proc/irq/$n/effective_affinity_list) = $c ] && [ -d /proc/$w ] && m=$((m+1)); done; \
+         wait $w; e=$?; grep nvme0q /proc/interrupts; echo moved=$m; [ $e = 0 ]"
+    );
+    let boot = Boot {
+        kernel: "",
+        iommu,
+        cpus: 2,
+        one_message: true,
+    };
+    let ran = modes::run(machine, mode, &boot, &script, 20_000)?;
+    let said = format!("moved={MOVES}");
+    ensure!(
+        ran.console.contains(&said),
+        "no {said:?}: while it reads\n{}",
+        ran.tail()
+    );
+    modes::verify(&ran, READS, 1)?;
+    let by_cpu = modes::interrupts(&ran, 2)?;
+    ensure!(
+        by_cpu.iter().all(|count| *count > READS / 20),
+        "interrupts by processor: {by_cpu:?}\n{}",
+        ran.tail()
+    );
+    let foreign = ran.report("end")?.count("core1_foreign");
+    ensure!(
+        foreign == 0,
+        "{foreign} interrupts at the core that watches"
+    );
+    let taken: u64 = by_cpu.iter().sum();
+    Ok(Moved {
+        lost_or_double: taken.abs_diff(READS + WARMUP),
+        by_cpu,
+    })
 }

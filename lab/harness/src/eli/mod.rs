@@ -34,6 +34,8 @@ Examples:
     exitless-lab eli
   One of them:
     exitless-lab eli --mode eli
+  Two processors, and the device's interrupt moved from one to the other:
+    exitless-lab eli --cpus 2
   Both kernels, rates, what moves vectors about, and the attacks (`make eli`):
     exitless-lab eli --all --reads 20000
   The attacks alone, in each mode without their defences, with them, and calm:
@@ -41,6 +43,9 @@ Examples:
   One of them:
     exitless-lab eli --attacks --attack e3 --mode eli")]
 pub struct EliArgs {
+    /// The guest's processors, each on a core, and each making its part of the reads.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2), conflicts_with_all = ["attacks", "quick", "soak"])]
+    cpus: u32,
     /// Only these modes.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "soak")]
     mode: Vec<Mode>,
@@ -81,6 +86,9 @@ pub struct EliArgs {
 const OTHER: Version = Version::new(6, 12);
 /// Attacks of `--quick`, in mode `eli`.
 const QUICK: [&str; 4] = ["e1stack", "e3", "e2turns", "broadcast_pin"];
+/// What keys of runs with two processors end with, and the most reads of these that `--all` makes.
+const TWO: &str = "_2cpu";
+const TWO_READS: u64 = 6000;
 /// How often each attack is run by `--soak`.
 const SOAK_TIMES: u32 = 5;
 /// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the mode and not of luck.
@@ -92,7 +100,11 @@ const RATES: [u64; 4] = [0, 300, 1000, 3000];
 pub fn main(args: &EliArgs) -> Result<u8> {
     let start = Instant::now();
     let reads = if args.quick { QUICK_READS } else { args.reads };
-    let most = if args.soak { 200_000 } else { reads };
+    let most = if args.soak {
+        200_000
+    } else {
+        reads.max(churn::MOVED_READS)
+    };
     let machine = Machine::new(
         args.hypervisor.as_deref(),
         args.kernel,
@@ -103,7 +115,17 @@ pub fn main(args: &EliArgs) -> Result<u8> {
         soak(&machine, &mut figures)?;
     } else {
         if !args.attacks {
-            table(&machine, args, reads, ("", false), &mut figures);
+            let suffix = if args.cpus == 1 { "" } else { TWO };
+            table(
+                &machine,
+                args,
+                reads,
+                (suffix, false, args.cpus),
+                &mut figures,
+            );
+            if args.cpus > 1 {
+                moved(&machine, args, &mut figures);
+            }
         }
         if args.all {
             let other = Machine::new(
@@ -111,9 +133,14 @@ pub fn main(args: &EliArgs) -> Result<u8> {
                 Some(OTHER),
                 modes::disk_bytes(reads),
             )?;
-            table(&other, args, reads, ("_linux_6_12", false), &mut figures);
-            table(&machine, args, reads, ("_iommu", true), &mut figures);
+            table(&other, args, reads, ("_linux_6_12", false, 1), &mut figures);
+            table(&machine, args, reads, ("_iommu", true, 1), &mut figures);
             figures.compare("_iommu");
+            if args.cpus == 1 {
+                let reads = reads.min(TWO_READS);
+                table(&machine, args, reads, (TWO, false, 2), &mut figures);
+                moved(&machine, args, &mut figures);
+            }
             rates(&machine, &mut figures);
             churn(&machine, &mut figures);
         }
@@ -149,7 +176,7 @@ fn table(
     machine: &Machine,
     args: &EliArgs,
     reads: u64,
-    (suffix, iommu): (&str, bool),
+    (suffix, iommu, cpus): (&str, bool, u32),
     figures: &mut Figures,
 ) {
     let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
@@ -165,6 +192,7 @@ fn table(
             pause_us: 0,
             kernel: "",
             iommu,
+            cpus,
         };
         let what = format!("{reads} verified reads in mode {}{suffix}", mode.option());
         runs.extend(figures.claim_ok(&what, modes::reads(machine, mode, &work)));
@@ -188,6 +216,7 @@ fn rates(machine: &Machine, figures: &mut Figures) {
                 pause_us,
                 kernel: "",
                 iommu: false,
+                cpus: 1,
             };
             let what = format!(
                 "reads with {pause_us} us before each, mode {}",
@@ -233,6 +262,38 @@ fn churn(machine: &Machine, figures: &mut Figures) {
     }
 }
 
+/// The device's interrupt moved from one of two processors to the other.
+fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
+    let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
+    let (mut lost, mut moves) = (0, 0);
+    for mode in Mode::ALL.into_iter().filter(wanted) {
+        let iommu = mode == Mode::Eli;
+        eprintln!("eli: affinity moved under load, {}", mode.option());
+        let what = format!(
+            "the device's interrupt moved {} times under load, mode {}",
+            churn::MOVES,
+            mode.option()
+        );
+        if let Some(moved) = figures.claim_ok(&what, churn::moved(machine, mode, iommu)) {
+            figures.say(&format!(
+                "  affinity moved {} times in mode {}: {:?} interrupts by processor, {} lost or double",
+                churn::MOVES,
+                mode.option(),
+                moved.by_cpu,
+                moved.lost_or_double
+            ));
+            figures.claim(
+                &format!("{what}: none is lost or double"),
+                moved.lost_or_double == 0,
+            );
+            lost += moved.lost_or_double;
+            moves += churn::MOVES;
+        }
+    }
+    figures.set("affinity_moves", moves as f64);
+    figures.set("affinity_lost_or_double", lost as f64);
+}
+
 /// What it cannot do it refuses.
 fn refusals(machine: &Machine, figures: &mut Figures) {
     for refusal in &refusals::REFUSALS {
@@ -254,6 +315,7 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
             pause_us: 0,
             kernel: "",
             iommu: false,
+            cpus: 1,
         };
         let runs: Vec<_> = Mode::ALL
             .into_iter()
@@ -273,6 +335,7 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
         pause_us: 0,
         kernel: "",
         iommu: false,
+        cpus: 1,
     };
     let runs: Vec<_> = figures
         .claim_ok(

@@ -127,6 +127,11 @@ impl Mailbox {
                 .any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
+    /// Owner: whether something is asked but a tick of the watchdog's to be taken.
+    pub fn has_guests(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) & !request::WATCHDOG != 0
+    }
+
     /// Owner: the last ticket, before requests are taken.
     pub fn begin(&self) -> u64 {
         // Acquire: pairs with `ask`.

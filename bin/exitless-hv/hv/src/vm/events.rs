@@ -62,15 +62,20 @@ impl Processor {
         }
     }
 
-    /// A non-maskable interrupt, the watchdog's. It is taken with what else waits.
+    /// A non-maskable interrupt, the watchdog's or another processor's. It is taken with what else waits.
     pub(super) fn nmi(&mut self) -> Cause {
+        let is_guests = self.machine.mailbox(self.index).has_guests();
         if !self.defends(Defence::Window) {
             let came = self.let_in_nmis();
             if self.interrupts.was_direct() && self.is_hosts_requested() {
                 self.interrupt(came && self.masks());
             }
         }
-        Cause::Watchdog
+        if is_guests {
+            Cause::Guest
+        } else {
+            Cause::Watchdog
+        }
     }
 
     /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest exit, keeps it waiting.
