@@ -9,7 +9,7 @@
 //! comes before that has run out, by the timer's own count or by the HPET, is one that another
 //! sent.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bare::apic;
 use eli::clock::{Progress, TickGaps};
@@ -37,6 +37,22 @@ pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
 /// The guest's cores say that they are alive, by counting exits; 0: one has not entered the guest yet.
 pub static ALIVE: [AtomicU64; PROCESSORS_MAX] = [const { AtomicU64::new(0) }; PROCESSORS_MAX];
+/// Where each of the guest's cores is, for the report of one that is lost: see [`place`].
+pub static PLACES: [AtomicU8; PROCESSORS_MAX] =
+    [const { AtomicU8::new(place::HOST) }; PROCESSORS_MAX];
+
+/// Values of [`PLACES`].
+pub mod place {
+    /// In the host.
+    pub const HOST: u8 = 0;
+    /// In the guest.
+    pub const GUEST: u8 = 1;
+    /// It waits for what it asked of another.
+    pub const WAITS: u8 = 2;
+    /// For people.
+    pub const NAMES: [&str; 3] = ["host", "guest", "waits"];
+}
+
 /// The guest's cores have a watchdog, which their areas count ([`host::Area`]).
 pub static IS_GUARDED: AtomicBool = AtomicBool::new(false);
 /// Ticks of the host's that the first core handled, and the longest time without one.
@@ -210,7 +226,8 @@ impl Own {
         let limit = period.counts(LOST_MS);
         if exits.is_overdue(alive, now, limit) {
             let beats = BEATS.load(Ordering::Relaxed);
-            say!("core1: core {index} has not exited for {LOST_MS} ms: lost");
+            let place = place::NAMES[usize::from(PLACES[index].load(Ordering::Relaxed))];
+            say!("core1: core {index} has not exited for {LOST_MS} ms: lost, in: {place}");
             say!(
                 "{{\"report\":\"lost\",\"core\":{index},\"exits\":{alive},\"core1_beats\":{beats},\"tick_gap_us_max\":{}}}",
                 period.microseconds(TICKS.longest())

@@ -94,8 +94,10 @@ pub enum Count {
     GuestCycles,
     /// The host's ticks that it handled.
     Ticks,
-    /// Unmaskable interrupts that it took.
+    /// Unmaskable interrupts that it took, at the first of the guest's processors.
     Nmis,
+    /// Ticks of the watchdog that the first of the guest's processors sent to others.
+    NmisSent,
     /// Unmaskable interrupts at random moments, which look at a guest that masks others.
     Samples,
     /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
@@ -120,11 +122,12 @@ pub enum Count {
     DmaFaultsLost,
 }
 
-const COUNTS: [(Count, &str); 15] = [
+const COUNTS: [(Count, &str); 16] = [
     (Count::Runs, "runs"),
     (Count::GuestCycles, "guest_cycles"),
     (Count::Ticks, "host_ticks"),
     (Count::Nmis, "nmis"),
+    (Count::NmisSent, "nmis_sent"),
     (Count::Samples, "samples"),
     (Count::DeviceCaught, "device_caught"),
     (Count::DeviceExitsDirect, "device_exits_direct"),

@@ -270,14 +270,14 @@ fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
         let iommu = mode == Mode::Eli;
         eprintln!("eli: affinity moved under load, {}", mode.option());
         let what = format!(
-            "the device's interrupt moved {} times under load, mode {}",
+            "the device's interrupt moved {} times or more under load, mode {}",
             churn::MOVES,
             mode.option()
         );
         if let Some(moved) = figures.claim_ok(&what, churn::moved(machine, mode, iommu)) {
             figures.say(&format!(
                 "  affinity moved {} times in mode {}: {:?} interrupts by processor, {} lost or double",
-                churn::MOVES,
+                moved.moves,
                 mode.option(),
                 moved.by_cpu,
                 moved.lost_or_double
@@ -287,7 +287,7 @@ fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
                 moved.lost_or_double == 0,
             );
             lost += moved.lost_or_double;
-            moves += churn::MOVES;
+            moves += moved.moves;
         }
     }
     figures.set("affinity_moves", moves as f64);

@@ -145,8 +145,8 @@ impl Mailbox {
 
     /// Owner: what was asked up to this ticket is done; of other kinds than were taken nothing is waited for.
     pub fn finish(&self, ticket: u64) {
-        // Release: what was done is seen by the asker.
-        self.served.store(ticket, Ordering::Release);
+        // Release: what was done is seen by the asker. One that waits within a service has served later tickets.
+        self.served.fetch_max(ticket, Ordering::Release);
     }
 
     /// Owner: the page of the start-up that was asked for.

@@ -137,7 +137,12 @@ impl Processor {
 
     /// A tick of the watchdog's.
     pub(super) fn watchdog_ticked(&mut self) {
-        self.counters.add(Count::Nmis, 1);
+        let count = if self.index == 0 {
+            Count::Nmis
+        } else {
+            Count::NmisSent
+        };
+        self.counters.add(count, 1);
         if self.machine.options().critical == Critical::Nmi && self.index == 0 {
             self.counters.add(Count::Ticks, 1);
         }

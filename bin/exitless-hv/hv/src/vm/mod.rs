@@ -45,7 +45,7 @@ use eli::defence::Defence;
 use eli::event::Event;
 use eli::policy::PROCESSORS_MAX;
 
-use crate::core1;
+use crate::core1::{self, place};
 use crate::host::{self, Area};
 use crate::interrupt_state::Interrupts;
 use crate::log::{self, say};
@@ -192,6 +192,7 @@ impl Processor {
         }
         self.pages.let_through(apic::EOI, !plan.eoi_exits, true);
         self.counters.add(Count::Runs, 1);
+        core1::PLACES[self.index].store(place::GUEST, Ordering::Relaxed);
         let start = processor::cycles();
         // SAFETY: the block describes a guest whose memory, ports and registers are its own
         // (`main.rs`); the pages stay.
@@ -203,6 +204,7 @@ impl Processor {
             );
         }
         let cycles = processor::cycles() - start;
+        core1::PLACES[self.index].store(place::HOST, Ordering::Relaxed);
         self.counters.add(Count::GuestCycles, cycles);
         self.pages.vmcb.set(vmcb::TLB, 0);
     }

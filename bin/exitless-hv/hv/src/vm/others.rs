@@ -17,7 +17,7 @@ use eli::policy::{LVT_MASKED, Targets};
 use eli::{Taken, Vector};
 
 use super::Processor;
-use crate::core1;
+use crate::core1::{self, place};
 use crate::host::WINDOW_MAX;
 use crate::lapic::LvtEntry;
 use crate::log::{self, say};
@@ -72,12 +72,14 @@ impl Processor {
             let ticket = self.ask(index, requests);
             let mailbox = self.machine.mailbox(index);
             let mut turns = 0;
+            core1::PLACES[self.index].store(place::WAITS, Ordering::Relaxed);
             while !mailbox.is_served(ticket) && !self.machine.is_over() {
                 self.serve_looks();
                 core::hint::spin_loop();
                 turns += 1;
                 assert!(turns < TURNS, "processor {index} does not answer");
             }
+            core1::PLACES[self.index].store(place::HOST, Ordering::Relaxed);
         }
     }
 
