@@ -118,7 +118,16 @@ const KNOWN_CYCLES: [Listed; 11] = [
     (
         "exitless-hv",
         "vm",
-        &["config", "end", "events", "ports", "tables"],
+        &[
+            "end",
+            "events",
+            "local_apic",
+            "messages",
+            "others",
+            "ports",
+            "step",
+            "tables",
+        ],
         METHODS,
     ),
     ("machine", "owner", &["access", "poller"], METHODS),

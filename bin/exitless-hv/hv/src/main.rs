@@ -42,6 +42,7 @@ mod nested;
 mod options;
 mod pages;
 mod power;
+mod raw_ports;
 mod remapping;
 mod report;
 mod shadow_table;

@@ -13,6 +13,8 @@ pub struct Churn {
     pub name: &'static str,
     /// More of the kernel's command line.
     pub kernel: &'static str,
+    /// The guest's processors.
+    pub cpus: u32,
     script: &'static str,
     /// Said on the console when all is well.
     proof: &'static str,
@@ -22,6 +24,7 @@ pub struct Churn {
 const REBIND: Churn = Churn {
     name: "driver unbound and bound 8 times",
     kernel: "",
+    cpus: 1,
     script: "f=$(basename $(readlink -f /sys/class/nvme/nvme0/device)); ok=0; for i in 1 2 3 4 5 6 7 8; do \
              echo $f > /sys/bus/pci/drivers/nvme/unbind; echo $f > /sys/bus/pci/drivers/nvme/bind; \
              n=0; until [ -b /dev/nvme0n1 ] || [ $n = 100 ]; do sleep 0.1; n=$((n+1)); done; \
@@ -33,6 +36,7 @@ const REBIND: Churn = Churn {
 const RESET: Churn = Churn {
     name: "controller reset 20 times under load",
     kernel: "",
+    cpus: 1,
     script: "workload mixed /dev/nvme0n1 --seconds 20 --depth 4 > /tmp/mixed & sleep 1; \
              n=0; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \
              echo 1 > /sys/class/nvme/nvme0/reset_controller && n=$((n+1)); sleep 0.3; done; \
@@ -44,14 +48,28 @@ const RESET: Churn = Churn {
 const PTI_ON: Churn = Churn {
     name: "page-table isolation on",
     kernel: "pti=on",
+    cpus: 1,
     script: "workload check-pattern /dev/nvme0n1 --bytes 4194304 && echo isolated=1",
     proof: "isolated=1",
 };
 const PTI_OFF: Churn = Churn {
     name: "page-table isolation off",
     kernel: "pti=off",
+    cpus: 1,
     script: "workload check-pattern /dev/nvme0n1 --bytes 4194304 && echo isolated=0",
     proof: "isolated=0",
+};
+
+/// The second processor taken off line and started again, with reads on either meanwhile.
+const REPLUG: Churn = Churn {
+    name: "second processor off line and on 3 times",
+    kernel: "",
+    cpus: 2,
+    script: "f=/sys/devices/system/cpu/cpu1/online; ok=0; for i in 1 2 3; do \
+             echo 0 > $f; [ $(nproc) = 1 ] && workload check-pattern /dev/nvme0n1 --bytes 819200 && \
+             echo 1 > $f && [ $(nproc) = 2 ] && taskset 2 workload check-pattern /dev/nvme0n1 --bytes 819200 && ok=$((ok+1)); done; \
+             echo replugged=$ok; [ $ok = 3 ]",
+    proof: "replugged=3",
 };
 
 /// All, with their modes.
@@ -62,6 +80,7 @@ pub fn all() -> Vec<(Churn, Mode)> {
     }
     for mode in [Mode::Eli, Mode::EliTimer] {
         all.extend([(RESET, mode), (PTI_ON, mode), (PTI_OFF, mode)]);
+        all.push((REPLUG, mode));
     }
     all
 }
@@ -71,7 +90,7 @@ pub fn run(machine: &Machine, churn: &Churn, mode: Mode) -> Result<()> {
     let boot = Boot {
         kernel: churn.kernel,
         iommu: false,
-        cpus: 1,
+        cpus: churn.cpus,
         one_message: false,
     };
     let ran = modes::run(machine, mode, &boot, churn.script, 20_000)?;
@@ -121,8 +140,8 @@ pub fn moved(machine: &Machine, mode: Mode, iommu: bool) -> Result<Moved> {
     };
     let ran = modes::run(machine, mode, &boot, &script, 20_000)?;
     let lines = ran.console.lines();
-    let said = lines.filter_map(|line| line.split("moved=").nth(1)?.trim().parse().ok());
-    let moves: u64 = said.last().unwrap_or(0);
+    let mut said = lines.filter_map(|line| line.split("moved=").nth(1)?.trim().parse().ok());
+    let moves: u64 = said.next_back().unwrap_or(0);
     ensure!(
         moves >= MOVES,
         "moved {moves} times while it reads\n{}",

@@ -125,6 +125,9 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             );
             if args.cpus > 1 {
                 moved(&machine, args, &mut figures);
+                if !args.all {
+                    churn(&machine, args.cpus, &mut figures);
+                }
             }
         }
         if args.all {
@@ -142,7 +145,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
                 moved(&machine, args, &mut figures);
             }
             rates(&machine, &mut figures);
-            churn(&machine, &mut figures);
+            churn(&machine, 1, &mut figures);
         }
         if args.all || args.quick {
             refusals(&machine, &mut figures);
@@ -251,9 +254,10 @@ fn rates(machine: &Machine, figures: &mut Figures) {
     }
 }
 
-/// What moves vectors about.
-fn churn(machine: &Machine, figures: &mut Figures) {
-    for (churn, mode) in churn::all() {
+/// What moves vectors about, of guests with so many processors or more.
+fn churn(machine: &Machine, least_cpus: u32, figures: &mut Figures) {
+    let all = churn::all().into_iter();
+    for (churn, mode) in all.filter(|(churn, _)| churn.cpus >= least_cpus) {
         eprintln!("eli: {}, {}", churn.name, mode.option());
         figures.claim_ok(
             &format!("{}, mode {}", churn.name, mode.option()),

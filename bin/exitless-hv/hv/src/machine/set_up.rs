@@ -22,8 +22,7 @@ use crate::options::{Critical, Options};
 use crate::pages::Shared;
 use crate::remapping::{self, Remapping, Unfit};
 use crate::report::Counters;
-use crate::vm::{config, ports};
-use crate::{core1, hpet, refuse};
+use crate::{core1, hpet, raw_ports, refuse};
 
 /// Where interrupts are written to, and where a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
@@ -157,7 +156,7 @@ impl Machine {
         const READS_MAX: u32 = 1_000_000;
         let control = tables.ports.control[0];
         self.ports = Ports::new(&tables.ports);
-        ports::start_timer();
+        raw_ports::start_timer();
         for port in 0..=u16::MAX {
             if self.exits_port(port) {
                 let at = usize::from(port) / 8;
@@ -188,9 +187,9 @@ impl Machine {
         } else {
             self.ports.rule(number) == Rule::Pm1Control
         };
-        let is_config = self.defends(Defence::Config) && config::is_port(number);
+        let is_config = self.defends(Defence::Config) && raw_ports::is_config(number);
         let is_timer = self.defends(Defence::Period) && self.ports.rule(number) == Rule::Timer;
-        ports::exits_always(number) || is_withheld || is_config || is_timer
+        raw_ports::exits_always(number) || is_withheld || is_config || is_timer
     }
 
     /// The device, the I/O APIC, and the IOMMU, which is given `pages`.

@@ -7,16 +7,7 @@ use eli::policy::ports::ones;
 
 use super::Processor;
 use crate::log::Hex;
-
-/// The address.
-const ADDRESS: u16 = 0xcf8;
-/// The first byte of the data.
-const DATA: u16 = 0xcfc;
-
-/// Whether a port is one of them. The reset register among them, of one byte, is not.
-pub const fn is_port(number: u16) -> bool {
-    matches!(number, ADDRESS | DATA..=0xcff)
-}
+use crate::raw_ports::{CONFIG_ADDRESS as ADDRESS, CONFIG_DATA as DATA};
 
 impl Processor {
     /// Carries out a read of such a port.

@@ -12,11 +12,11 @@ use core::sync::atomic::Ordering;
 use bare::{apic, pci};
 use eli::defence::Defence;
 
-use super::{Processor, ports};
+use super::Processor;
 use crate::lapic::LvtEntry;
 use crate::log::say;
 use crate::machine::mailbox::request;
-use crate::{core1, host, power, vmcb};
+use crate::{core1, host, power, raw_ports, vmcb};
 
 /// How a guest ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl Processor {
             }
         }
         self.machine.chips().mask_all();
-        ports::start_timer();
+        raw_ports::start_timer();
         for entry in LvtEntry::all() {
             // SAFETY: masked, it interrupts nothing.
             unsafe { apic::write(entry.register(), u64::from(eli::policy::LVT_MASKED)) }

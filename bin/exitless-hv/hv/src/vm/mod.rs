@@ -21,7 +21,7 @@
 //! descriptor table), `messages` (MSI-X and I/O APIC), `others` (the guest's other processors), `step`, `reports` (lines of JSON). `set_up`
 //! is before the first entry, `end` behind the last exit.
 
-pub mod config;
+mod config;
 mod cpuid;
 mod end;
 mod events;
@@ -30,7 +30,7 @@ mod local_apic;
 mod messages;
 mod msrs;
 mod others;
-pub mod ports;
+mod ports;
 mod reports;
 mod set_up;
 mod step;
@@ -55,9 +55,6 @@ use crate::report::{Cause, Count, Counters, Kind};
 use crate::shadow_table::ShadowTable;
 use crate::single_step::{Intercepts, SingleStep};
 use crate::vmcb::{self, intercept, interrupts};
-
-/// The port of markers, one byte each: 1 begins a window, 2 ends it.
-const MARKERS: u16 = 0xe0;
 
 unsafe extern "C" {
     fn guest_run(vmcb: u64, registers: *mut Registers, host: u64);

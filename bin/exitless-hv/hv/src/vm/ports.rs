@@ -1,21 +1,18 @@
 //! Ports that exit: those of the hypervisor's own, and those that are not on the list
 //! ([`eli::policy::ports`]).
 
-use bare::port;
 use eli::defence::Defence;
 use eli::event::{self, Event};
 use eli::policy::pit;
 use eli::policy::ports::{Access, Answer, Rule, ones};
 
+use super::Processor;
 use super::end::End;
-use super::{MARKERS, Processor, config};
-use crate::log::{self, Hex};
+use crate::log::Hex;
 use crate::pages::{RCX, RDI, RSI};
+use crate::raw_ports::{MARKERS, PICS, is_config, is_own, through_read, through_write};
 use crate::report::Cause;
 use crate::vmcb;
-
-/// Registers of the two 8259s.
-const PICS: [u16; 4] = [0x20, 0x21, 0xa0, 0xa1];
 
 /// An access, as an exit describes it.
 #[derive(Clone, Copy)]
@@ -167,7 +164,7 @@ impl Processor {
         if PICS.contains(&number) && size == 1 {
             return through_read(number, size);
         }
-        if config::is_port(number) {
+        if is_config(number) {
             return if self.defends(Defence::Config) {
                 self.config_read(number, size)
             } else {
@@ -192,7 +189,7 @@ impl Processor {
         if PICS.contains(&number) && size == 1 {
             return self.pic_write(number, value as u8);
         }
-        if config::is_port(number) {
+        if is_config(number) {
             return if self.defends(Defence::Config) {
                 self.config_write(number, size, value);
             } else {
@@ -251,49 +248,6 @@ impl Processor {
                 drop(chips);
                 self.refuse("the setting of an 8259", &why);
             }
-        }
-    }
-}
-
-/// Starts the first counter of the 8254 at its longest period: what its next byte is, is known then.
-pub fn start_timer() {
-    for (number, value) in [
-        (pit::CONTROL, pit::START),
-        (pit::COUNTER, 0),
-        (pit::COUNTER, 0),
-    ] {
-        through_write(number, 1, u32::from(value));
-    }
-}
-
-/// Whether accesses to a port exit whatever the list says: they are the hypervisor's, or an 8259's.
-pub fn exits_always(number: u16) -> bool {
-    is_own(number) || PICS.contains(&number)
-}
-
-/// Markers, and the log: the guest writes no line of it.
-fn is_own(number: u16) -> bool {
-    number == MARKERS || log::output().ports().contains(&number)
-}
-
-fn through_read(number: u16, size: u8) -> u32 {
-    // SAFETY: policy has let it through: reading it does the host no harm.
-    unsafe {
-        match size {
-            1 => u32::from(port::in8(number)),
-            2 => u32::from(port::in16(number)),
-            _ => port::in32(number),
-        }
-    }
-}
-
-fn through_write(number: u16, size: u8, value: u32) {
-    // SAFETY: policy has let it through, with this value.
-    unsafe {
-        match size {
-            1 => port::out8(number, value as u8),
-            2 => port::out16(number, value as u16),
-            _ => port::out32(number, value),
         }
     }
 }

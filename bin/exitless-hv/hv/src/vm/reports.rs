@@ -126,6 +126,7 @@ impl Processor {
             && self.is_look_due()
             && let Some(ms) = self.machine.ms()
             && ms >= u64::from(self.machine.options().until)
+            && self.machine.end()
         {
             say!("hv: {} ms are over", self.machine.options().until);
             // A window that the guest did not end: of a guest that spins, that is the account.
