@@ -163,6 +163,12 @@ pub fn reads(machine: &Machine, mode: Mode, work: &Work) -> Result<Figures> {
         "the IOMMU has blocked what an honest guest did\n{}",
         ran.tail()
     );
+    let foreign = ran.report("end")?.count("core1_foreign");
+    ensure!(
+        cpus == 1 || foreign == 0,
+        "{foreign} interrupts at the core that watches\n{}",
+        ran.tail()
+    );
     verify(&ran, each, cpus)?;
     let counts = interrupts(&ran, cpus)?;
     // Each processor's reads are interrupts of its own.
