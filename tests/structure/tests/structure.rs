@@ -124,7 +124,6 @@ const KNOWN_CYCLES: [Listed; 11] = [
             "local_apic",
             "messages",
             "others",
-            "ports",
             "step",
             "tables",
         ],
