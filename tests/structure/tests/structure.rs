@@ -118,7 +118,15 @@ const KNOWN_CYCLES: [Listed; 11] = [
     (
         "exitless-hv",
         "vm",
-        &["config", "end", "events", "ports", "tables"],
+        &[
+            "end",
+            "events",
+            "local_apic",
+            "messages",
+            "others",
+            "step",
+            "tables",
+        ],
         METHODS,
     ),
     ("machine", "owner", &["access", "poller"], METHODS),

@@ -9,6 +9,8 @@ const HAS_CODE: u64 = 1 << 11;
 
 /// #DB.
 pub const DEBUG: Vector = 1;
+/// A non-maskable interrupt's.
+pub const NMI: Vector = 2;
 /// #DF.
 pub const DOUBLE_FAULT: Vector = 8;
 /// #NP, which a gate that is not present raises.
@@ -60,6 +62,16 @@ impl Event {
         }
     }
 
+    /// A non-maskable interrupt.
+    #[must_use]
+    pub const fn nmi() -> Self {
+        Self {
+            vector: NMI,
+            kind: Kind::Nmi,
+            code: None,
+        }
+    }
+
     /// An interrupt from outside.
     #[must_use]
     pub const fn external(vector: Vector) -> Self {
@@ -73,7 +85,7 @@ impl Event {
     /// What the field says; `None` if it is not valid, or of a kind that there is not.
     ///
     /// QEMU's processor calls an interrupt from outside an exception (kind 3) if its delivery faults. No exception has a
-    /// vector of 32 or more, so that is what such a one is.
+    /// vector of 32 or more, so that is what such a one is; nor has one vector 2, which is a non-maskable interrupt's.
     #[must_use]
     pub const fn from_field(field: u64) -> Option<Self> {
         if field & VALID == 0 {
@@ -84,6 +96,7 @@ impl Event {
             0 => Kind::External,
             2 => Kind::Nmi,
             3 if vector >= FIRST_INTERRUPT => Kind::External,
+            3 if vector == NMI => Kind::Nmi,
             3 => Kind::Exception,
             4 => Kind::Software,
             _ => return None,

@@ -24,7 +24,9 @@
 //! Direct mode is entered when nothing is virtual any more: with a virtual vector in service the guest's next EOI would be that
 //! one's, and must exit (§3.5.1).
 //!
-//! **Left out.** Instructions, registers and memory: `bin/exitless-hv` has them. More than one guest processor; devices of which
+//! A guest with several processors has a [`Core`] for each; what a destination means among them is [`policy::Processors`]'.
+//!
+//! **Left out.** Instructions, registers and memory: `bin/exitless-hv` has them. What one processor asks of another; devices of which
 //! the interrupts cannot be told apart by vector. Containing the device's own DMA, by which it can forge any message: that needs
 //! an IOMMU.
 #![cfg_attr(not(test), no_std)]

@@ -229,6 +229,19 @@ impl Core {
         is_same
     }
 
+    /// Another processor of the guest's sends it `vector`: requested virtually, and an injection is due.
+    pub fn request(&mut self, vector: Vector) {
+        self.requested.insert(vector);
+    }
+
+    /// The processor got INIT: nothing is requested or in service any more, and it has no table. What is a vector's own at the real
+    /// local APIC stays, since messages with it may be under way; nothing may be in service there.
+    pub fn reset(&mut self) {
+        let (ways, aliases, counts) = (self.ways, self.aliases.clone(), self.counts);
+        *self = Self::new(ways);
+        (self.aliases, self.counts) = (aliases, counts);
+    }
+
     /// The guest's vector for interrupts that are gone when they are acknowledged. The real one is the host's.
     pub fn set_spurious(&mut self, vector: Vector) {
         self.spurious = vector;

@@ -311,6 +311,20 @@ pub const ROWS: &[Row] = &[
     ),
     by(
         Interrupts,
+        "commands of one of two processors: fixed, NMI, INIT, SMI, at a core or an identifier that is not the guest's",
+        "the other core, its clock",
+        &[Commands],
+        &["ipi_watcher", "ipi_init"],
+    ),
+    by(
+        Interrupts,
+        "commands at its other processor: a vector of the host's class",
+        "forged ticks; the host's messages",
+        &[Messages],
+        &["ipi_other"],
+    ),
+    by(
+        Interrupts,
         "messages by memory: a write where local APICs have registers",
         "NMIs on the other core",
         &[Pages],
@@ -377,7 +391,7 @@ pub const ROWS: &[Row] = &[
         "honest use: to oneself, nested, the host's vector; handlers that take long",
         "nothing; direct again within a second",
         "delivered as on a machine",
-        &["e1", "e5", "moved", "longhandler", "busyhandler"],
+        &["e1", "e5", "moved", "ipi", "longhandler", "busyhandler"],
     ),
     virt(
         Interrupts,

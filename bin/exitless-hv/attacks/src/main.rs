@@ -6,7 +6,7 @@
 //!
 //! **Who.** `exitless-hv`'s tests. The hypervisor delivers the vectors 0x31, 0x41 and 0x61 directly, and has class 0xf.
 //!
-//! **Left out.** A second processor, and any defence: what goes wrong unexpectedly is printed, and is the end.
+//! **Left out.** More of a second processor than some instructions of real mode, and any defence: what goes wrong unexpectedly is printed, and is the end.
 #![no_std]
 #![no_main]
 
@@ -22,6 +22,7 @@ mod local;
 mod mask;
 mod modes;
 mod nvme;
+mod others;
 mod pins;
 mod ports;
 mod service;
@@ -63,6 +64,10 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("e8init", local::e8init),
     ("e8nmi", local::e8nmi),
     ("e8memory", local::e8memory),
+    ("ipi_watcher", others::ipi_watcher),
+    ("ipi_init", others::ipi_init),
+    ("ipi_other", others::ipi_other),
+    ("ipi", others::ipi),
     ("e9lint0", local::e9lint0),
     ("e9timer", local::e9timer),
     ("pic", local::pic),

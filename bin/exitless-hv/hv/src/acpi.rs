@@ -1,10 +1,11 @@
 //! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
 //!
-//! The HPET and the IOMMU are ours, and a second core is not the guest's: the tables of the former are given another name, and the
-//! entry of the latter is marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest
+//! The HPET and the IOMMU are ours, and cores beside the guest's are not its own: the tables of the former are given another name, and
+//! the entries of the latter are marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest
 //! does not have that.
 
 use eli::policy::ports::Firmware;
+use eli::policy::{PROCESSORS_MAX, Processors};
 
 use crate::acpi_words::{ITEMS_MAX, length, read32, read64};
 use crate::memory;
@@ -21,8 +22,12 @@ pub struct Tables {
     pub hpet: Option<u64>,
     /// The I/O APIC's.
     pub io_apic: Option<u64>,
-    /// The APIC identifier of another processor.
-    pub other: Option<u32>,
+    /// Processors beside this one: their APIC identifiers, and where their entries are.
+    others: [Option<(u32, u64)>; OTHERS_MAX],
+    /// The table that these are in.
+    processors_table: Option<u64>,
+    /// The APIC identifier of a processor that is not the guest's ([`divide`](Tables::divide)).
+    pub watcher: Option<u32>,
     /// What there is of IOMMUs.
     pub remapping: Remapping,
     /// Windows of configuration space in memory.
@@ -30,6 +35,9 @@ pub struct Tables {
     /// Their table.
     windows_table: Option<u64>,
 }
+
+/// The most processors beside this one that are the guest's, and one more.
+const OTHERS_MAX: usize = PROCESSORS_MAX;
 
 /// The most windows of configuration space that are read: one for each segment.
 const WINDOWS_MAX: usize = 4;
@@ -130,7 +138,9 @@ impl Tables {
                     let id = u32::from(read32(at).to_le_bytes()[3]);
                     let flags = read32(at + 4);
                     if id != own && flags & 1 != 0 {
-                        self.other = self.other.or(Some(id));
+                        if let Some(slot) = self.others.iter_mut().find(|slot| slot.is_none()) {
+                            *slot = Some((id, at));
+                        }
                         // SAFETY: as for the HPET's table.
                         unsafe { memory::write32(at + 4, flags & !3) };
                     }
@@ -140,8 +150,37 @@ impl Tables {
             }
             at += u64::from(len.max(2));
         }
+        self.processors_table = Some(table);
         // SAFETY: as above.
         unsafe { check(table) };
+    }
+
+    /// Divides the processors: this one, `own`, and as many others as make `cpus` are the guest's, which finds them in its table again; the
+    /// next one watches. Returns the guest's.
+    ///
+    /// # Errors
+    /// There are fewer: how many there are.
+    ///
+    /// # Safety
+    /// As [`find_and_hide`](Self::find_and_hide).
+    pub unsafe fn divide(&mut self, own: u32, cpus: usize) -> Result<Processors, usize> {
+        let others = self.others.iter().flatten();
+        let found = 1 + others.clone().count();
+        // A guest with several has a core that watches them.
+        if cpus > 1 && cpus >= found {
+            return Err(found);
+        }
+        for (_, at) in others.clone().take(cpus - 1) {
+            // SAFETY: the caller's: the entry is memory, and nothing reads it yet.
+            unsafe { memory::write32(at + 4, read32(at + 4) | 1) };
+        }
+        if let Some(table) = self.processors_table {
+            // SAFETY: the caller's.
+            unsafe { check(table) };
+        }
+        let ids = others.map(|(id, _)| *id);
+        self.watcher = ids.clone().nth(cpus - 1);
+        Ok(Processors::new([own].into_iter().chain(ids.take(cpus - 1))))
     }
 }
 

@@ -1,31 +1,26 @@
-//! A second core: parked, hidden from the guest, counting its own beats.
+//! The core that watches, the first one on which no guest runs: parked, hidden from the guest, counting its own beats.
 //!
-//! It shows that a guest reaches no processor that is not its own, and it watches the first core:
-//! when that one has not exited for two seconds, nothing else could say so, and when its watchdog
-//! has not ticked for as long, nothing else would. And it measures how long the host, there, got
+//! It shows that a guest reaches no processor that is not its own, and it watches the guest's cores:
+//! when one has not exited for two seconds, nothing else could say so, and when its watchdog
+//! has not ticked for as long, nothing else would. And it measures how long the host, at the first core, got
 //! none of its ticks.
 //!
 //! Every interrupt but its beat is foreign. The beat's timer is set anew at each, and a beat that
 //! comes before that has run out, by the timer's own count or by the HPET, is one that another
 //! sent.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bare::apic;
 use eli::clock::{Progress, TickGaps};
+use eli::policy::PROCESSORS_MAX;
 
+use crate::cores::{self, Stack};
 use crate::host;
 use crate::hpet::Clock;
 use crate::log::say;
 use crate::memory::Page;
 
-unsafe extern "C" {
-    static core1_begin: u8;
-    static core1_end: u8;
-}
-
-/// Where real mode begins: page 8.
-const TRAMPOLINE: u64 = 0x8000;
 const BEAT: u64 = 0x40;
 /// Between beats: what a gap between ticks is measured by, while it lasts.
 const BEAT_MS: u32 = 2;
@@ -42,9 +37,25 @@ pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
 /// Non-maskable ones, which `run.s` counts.
 #[unsafe(export_name = "CORE1_NMIS")]
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
-/// The first core says that it is alive, by counting exits; 0: it has not entered the guest yet.
-pub static ALIVE: AtomicU64 = AtomicU64::new(0);
-/// The first core's guest has a watchdog, which [`host::HOST_NMIS`] counts.
+/// The guest's cores say that they are alive, by counting exits; 0: one has not entered the guest yet.
+pub static ALIVE: [AtomicU64; PROCESSORS_MAX] = [const { AtomicU64::new(0) }; PROCESSORS_MAX];
+/// Where each of the guest's cores is, for the report of one that is lost: see [`place`].
+pub static PLACES: [AtomicU8; PROCESSORS_MAX] =
+    [const { AtomicU8::new(place::HOST) }; PROCESSORS_MAX];
+
+/// Values of [`PLACES`].
+pub mod place {
+    /// In the host.
+    pub const HOST: u8 = 0;
+    /// In the guest.
+    pub const GUEST: u8 = 1;
+    /// It waits for what it asked of another.
+    pub const WAITS: u8 = 2;
+    /// For people.
+    pub const NAMES: [&str; 3] = ["host", "guest", "waits"];
+}
+
+/// The guest's cores have a watchdog, which their areas count ([`host::Area`]).
 pub static IS_GUARDED: AtomicBool = AtomicBool::new(false);
 /// Ticks of the host's that the first core handled, and the longest time without one.
 pub static TICKS: TickGaps = TickGaps::new();
@@ -61,48 +72,31 @@ struct Own {
     set_at: u64,
     /// The host's ticks come here.
     has_ticks: bool,
-    alive: Progress,
-    watchdog: Progress,
+    /// Of each of the guest's cores: its exits, and its watchdog.
+    watched: [(Progress, Progress); PROCESSORS_MAX],
 }
 
 /// Written by [`start`] before the core runs, and by its interrupts since then.
 static mut OWN: Option<Own> = None;
 static mut TABLE: Page = Page::ZERO;
+static mut STACK: Stack = Stack::EMPTY;
 
 /// Starts it (INIT, start-up), with the host's ticks its own, or not; whether it came.
 ///
 /// # Safety
 /// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called again.
 pub unsafe fn start(id: u32, clock: Clock, has_ticks: bool) -> bool {
-    let code = &raw const core1_begin as u64;
-    let len = &raw const core1_end as u64 - code;
-    // SAFETY: the caller's; the code is ours, and both are mapped.
-    unsafe {
-        core::ptr::copy_nonoverlapping(code as *const u8, TRAMPOLINE as *mut u8, len as usize)
-    };
     let own = Own {
         clock,
         timer_counts: timer_counts(clock),
         set_at: 0,
         has_ticks,
-        alive: Progress::default(),
-        watchdog: Progress::default(),
+        watched: Default::default(),
     };
     // SAFETY: the core does not run yet; it is started by what comes behind this.
     unsafe { (&raw mut OWN).write(Some(own)) }
-    let to = u64::from(id) << 32;
-    for (command, ms) in [
-        (0x4500, 10),
-        (0x4600 | TRAMPOLINE >> 12, 1),
-        (0x4600 | TRAMPOLINE >> 12, 100),
-    ] {
-        if BEATS.load(Ordering::Acquire) == 0 {
-            // SAFETY: the caller's.
-            unsafe { apic::write(apic::ICR, to | command) };
-            wait(clock, ms);
-        }
-    }
-    BEATS.load(Ordering::Acquire) != 0
+    // SAFETY: the caller's; the stack is its own.
+    unsafe { cores::start(id, clock, core1_main, &raw mut STACK) }
 }
 
 fn wait(clock: Clock, ms: u32) {
@@ -136,8 +130,7 @@ fn own() -> Option<&'static mut Own> {
     unsafe { (*own).as_mut() }
 }
 
-/// The second core's start.
-#[unsafe(no_mangle)]
+/// Its start.
 extern "C" fn core1_main() {
     let table = &raw mut TABLE;
     // SAFETY: only this core uses it, and only here.
@@ -152,6 +145,7 @@ extern "C" fn core1_main() {
     if let Some(own) = own() {
         own.set_timer();
     }
+    cores::came();
 }
 
 /// Its interrupts, and exceptions of its own: number, error code and instruction.
@@ -211,28 +205,37 @@ impl Own {
             return;
         }
         self.set_timer();
-        // Release: with the first beat the trampoline is free again.
-        BEATS.fetch_add(1, Ordering::Release);
+        BEATS.fetch_add(1, Ordering::Relaxed);
         TICKS.observe(now);
-        let alive = ALIVE.load(Ordering::Relaxed);
+        for index in 0..PROCESSORS_MAX {
+            self.watch(index, now);
+        }
+    }
+
+    /// Looks at one of the guest's cores.
+    fn watch(&mut self, index: usize, now: u64) {
+        let period = self.clock.period();
+        let (exits, watchdog) = &mut self.watched[index];
+        let alive = ALIVE[index].load(Ordering::Relaxed);
         if alive == 0 {
             return;
         }
         let limit = period.counts(LOST_MS);
-        if self.alive.is_overdue(alive, now, limit) {
+        if exits.is_overdue(alive, now, limit) {
             let beats = BEATS.load(Ordering::Relaxed);
-            say!("core1: the first core has not exited for {LOST_MS} ms: lost");
+            let place = place::NAMES[usize::from(PLACES[index].load(Ordering::Relaxed))];
+            say!("core1: core {index} has not exited for {LOST_MS} ms: lost, in: {place}");
             say!(
-                "{{\"report\":\"lost\",\"exits\":{alive},\"core1_beats\":{beats},\"tick_gap_us_max\":{}}}",
+                "{{\"report\":\"lost\",\"core\":{index},\"exits\":{alive},\"core1_beats\":{beats},\"tick_gap_us_max\":{}}}",
                 period.microseconds(TICKS.longest())
             );
             crate::power::off();
         }
-        let nmis = host::HOST_NMIS.load(Ordering::Relaxed);
-        if IS_GUARDED.load(Ordering::Relaxed) && self.watchdog.is_overdue(nmis, now, limit) {
-            say!("core1: the first core's watchdog has not ticked for {LOST_MS} ms");
+        let nmis = host::area(index).nmis();
+        if IS_GUARDED.load(Ordering::Relaxed) && watchdog.is_overdue(nmis, now, limit) {
+            say!("core1: the watchdog of core {index} has not ticked for {LOST_MS} ms");
             say!(
-                "{{\"report\":\"watchdog_lost\",\"nmis\":{nmis},\"ms\":{}}}",
+                "{{\"report\":\"watchdog_lost\",\"core\":{index},\"nmis\":{nmis},\"ms\":{}}}",
                 period.milliseconds(now)
             );
         }

@@ -1,8 +1,10 @@
-//! The host's side of interrupts: its descriptor table, what its handlers noted, and the one window in which they run.
+//! The host's side of interrupts, on each core of the guest's: its descriptor table, what its handlers noted ([`Area`]), and the one
+//! window in which they run.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use bare::apic;
+use bare::{apic, processor};
+use eli::policy::PROCESSORS_MAX;
 use eli::{Taken, VectorSet};
 
 use crate::log::say;
@@ -13,21 +15,32 @@ unsafe extern "C" {
     static core1_stubs: u8;
     fn host_window();
     fn host_window_nmi();
+    fn host_idle();
     fn host_rdmsr(register: u32, is_there: *mut u8) -> u64;
 }
 
-/// Non-maskable interrupts that the host took; counted by `run.s`.
-#[unsafe(no_mangle)]
-pub static HOST_NMIS: AtomicU64 = AtomicU64::new(0);
+/// What a core's handlers note (`run.s` has the offsets). They run on that core alone; others read.
+#[repr(C)]
+pub struct Area {
+    /// Vectors in the order in which they were acknowledged.
+    taken: [AtomicU8; 256],
+    /// How many ever were.
+    taken_len: AtomicU64,
+    /// Non-maskable interrupts that the core took.
+    nmis: AtomicU64,
+}
+
+/// One for each of the guest's processors.
+static AREAS: [Area; PROCESSORS_MAX] = [const {
+    Area {
+        taken: [const { AtomicU8::new(0) }; 256],
+        taken_len: AtomicU64::new(0),
+        nmis: AtomicU64::new(0),
+    }
+}; PROCESSORS_MAX];
 /// Interrupts of QEMU's that were gone when they were taken; counted by `run.s`.
 #[unsafe(no_mangle)]
 pub static HOST_SPURIOUS: AtomicU64 = AtomicU64::new(0);
-/// Vectors in the order in which they were acknowledged; written by `run.s`.
-#[unsafe(no_mangle)]
-static mut HOST_TAKEN: [u8; 256] = [0; 256];
-/// How many ever were.
-#[unsafe(no_mangle)]
-static HOST_TAKEN_LEN: AtomicU64 = AtomicU64::new(0);
 
 /// The most that one window can take: fifteen priority classes nest, and as many lines of 8259s.
 pub const WINDOW_MAX: usize = 32;
@@ -55,19 +68,22 @@ fn load(table: &mut Page, stubs: u64) {
     unsafe { core::arch::asm!("lidt [{}]", in(reg) &raw const pointer, options(nostack)) };
 }
 
-/// The first core's.
-pub fn load_handlers(table: &mut Page) {
+/// Those of this core, which is that of the guest's processor `index`.
+pub fn load_handlers(table: &mut Page, index: usize) {
+    const GS_BASE: u32 = 0xc000_0101;
+    // SAFETY: nothing else uses the segment: code of the compiler's has no use for it here.
+    unsafe { processor::wrmsr(GS_BASE, &raw const AREAS[index] as u64) }
     load(table, &raw const host_stubs as u64);
 }
 
-/// The second core's.
+/// Those of the core that watches.
 pub fn load_handlers_core1(table: &mut Page) {
     load(table, &raw const core1_stubs as u64);
 }
 
 /// Whether QEMU's emulation is the processor (its leaf of CPUID says so).
 pub fn is_emulated() -> bool {
-    bare::processor::cpuid(0x4000_0000, 0)[1].to_le_bytes() == *b"TCGT"
+    processor::cpuid(0x4000_0000, 0)[1].to_le_bytes() == *b"TCGT"
 }
 
 /// What is in service at the local APIC.
@@ -91,33 +107,58 @@ pub fn taken(vector: u8) -> (Taken, VectorSet) {
     (taken, service)
 }
 
-/// Lets pending interrupts in; which they were, in order, and what is in service then.
-pub fn window(taken: &mut [Taken; WINDOW_MAX]) -> (&[Taken], VectorSet) {
-    // Relaxed: the handlers run on this core, inside the call.
-    let before = HOST_TAKEN_LEN.load(Ordering::Relaxed);
-    // SAFETY: interrupts come here and nowhere else, and have handlers.
-    unsafe { host_window() };
-    let len = HOST_TAKEN_LEN.load(Ordering::Relaxed) - before;
-    let (service, levels) = (in_service(), levels());
-    let len = (len as usize).min(WINDOW_MAX);
-    for (slot, at) in taken.iter_mut().zip(before..).take(len) {
-        // SAFETY: no handler runs now.
-        let vector = unsafe { HOST_TAKEN[(at & 255) as usize] };
-        *slot = Taken {
-            vector,
-            in_service: service.contains(vector),
-            level: levels.contains(vector),
-        };
-    }
-    (&taken[..len], service)
+/// What the handlers of the guest's processor `index` note.
+pub fn area(index: usize) -> &'static Area {
+    &AREAS[index]
 }
 
-/// Lets a pending non-maskable interrupt in; how many came.
-pub fn window_nmi() -> u64 {
-    let before = HOST_NMIS.load(Ordering::Relaxed);
-    // SAFETY: it has a handler.
-    unsafe { host_window_nmi() };
-    HOST_NMIS.load(Ordering::Relaxed) - before
+impl Area {
+    /// Non-maskable interrupts that the core took so far.
+    pub fn nmis(&self) -> u64 {
+        self.nmis.load(Ordering::Relaxed)
+    }
+
+    /// Lets pending interrupts in, on this area's core; which they were, in order, and what is in service then.
+    pub fn window<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
+        // SAFETY: interrupts come here and nowhere else, and have handlers.
+        self.noted(taken, || unsafe { host_window() })
+    }
+
+    /// Likewise, and waits for one if none is pending. Returns for a non-maskable one, too.
+    pub fn idle<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
+        // SAFETY: as in `window`.
+        self.noted(taken, || unsafe { host_idle() })
+    }
+
+    fn noted<'a>(
+        &self,
+        taken: &'a mut [Taken; WINDOW_MAX],
+        window: impl FnOnce(),
+    ) -> (&'a [Taken], VectorSet) {
+        // Relaxed: the handlers run on this core, inside the call.
+        let before = self.taken_len.load(Ordering::Relaxed);
+        window();
+        let len = self.taken_len.load(Ordering::Relaxed) - before;
+        let (service, levels) = (in_service(), levels());
+        let len = (len as usize).min(WINDOW_MAX);
+        for (slot, at) in taken.iter_mut().zip(before..).take(len) {
+            let vector = self.taken[(at & 255) as usize].load(Ordering::Relaxed);
+            *slot = Taken {
+                vector,
+                in_service: service.contains(vector),
+                level: levels.contains(vector),
+            };
+        }
+        (&taken[..len], service)
+    }
+
+    /// Lets a pending non-maskable interrupt in, on this area's core; how many came.
+    pub fn window_nmi(&self) -> u64 {
+        let before = self.nmis();
+        // SAFETY: it has a handler.
+        unsafe { host_window_nmi() };
+        self.nmis() - before
+    }
 }
 
 /// A model-specific register that the processor may not have.

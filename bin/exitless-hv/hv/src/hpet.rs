@@ -79,6 +79,8 @@ pub struct Hpet {
     clock: Clock,
     /// Counts between ticks.
     tick: Option<u64>,
+    /// Counts between the watchdog's.
+    watchdog: Option<u64>,
 }
 
 /// What a timer lacks.
@@ -114,7 +116,11 @@ impl Hpet {
             period,
             is_wide: capabilities & WIDE != 0,
         };
-        let hpet = Self { clock, tick: None };
+        let hpet = Self {
+            clock,
+            tick: None,
+            watchdog: None,
+        };
         hpet.write(CONFIGURATION, 0);
         hpet.write(COUNTER, 0);
         hpet.write(COUNTER + 4, 0);
@@ -139,6 +145,7 @@ impl Hpet {
     /// Sets a non-maskable interrupt every `ms`, once it is started; whether it is the host's tick as well.
     pub fn set_watchdog(&mut self, ms: u32, is_tick: bool) -> Result<(), Unfit> {
         let counts = self.set(WATCHDOG, ms, DELIVERY_NMI, OWN)?;
+        self.watchdog = Some(counts);
         if is_tick {
             self.tick = Some(counts);
         }
@@ -168,6 +175,11 @@ impl Hpet {
     /// Ticks made so far.
     pub fn ticks(&self) -> u64 {
         self.tick.map_or(0, |counts| self.clock.now() / counts)
+    }
+
+    /// Ticks of the watchdog made so far, if there is one.
+    pub fn watchdog_ticks(&self) -> Option<u64> {
+        Some(self.clock.now() / self.watchdog?.max(1))
     }
 
     /// Time between ticks, µs of the clock, which stood at 0 before the first.

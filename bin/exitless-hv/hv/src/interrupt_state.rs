@@ -19,8 +19,7 @@ use eli::watchdog::{Came, Masking, Samples, Service, Ticks};
 use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
 
 use crate::lapic::Lapic;
-use crate::measurement::Measurement;
-use crate::report::{Cause, Count};
+use crate::report::{Cause, Count, Counters};
 use crate::vmcb::{self, Vmcb};
 
 /// The host's tick: when it is due, and whether the guest keeps it waiting.
@@ -41,6 +40,10 @@ pub struct Interrupts {
     tick: Option<Tick>,
     /// The entry begins with an INT instruction's event.
     is_software: bool,
+    /// A non-maskable interrupt of the guest's is requested.
+    wants_nmi: bool,
+    /// The guest is in the handler of one.
+    is_in_nmi: bool,
     /// Interrupts that met the guest's own absent gate, without defences.
     own_gates: u32,
 }
@@ -55,6 +58,8 @@ impl Interrupts {
             service: Service::default(),
             tick: None,
             is_software: false,
+            wants_nmi: false,
+            is_in_nmi: false,
             own_gates: 0,
         }
     }
@@ -96,6 +101,8 @@ impl Interrupts {
     /// Account of the exits of a vector of the real local APIC's.
     pub fn cause_of_real(&self, real: Option<Vector>) -> Cause {
         match real {
+            // Another processor of the guest's has sent something.
+            Some(real) if Source::of(real) == Some(Source::Message) => Cause::Guest,
             Some(real) if Source::of(real).is_some() => Cause::Host,
             real => self.cause(real.map(|real| self.core.guests(real))),
         }
@@ -114,7 +121,7 @@ impl Interrupts {
     }
 
     /// Begins the next entry with this interrupt, as planned.
-    pub fn inject(&self, vmcb: &mut Vmcb, event: Event, counts: &mut Measurement) {
+    pub fn inject(&self, vmcb: &mut Vmcb, event: Event, counts: &Counters) {
         let is_device = self.device.contains(event.vector);
         counts.add(Count::DeviceInjected, is_device.into());
         vmcb.set(vmcb::EVENT, event.field());
@@ -147,6 +154,38 @@ impl Interrupts {
         self.is_software = true;
     }
 
+    /// Requests a non-maskable interrupt of the guest's. Two that are requested are one.
+    pub fn request_nmi(&mut self) {
+        self.wants_nmi = true;
+    }
+
+    /// Begins the next entry with it, if one is requested, none is handled, and no other event comes first. Whether it does.
+    pub fn inject_nmi(&mut self, vmcb: &mut Vmcb) -> bool {
+        let can = self.wants_nmi && !self.is_in_nmi && !vmcb.has_event();
+        if can {
+            (self.wants_nmi, self.is_in_nmi) = (false, true);
+            self.raise(vmcb, Event::nmi());
+        }
+        can
+    }
+
+    /// The guest's handler of one has returned.
+    pub fn nmi_ended(&mut self) {
+        self.is_in_nmi = false;
+    }
+
+    /// The processor got INIT. The host's tick, and what vectors are at the real local APIC, stay.
+    pub fn reset(&mut self) {
+        self.core.reset();
+        self.service = Service::default();
+        (self.is_software, self.wants_nmi, self.is_in_nmi) = (false, false, false);
+    }
+
+    /// Takes an interrupt that another processor of the guest's sends.
+    pub fn request(&mut self, vector: Vector) {
+        self.core.request(vector);
+    }
+
     /// Takes the start of the host's tick, and the times between ticks, its own and the watchdog's.
     pub fn set_tick(&mut self, start_us: u64, tick_us: u64, watchdog_us: u64) {
         self.tick = Some(Tick {
@@ -158,12 +197,7 @@ impl Interrupts {
 
     /// Hands acknowledged interrupts to the mode machine, and ends those that it says. Returns whether the host's tick is among
     /// them.
-    pub fn acknowledge(
-        &mut self,
-        taken: &[Taken],
-        real: VectorSet,
-        counts: &mut Measurement,
-    ) -> bool {
+    pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &Counters) -> bool {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         let mut has_tick = false;
         self.core.took(taken, real, |vector, Handed { eois, to }| {
@@ -235,7 +269,7 @@ impl Interrupts {
     }
 
     /// Takes a write of the EOI register. Returns its account.
-    pub fn guest_eoi(&mut self, real: VectorSet, counts: &mut Measurement) -> Cause {
+    pub fn guest_eoi(&mut self, real: VectorSet, counts: &Counters) -> Cause {
         let done = self.core.guest_eoi(real);
         (0..done.eois).for_each(|_| apic::eoi());
         match done.ended {

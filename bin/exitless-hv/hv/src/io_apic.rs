@@ -51,9 +51,9 @@ impl IoApic {
         chip
     }
 
-    /// Where its registers are.
-    pub fn page(&self) -> u64 {
-        self.page
+    /// Entries as the guest wrote them, by their pins.
+    pub fn entries(&self) -> &[u64; PINS as usize] {
+        &self.entries
     }
 
     fn read(&self, register: u32) -> u32 {

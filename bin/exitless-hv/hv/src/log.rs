@@ -1,6 +1,6 @@
 //! The hypervisor's log: QEMU's debug console, or the second serial line. The first is the guest's.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use bare::text::{COM2, Output};
 
@@ -78,4 +78,21 @@ impl core::fmt::Display for Hex {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:#x}", self.0)
     }
+}
+
+/// Events that are still logged.
+static TRACE: AtomicU32 = AtomicU32::new(0);
+
+/// Has so many events logged (`trace=`).
+pub fn set_trace(events: u32) {
+    TRACE.store(events, Ordering::Relaxed);
+}
+
+/// Whether another event may be logged.
+pub fn traces() -> bool {
+    // Relaxed: a number, and nothing that is ordered by it.
+    let less = |left: u32| left.checked_sub(1);
+    TRACE
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+        .is_ok()
 }

@@ -1,13 +1,13 @@
 //! `exitless-hv`: a bare-metal AMD SVM micro-hypervisor that shows ELI on a stock kernel, and nine
 //! attacks on it.
 //!
-//! **What.** One guest on one core, with the machine's memory as it is, those of its ports and
+//! **What.** One guest, with the machine's memory as it is, those of its ports and
 //! registers that a list allows, and an NVMe controller whose interrupts are delivered to the guest
 //! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
-//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at, the guest is put into
-//! memory ([`loader`]), its control block is set up, and [`Vm::run`](vm::Vm::run) enters and exits
+//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at ([`machine`]), the guest is put into
+//! memory ([`loader`]), its processor is set up ([`vm`]), and [`Processor::run`](vm::Processor::run) enters and exits
 //! for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors §3.5.3,
 //! completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
 //!
@@ -16,28 +16,33 @@
 //! the guest's memory by the machine's IOMMU ([`remapping`]); without one it reaches all memory, which
 //! is said at the start (`contained_dma=false`).
 //!
-//! **Left out.** More than one processor for the guest (a second one is parked, and watches); devices other than NVMe; Intel's VMX.
+//! **Cores.** Each of the guest's processors has one, from the first on (`cpus=`); the next one is parked, and watches ([`core1`]). What
+//! they share, and what guards it, is said at [`machine`].
+//!
+//! **Left out.** Devices other than NVMe; Intel's VMX.
 #![no_std]
 #![no_main]
 
 mod acpi;
 mod acpi_words;
-mod chips;
 mod core1;
+mod cores;
 mod host;
 mod hpet;
 mod interrupt_state;
 mod io_apic;
 mod lapic;
 mod loader;
+mod lock;
 mod log;
-mod measurement;
+mod machine;
 mod memory;
 mod msix;
 mod nested;
 mod options;
 mod pages;
 mod power;
+mod raw_ports;
 mod remapping;
 mod report;
 mod shadow_table;
@@ -46,22 +51,34 @@ mod vm;
 mod vmcb;
 
 use core::arch::global_asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use bare::multiboot::{Information, MAGIC};
 use bare::{apic, processor};
 use eli::defence::{Defence, Defences};
+use eli::policy::{PROCESSORS_MAX, Processors};
 use eli::surface;
 
 use crate::acpi::Tables;
+use crate::cores::Stack;
 use crate::log::say;
+use crate::machine::Machine;
 use crate::memory::{Canary, Guest, OWN, PAGE};
 use crate::options::Options;
-use crate::pages::Pages;
-use crate::vm::Vm;
+use crate::pages::{Pages, Shared};
+use crate::vm::Processor;
 
 global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
-static mut PAGES: Pages = Pages::ZERO;
+/// One for each of the guest's processors.
+static mut PAGES: [Pages; PROCESSORS_MAX] = [Pages::ZERO; PROCESSORS_MAX];
+/// Of the cores of those beside the first.
+static mut STACKS: [Stack; PROCESSORS_MAX] = [const { Stack::EMPTY }; PROCESSORS_MAX];
+/// The number of the processor whose core is being started.
+static STARTING: AtomicUsize = AtomicUsize::new(0);
+static mut SHARED: Shared = Shared::ZERO;
+/// Written once, before another core, or a guest, runs.
+static mut MACHINE: Option<Machine> = None;
 static mut REMAPPING: remapping::Pages = remapping::Pages::ZERO;
 
 #[panic_handler]
@@ -102,13 +119,25 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     // First of all, so that whatever is refused ends the machine.
     let own = processor::cpuid(1, 0)[1] >> 24;
     // SAFETY: the guest does not run yet.
-    let tables = unsafe { Tables::find_and_hide(own) };
+    let mut tables = unsafe { Tables::find_and_hide(own) };
     power::set_ports(tables.ports.control);
     // SAFETY: the loader left it; nothing is changed there.
     let information = unsafe { Information::new(information) };
     let options = Options::parse(information.command_line()).unwrap_or_else(|word| {
         say!("hv: {word:?} is not understood\n{}", options::HELP);
         refuse(&"the command line")
+    });
+    log::set_trace(options.trace);
+    // SAFETY: as above.
+    let processors = unsafe { tables.divide(own, options.cpus) }.unwrap_or_else(|found| {
+        say!(
+            "hv: cpus={}: one core more than that has to watch",
+            options.cpus
+        );
+        refuse(&format_args!(
+            "there are {found} processors in all, too few for a guest with {}",
+            options.cpus
+        ))
     });
     say!(
         "hv: mode {}, defences {}",
@@ -123,34 +152,99 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     check_processor();
     // SAFETY: interrupts are off, and stay so until there are handlers.
     unsafe { bare::pic::quiet(0x20) }
-    let pages = &raw mut PAGES;
-    // SAFETY: here alone, once.
-    let pages = unsafe { &mut *pages };
-    host::load_handlers(&mut pages.handlers);
+    let pages = pages_of(0);
+    host::load_handlers(&mut pages.handlers, 0);
     // SAFETY: the processor has it, and its interrupts have handlers.
     unsafe {
         apic::enable();
         apic::write(apic::SPURIOUS, 0x1ff);
     }
-    if pages.nested.init().is_err() {
-        refuse(&"nested page tables");
+    let (machine, start) = set_up(&tables, options, information, processors);
+    let mut processor = Processor::new(machine, 0, pages);
+    processor.withhold();
+    processor.start_timers();
+    processor.set_up(Some(start));
+    processor.see_watchdog();
+    start_others(machine);
+    say!("hv: entering the guest");
+    processor.run()
+}
+
+/// Pages of the guest's processor `index`.
+fn pages_of(index: usize) -> &'static mut Pages {
+    let pages = &raw mut PAGES;
+    // SAFETY: once for each number, by its core.
+    unsafe { &mut (*pages)[index] }
+}
+
+/// Starts the cores of the guest's other processors, which wait for the guest to start them.
+fn start_others(machine: &Machine) {
+    for index in 1..machine.processors().len() {
+        let (Some(id), Some(clock)) = (machine.processors().id(index), machine.clock()) else {
+            refuse(&"a guest with several processors needs a clock: the HPET");
+        };
+        STARTING.store(index, Ordering::Relaxed);
+        let stacks = &raw mut STACKS;
+        // SAFETY: firmware says that the core is there; nothing of the guest's runs yet, so page 8 is free; the stack is its own.
+        let came = unsafe { cores::start(id, clock, other_main, &raw mut (*stacks)[index]) };
+        if !came {
+            refuse(&format_args!("core {id} does not start"));
+        }
+        say!("hv: core {id} has the guest's processor {index}");
     }
-    let mut vm = Vm::new(pages, options, Guest::new(information.memory()));
-    vm.list_ports(&tables);
-    vm.start_timers(&tables);
-    let start = load(vm.memory(), information);
-    let pages = &raw mut REMAPPING;
+}
+
+/// The start of a core that has another of the guest's processors.
+extern "C" fn other_main() {
+    let index = STARTING.load(Ordering::Relaxed);
+    let pages = pages_of(index);
+    host::load_handlers(&mut pages.handlers, index);
+    // SAFETY: the processor has it (as the first has), and its interrupts have handlers.
+    unsafe {
+        apic::enable();
+        apic::write(apic::SPURIOUS, 0x1ff);
+    }
+    let place = &raw const MACHINE;
+    // SAFETY: written before this core was started; only read since then.
+    let Some(machine) = (unsafe { (*place).as_ref() }) else {
+        refuse(&"no machine");
+    };
+    let mut processor = Processor::new(machine, index, pages);
+    processor.withhold();
+    processor.start_timers();
+    processor.set_up(None);
+    cores::came();
+    processor.run()
+}
+
+/// The guest's machine, and how the guest begins.
+fn set_up(
+    tables: &Tables,
+    options: Options,
+    information: Information,
+    processors: Processors,
+) -> (&'static Machine, loader::Start) {
+    let (shared, remapping) = (&raw mut SHARED, &raw mut REMAPPING);
     // SAFETY: here alone, once.
-    vm.assign(&tables, unsafe { &mut *pages });
+    let (shared, remapping) = unsafe { (&mut *shared, &mut *remapping) };
+    let mut machine = Machine::new(
+        shared,
+        options,
+        Guest::new(information.memory()),
+        processors,
+    );
+    machine.list_ports(tables);
+    machine.start_timers(tables);
+    let start = load(machine.memory(), information);
+    machine.assign(tables, remapping);
     if options.defend.has(Defence::Config) {
         // SAFETY: the guest does not run yet.
         unsafe { tables.hide_windows() }
-        vm.hide_configuration(&tables);
+        machine.hide_configuration(tables);
     }
-    vm.set_up(start);
-    vm.see_watchdog();
-    say!("hv: entering the guest");
-    vm.run()
+    let place = &raw mut MACHINE;
+    // SAFETY: here alone, once; from here on it is only read.
+    (unsafe { (*place).insert(machine) }, start)
 }
 
 /// What there must be: SVM that firmware has not locked, nested paging, x2APIC, and pages of 1 GiB.

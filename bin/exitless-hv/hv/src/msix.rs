@@ -108,13 +108,12 @@ impl Msix {
         self.entries
     }
 
-    /// The guest's view of an entry.
+    /// The guest's view of an entry, in its copy of the page. It may write there meanwhile.
     pub fn entry(&self, copy: &Page, index: usize) -> Entry {
         [0, 4, 8, 12].map(|word| {
             let at = self.offset + index * 16 + word;
-            let mut bytes = [0; 4];
-            bytes.copy_from_slice(&copy.0[at..at + 4]);
-            u32::from_le_bytes(bytes)
+            // SAFETY: of the page, and aligned; volatile, since another processor of the guest's may write there.
+            unsafe { memory::read32(copy.address() + at as u64) }
         })
     }
 

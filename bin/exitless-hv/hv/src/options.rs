@@ -1,12 +1,14 @@
 //! The command line.
 
 use eli::defence::{Defence, Defences};
+use eli::policy::PROCESSORS_MAX;
 use eli::{VectorSet, Ways};
 
 /// Said when it makes no sense.
 pub const HELP: &str = "\
-exitless-hv: runs one guest on one core, with an assigned device's interrupts delivered and completed without an exit
+exitless-hv: runs one guest, each of its processors on a core, with an assigned device's interrupts delivered and completed without an exit
   mode=baseline|delivery|eli|eli+timer   what goes without an exit (eli)
+  cpus=N            the guest's processors, 1 to 4; with more than one, a core beside them watches (1)
   watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20)
   tick=MS           an interrupt of the host's own, 1 to 1000, 0 for none (0)
   assign=HEX,...    vectors that are assigned beside the device's (none)
@@ -81,6 +83,8 @@ impl Critical {
 pub struct Options {
     /// What goes without an exit.
     pub mode: Mode,
+    /// The guest's processors.
+    pub cpus: usize,
     /// Milliseconds; 0: none.
     pub watchdog: u32,
     /// Milliseconds; 0: none.
@@ -109,6 +113,7 @@ impl Options {
     pub fn parse(line: &'static str) -> Result<Self, &'static str> {
         let mut options = Self {
             mode: Mode::Eli,
+            cpus: 1,
             watchdog: 20,
             tick: 0,
             assign: VectorSet::EMPTY,
@@ -135,6 +140,10 @@ impl Options {
             "mode" => {
                 let modes = [Mode::Baseline, Mode::Delivery, Mode::Eli, Mode::EliTimer];
                 self.mode = modes.into_iter().find(|mode| mode.name() == value)?;
+            }
+            "cpus" => {
+                let cpus = 1..=PROCESSORS_MAX;
+                self.cpus = value.parse().ok().filter(|count| cpus.contains(count))?;
             }
             "watchdog" => self.watchdog = milliseconds()?,
             "tick" => self.tick = milliseconds()?,

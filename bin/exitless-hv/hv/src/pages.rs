@@ -1,4 +1,5 @@
-//! Pages that the hardware reads, and copies that the guest sees.
+//! Pages that the hardware reads, and copies that the guest sees: those of one processor ([`Pages`]), and those of the machine
+//! ([`Shared`]).
 
 use crate::memory::Page;
 use crate::nested::Nested;
@@ -37,7 +38,7 @@ impl Pages {
     }
 }
 
-/// Everything that the hardware reads about the guest. It stays where it is.
+/// Everything that the hardware reads about one of the guest's processors. It stays where it is.
 pub struct Pages {
     /// The guest's control block.
     pub vmcb: Vmcb,
@@ -45,20 +46,14 @@ pub struct Pages {
     pub host: Vmcb,
     /// VMRUN's own.
     pub save: Page,
-    /// A bit per port.
-    pub io_map: [Page; 3],
     /// Two bits per model-specific register.
     pub msr_map: [Page; 2],
     /// The host's interrupt descriptor table.
     pub handlers: Page,
     /// The shadow of the guest's.
     pub shadow: Page,
-    /// The guest's view of the device's message table.
-    pub messages: Page,
     /// Page under an instruction that reaches no device.
     pub scratch: Page,
-    /// Page that the guest sees where the HPET is, and the local APIC's registers in memory.
-    pub nothing: Page,
     /// Nested page tables.
     pub nested: Nested,
     /// The guest's registers.
@@ -71,17 +66,33 @@ impl Pages {
         vmcb: Vmcb(Page::ZERO),
         host: Vmcb(Page::ZERO),
         save: Page::ZERO,
-        io_map: [Page::ZERO; 3],
         msr_map: [Page::ZERO; 2],
         handlers: Page::ZERO,
         shadow: Page::ZERO,
-        messages: Page::ZERO,
         scratch: Page::ZERO,
-        nothing: Page::ZERO,
         nested: Nested::EMPTY,
         registers: Registers {
             words: [0; 16],
             sse: [0; 512],
         },
+    };
+}
+
+/// Pages that all of the guest's processors have. They stay where they are.
+pub struct Shared {
+    /// A bit per port.
+    pub io_map: [Page; 3],
+    /// The guest's view of the device's message table.
+    pub messages: Page,
+    /// Page that the guest sees where the HPET is, and the local APIC's registers in memory.
+    pub nothing: Page,
+}
+
+impl Shared {
+    /// All zero.
+    pub const ZERO: Self = Self {
+        io_map: [Page::ZERO; 3],
+        messages: Page::ZERO,
+        nothing: Page::ZERO,
     };
 }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! device ── address ─▶ context of its function ─▶ second-level tables: the guest's memory  [`tables`]
-//!        ── message: a handle ─▶ interrupt entry: vector, own processor, this source ─▶ local APIC
+//!        ── message: a handle ─▶ interrupt entry: vector, processor, this source ─▶ local APIC
 //! ```
 //! The guest sees neither the unit nor its formats: firmware's table is hidden, the unit's page is
 //! not mapped, and what the guest writes into the device's message table or the I/O APIC is answered
@@ -156,7 +156,6 @@ pub struct Remapping {
     tail: u16,
     /// Waits so far: what the next one writes.
     waits: u32,
-    own: u32,
     device: u16,
     io_apic: Option<u16>,
     /// The first recording register's offset, and how many there are.
@@ -167,7 +166,7 @@ pub struct Remapping {
 
 impl Remapping {
     /// Takes the unit over, and turns it on: function `device` reaches `guest`'s memory, and its
-    /// messages, and those of the I/O APIC, go to processor `own` by [`message`](Self::message) and
+    /// messages, and those of the I/O APIC, are interrupts by [`message`](Self::message) and
     /// [`redirection`](Self::redirection).
     ///
     /// # Errors
@@ -180,7 +179,6 @@ impl Remapping {
         pages: &'static mut Pages,
         guest: &Guest,
         device: Option<u16>,
-        own: u32,
     ) -> Result<Self, Unfit> {
         let base = firmware.unit.ok_or(Unfit::None)?;
         if firmware.units != 1 {
@@ -207,7 +205,6 @@ impl Remapping {
             pages,
             tail: 0,
             waits: 0,
-            own,
             device,
             io_apic: firmware.io_apic,
             faults: (capability.fro() * 16, u16::from(capability.nfr()) + 1),
@@ -267,24 +264,28 @@ impl Remapping {
         )
     }
 
-    /// Has the device's message `index` be the interrupt `vector`. Returns its address and data.
-    pub fn message(&mut self, index: u16, vector: u8) -> (u64, u32) {
-        let entry = InterruptEntry::new().with_v(vector);
+    /// Has the device's message `index` be the interrupt `vector` at processor `to`. Returns its address and data.
+    pub fn message(&mut self, index: u16, to: u32, vector: u8) -> (u64, u32) {
+        let entry = InterruptEntry::new().with_v(vector).with_dst(to);
         self.enter(index, self.device, entry);
         (u64::from(RemappableAddress::of(index).into_bits()), 0)
     }
 
-    /// Has the I/O APIC's `pin` be the interrupt of the lower word of this entry, which policy has made:
-    /// its vector, delivery mode and trigger. Returns the chip's entry, unmasked; none where firmware does
+    /// Has the I/O APIC's `pin` be the interrupt of this entry, which policy has made: its vector, delivery mode,
+    /// trigger and processor. Returns the chip's entry, unmasked; none where firmware does
     /// not say what the chip sends as.
-    pub fn redirection(&mut self, pin: u8, low: u32) -> Option<u64> {
+    pub fn redirection(&mut self, pin: u8, made: u64) -> Option<u64> {
         let handle = FIRST_PIN + u16::from(pin);
         if handle >= HANDLES {
             return None;
         }
+        let (low, to) = (made as u32, (made >> 56) as u32);
         let (vector, mode) = (low as u8, (low >> 8 & 7) as u8);
         let (is_low, is_level) = (low >> 13 & 1 != 0, low >> 15 & 1 != 0);
-        let entry = InterruptEntry::new().with_v(vector).with_dlm(mode);
+        let entry = InterruptEntry::new()
+            .with_v(vector)
+            .with_dlm(mode)
+            .with_dst(to);
         self.enter(handle, self.io_apic?, entry.with_tm(is_level));
         let entry = RemappableRedirection::new()
             .with_vector(vector)
@@ -295,11 +296,10 @@ impl Remapping {
         Some(entry.into_bits())
     }
 
-    /// Puts an entry, of `source`'s messages to the own processor, into the table.
+    /// Puts an entry, of `source`'s messages, into the table.
     fn enter(&mut self, handle: u16, source: u16, entry: InterruptEntry) {
         let entry = entry
             .with_p(true)
-            .with_dst(self.own)
             .with_sid(source)
             .with_svt(SourceValidation::Requester)
             .into_bits();

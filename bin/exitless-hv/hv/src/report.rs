@@ -1,6 +1,10 @@
 //! Exits, counted by what exited and on whose account.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::core1;
+use crate::hpet::Clock;
 
 /// What exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +94,10 @@ pub enum Count {
     GuestCycles,
     /// The host's ticks that it handled.
     Ticks,
-    /// Unmaskable interrupts that it took.
+    /// Unmaskable interrupts that it took, at the first of the guest's processors.
     Nmis,
+    /// Ticks of the watchdog that the first of the guest's processors sent to others.
+    NmisSent,
     /// Unmaskable interrupts at random moments, which look at a guest that masks others.
     Samples,
     /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
@@ -116,11 +122,12 @@ pub enum Count {
     DmaFaultsLost,
 }
 
-const COUNTS: [(Count, &str); 15] = [
+const COUNTS: [(Count, &str); 16] = [
     (Count::Runs, "runs"),
     (Count::GuestCycles, "guest_cycles"),
     (Count::Ticks, "host_ticks"),
     (Count::Nmis, "nmis"),
+    (Count::NmisSent, "nmis_sent"),
     (Count::Samples, "samples"),
     (Count::DeviceCaught, "device_caught"),
     (Count::DeviceExitsDirect, "device_exits_direct"),
@@ -148,14 +155,17 @@ impl Counts {
         others: [0; COUNTS.len()],
     };
 
-    /// Adds an exit.
-    pub fn exit(&mut self, kind: Kind, cause: Cause) {
-        self.exits[kind as usize][cause as usize] += 1;
-    }
-
     /// Adds to one of the others.
     pub fn add(&mut self, count: Count, by: u64) {
         self.others[count as usize] += by;
+    }
+
+    /// These and `others`.
+    pub fn plus(mut self, others: &Self) -> Self {
+        let counts = self.exits.iter_mut().flatten().chain(&mut self.others);
+        let added = others.exits.iter().flatten().chain(&others.others);
+        counts.zip(added).for_each(|(count, by)| *count += by);
+        self
     }
 
     /// All exits.
@@ -187,5 +197,95 @@ impl Counts {
             }
         }
         Ok(())
+    }
+}
+
+/// Counts of one processor of the guest's: its core adds, any core reads.
+pub struct Counters {
+    clock: Option<Clock>,
+    exits: [[AtomicU64; CAUSES.len()]; KINDS.len()],
+    others: [AtomicU64; COUNTS.len()],
+    /// What the mode machine has done, by [`TOTALS`].
+    totals: [AtomicU64; TOTALS.len()],
+}
+
+/// A count of the mode machine: its name, and where it is.
+type Total = (&'static str, fn(&eli::Core) -> u64);
+
+/// Those that are reported.
+pub const TOTALS: [Total; 9] = [
+    ("injected", |core| core.counts().injected),
+    ("reflected", |core| core.counts().reflected),
+    ("software", |core| core.counts().software),
+    ("own_gates", |core| core.counts().own_gates),
+    ("stolen", |core| core.counts().stolen),
+    ("forced", |core| core.counts().forced),
+    ("suspended", |core| core.counts().suspended),
+    ("returned", |core| core.counts().returned),
+    ("aliased", |core| core.aliased().into()),
+];
+
+impl Counters {
+    /// Nothing, without a clock.
+    pub const fn new() -> Self {
+        Self {
+            clock: None,
+            exits: [const { [const { AtomicU64::new(0) }; CAUSES.len()] }; KINDS.len()],
+            others: [const { AtomicU64::new(0) }; COUNTS.len()],
+            totals: [const { AtomicU64::new(0) }; TOTALS.len()],
+        }
+    }
+
+    /// Has a clock from now on, by which gaps between the host's ticks are measured.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = Some(clock);
+    }
+
+    /// Counts an exit.
+    pub fn exit(&self, kind: Kind, cause: Cause) {
+        Self::increase(&self.exits[kind as usize][cause as usize], 1);
+    }
+
+    /// Adds to one of the others.
+    pub fn add(&self, count: Count, by: u64) {
+        Self::increase(&self.others[count as usize], by);
+        if count == Count::Ticks
+            && by != 0
+            && let Some(clock) = self.clock
+        {
+            core1::TICKS.taken(clock.now());
+        }
+    }
+
+    /// Returns what has been counted so far. Not at one moment, while the processor runs.
+    pub fn read(&self) -> Counts {
+        Counts {
+            exits: self
+                .exits
+                .each_ref()
+                .map(|causes| causes.each_ref().map(Self::value)),
+            others: self.others.each_ref().map(Self::value),
+        }
+    }
+
+    /// Takes what the mode machine has done so far.
+    pub fn set_totals(&self, core: &eli::Core) {
+        for (slot, (_, total)) in self.totals.iter().zip(TOTALS) {
+            slot.store(total(core), Ordering::Relaxed);
+        }
+    }
+
+    /// One of these: its place in [`TOTALS`].
+    pub fn total(&self, index: usize) -> u64 {
+        Self::value(&self.totals[index])
+    }
+
+    // Relaxed, both: a number, of which one core is the only writer.
+    fn increase(count: &AtomicU64, by: u64) {
+        count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+    }
+
+    fn value(count: &AtomicU64) -> u64 {
+        count.load(Ordering::Relaxed)
     }
 }

@@ -6,7 +6,9 @@
 
 .text
 
-# Handlers of the first core: note the vector and return.
+# Handlers of a guest's core: note the vector in that core's area (`host.rs`), to which GS leads, and return.
+.set AREA_TAKEN_LEN, 256
+.set AREA_NMIS, 264
 .global host_stubs
 .balign 16
 host_stubs:
@@ -40,13 +42,13 @@ host_common:
   lock incq HOST_SPURIOUS(%rip)
   jmp 4f
 3:
-  lock incq HOST_NMIS(%rip)
+  incq %gs:AREA_NMIS
   jmp 4f
 2:
-  movq HOST_TAKEN_LEN(%rip), %rcx
+  movq %gs:AREA_TAKEN_LEN, %rcx
   andq $255, %rcx
-  movb %al, HOST_TAKEN(%rcx)
-  incq HOST_TAKEN_LEN(%rip)
+  movb %al, %gs:(%rcx)
+  incq %gs:AREA_TAKEN_LEN
 4:
   popq %rcx
   popq %rax
@@ -61,6 +63,17 @@ host_window:
   nop
   nop
   nop
+  cli
+  clgi
+  ret
+
+# Halts until an interrupt comes, and lets it in. One that can be masked and is pending already ends the halt; a non-maskable one may
+# come just before it.
+.global host_idle
+host_idle:
+  stgi
+  sti
+  hlt
   cli
   clgi
   ret
@@ -156,53 +169,56 @@ guest_run:
   popq %rbx
   ret
 
-# The second core: from real mode, at a page below 1 MiB to which this is copied.
-.global core1_begin, core1_end
+# Another core: from real mode, at a page below 1 MiB to which this is copied, to CORE_MAIN on the stack CORE_STACK (`cores.rs`).
+.global core_begin, core_end
 .balign 16
-core1_begin:
+core_begin:
 .code16
   cli
   xorw %ax, %ax
   movw %ax, %ds
-  lgdtl 0x8000 + core1_gdt_pointer - core1_begin
+  lgdtl 0x8000 + core_gdt_pointer - core_begin
   movl %cr0, %eax
   orl $1, %eax
   movl %eax, %cr0
-  ljmpl $8, $(0x8000 + core1_protected - core1_begin)
+  ljmpl $8, $(0x8000 + core_protected - core_begin)
 .code32
-core1_protected:
+core_protected:
   movw $16, %ax
   movw %ax, %ds
   movw %ax, %es
   movw %ax, %ss
-  movl $core1_stack_top, %esp
+  movl CORE_STACK, %esp
   movl $bare_long_mode, %eax
   call *%eax
-  ljmp $8, $core1_start64
+  ljmp $8, $core_start64
 .balign 8
-core1_gdt:
+core_gdt:
   .quad 0
   .quad 0x00cf9b000000ffff
   .quad 0x00cf93000000ffff
-core1_gdt_pointer:
+core_gdt_pointer:
   .word 23
-  .long 0x8000 + core1_gdt - core1_begin
-core1_end:
+  .long 0x8000 + core_gdt - core_begin
+core_end:
 .code64
-core1_start64:
+core_start64:
   movw $16, %ax
   movw %ax, %ds
   movw %ax, %es
   movw %ax, %ss
-  movl $core1_stack_top, %esp
-  call core1_main
+  xorl %eax, %eax
+  movw %ax, %fs
+  movw %ax, %gs
+  movq CORE_STACK(%rip), %rsp
+  call *CORE_MAIN(%rip)
 1:
   sti
   hlt
   jmp 1b
 
-# Its handlers: maskable interrupts find nothing but the loop above, so all registers are free. A non-maskable one may find
-# another handler, and uses none.
+# Handlers of the core that watches: maskable interrupts find nothing but the loop above, so all registers are free. A
+# non-maskable one may find another handler, and uses none.
 .global core1_stubs
 .balign 16
 core1_stubs:
@@ -224,8 +240,3 @@ core1_common:
 2:
   addq $16, %rsp
   iretq
-
-.bss
-.balign 16
-.skip 16384
-core1_stack_top:

@@ -36,6 +36,11 @@ impl ShadowTable {
         self.page.is_some()
     }
 
+    /// The page that is shadowed.
+    pub fn page(&self) -> Option<u64> {
+        self.page
+    }
+
     /// Whether this is the page that is shadowed.
     pub fn is_at(&self, page: u64) -> bool {
         self.page == Some(page)

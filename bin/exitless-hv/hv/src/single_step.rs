@@ -29,6 +29,8 @@ pub enum Protected {
     Cr8(bool),
     /// An access to DR7.
     Dr7,
+    /// IRET from the handler of a non-maskable interrupt that was injected.
+    Iret,
     /// A write to CR0 or CR4: the guest may leave long mode, in which gates have 16 bytes.
     Mode,
 }

@@ -103,6 +103,8 @@ pub mod intercept {
     pub const IDTR_WRITE: u32 = 1 << 10;
     /// CPUID.
     pub const CPUID: u32 = 1 << 18;
+    /// IRET.
+    pub const IRET: u32 = 1 << 20;
     /// RSM.
     pub const RSM: u32 = 1 << 19;
     /// INVD.
@@ -225,6 +227,40 @@ impl Vmcb {
         self.set(DR6, 0xffff_0ff0);
         self.set(DR7, DR7_RESET);
         self.set(PAT, 0x0007_0406_0007_0406);
+    }
+
+    /// The state in which a processor begins behind a start-up at this page: real mode.
+    pub fn real_mode(&mut self, page: u8) {
+        const DATA: u16 = 0x93;
+        const CODE: u16 = 0x9b;
+        const LIMIT: u32 = 0xffff;
+        for offset in [0x400, 0x420, 0x430, 0x440, 0x450] {
+            self.segment(offset, 0, DATA, LIMIT);
+        }
+        self.segment(0x410, u16::from(page) << 8, CODE, LIMIT);
+        self.set(CS_BASE, u64::from(page) << 12);
+        // GDTR, LDTR, IDTR, TR.
+        self.segment(0x460, 0, 0, LIMIT);
+        self.segment(0x470, 0, 0x82, LIMIT);
+        self.segment(0x480, 0, 0, LIMIT);
+        self.segment(0x490, 0, 0x8b, LIMIT);
+        const SVME: u64 = 1 << 12;
+        self.set(EFER, SVME);
+        // Not cached, as after INIT.
+        self.set(CR0, 0x6000_0010);
+        self.set(CR2, 0);
+        self.set(CR3, 0);
+        self.set(CR4, 0);
+        self.set(CPL, 0);
+        self.set(RFLAGS, 2);
+        self.set(RIP, 0);
+        self.set(RSP, 0);
+        self.set(RAX, 0);
+        self.set(DR6, 0xffff_0ff0);
+        self.set(DR7, DR7_RESET);
+        self.set(PAT, 0x0007_0406_0007_0406);
+        self.set(SHADOW, 0);
+        self.set(EVENT, 0);
     }
 
     /// The TLB is flushed at the next entry.

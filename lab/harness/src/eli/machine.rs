@@ -36,6 +36,8 @@ pub struct Run<'a> {
     pub cpu: &'a str,
     /// With the NVMe controller.
     pub nvme: bool,
+    /// It has one interrupt message, which the guest may move, instead of one for each processor.
+    pub one_message: bool,
     /// With an IOMMU before it.
     pub iommu: bool,
     /// Processors.
@@ -159,7 +161,9 @@ impl Machine {
                 "if=none,id=disk,format=raw,snapshot=on,file=",
                 &self.disk,
             ));
-            command.args(["-device", "nvme,drive=disk,serial=exitless"]);
+            let more = if run.one_message { ",msix_qsize=1" } else { "" };
+            let device = format!("nvme,drive=disk,serial=exitless{more}");
+            command.args(["-device", &device]);
         }
         command.arg("-kernel").arg(&self.hypervisor);
         command.args(["-append", &run.options]);
@@ -317,6 +321,20 @@ impl Ran {
 pub struct Report(Map<String, Value>);
 
 impl Report {
+    /// The sums of reports' counts; what is no count is the last one's.
+    pub fn sum(reports: impl IntoIterator<Item = Self>) -> Self {
+        let mut sum = Map::new();
+        for (key, value) in reports.into_iter().flat_map(|report| report.0) {
+            let before = sum.get(&key).and_then(Value::as_u64);
+            let value = match (before, value.as_u64()) {
+                (Some(before), Some(more)) => Value::from(before + more),
+                _ => value,
+            };
+            sum.insert(key, value);
+        }
+        Self(sum)
+    }
+
     /// A count; what the hypervisor did not see it leaves out.
     pub fn count(&self, key: &str) -> u64 {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0)

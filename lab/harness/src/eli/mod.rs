@@ -36,6 +36,8 @@ Examples:
     exitless-lab eli
   One of them:
     exitless-lab eli --mode eli
+  Two processors, and the device's interrupt moved from one to the other:
+    exitless-lab eli --cpus 2
   Both kernels, rates, what moves vectors about, and the attacks (`make eli`):
     exitless-lab eli --all --reads 20000
   The four modes behind an IOMMU, beside them without:
@@ -45,6 +47,9 @@ Examples:
   One of them:
     exitless-lab eli --attacks --attack e3 --mode eli")]
 pub struct EliArgs {
+    /// The guest's processors, each on a core, and each making its part of the reads.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2), conflicts_with_all = ["attacks", "quick", "soak"])]
+    cpus: u32,
     /// Only these modes.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "soak")]
     mode: Vec<Mode>,
@@ -88,6 +93,9 @@ pub struct EliArgs {
 const OTHER: Version = Version::new(6, 12);
 /// Attacks of `--quick`, in mode `eli`.
 const QUICK: [&str; 4] = ["e1stack", "e3", "e2turns", "broadcast_pin"];
+/// What keys of runs with two processors end with, and the most reads of these that `--all` makes.
+const TWO: &str = "_2cpu";
+const TWO_READS: u64 = 6000;
 /// How often each attack is run by `--soak`.
 const SOAK_TIMES: u32 = 5;
 /// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the mode and not of luck.
@@ -101,7 +109,11 @@ const RATES: [u64; 4] = [0, 300, 1000, 3000];
 pub fn main(args: &EliArgs) -> Result<u8> {
     let start = Instant::now();
     let reads = if args.quick { QUICK_READS } else { args.reads };
-    let most = if args.soak { 200_000 } else { reads };
+    let most = if args.soak {
+        200_000
+    } else {
+        reads.max(churn::MOVED_READS)
+    };
     let machine = Machine::new(
         args.hypervisor.as_deref(),
         args.kernel,
@@ -114,7 +126,14 @@ pub fn main(args: &EliArgs) -> Result<u8> {
         beside_iommu(&machine, reads, &mut figures);
     } else {
         if !args.attacks {
-            table(&machine, args, reads, "", &mut figures);
+            let suffix = if args.cpus == 1 { "" } else { TWO };
+            table(&machine, args, reads, (suffix, args.cpus), &mut figures);
+            if args.cpus > 1 {
+                moved(&machine, args, &mut figures);
+                if !args.all {
+                    churn(&machine, args.cpus, &mut figures);
+                }
+            }
         }
         if args.all {
             let other = Machine::new(
@@ -122,10 +141,15 @@ pub fn main(args: &EliArgs) -> Result<u8> {
                 Some(OTHER),
                 modes::disk_bytes(reads),
             )?;
-            table(&other, args, reads, "_linux_6_12", &mut figures);
+            table(&other, args, reads, ("_linux_6_12", 1), &mut figures);
             beside_iommu(&machine, reads, &mut figures);
+            if args.cpus == 1 {
+                let reads = reads.min(TWO_READS);
+                table(&machine, args, reads, (TWO, 2), &mut figures);
+                moved(&machine, args, &mut figures);
+            }
             rates(&machine, &mut figures);
-            churn(&machine, &mut figures);
+            churn(&machine, 1, &mut figures);
         }
         if args.all || args.quick {
             refusals(&machine, &mut figures);
@@ -155,7 +179,13 @@ pub fn main(args: &EliArgs) -> Result<u8> {
 }
 
 /// The modes on one kernel.
-fn table(machine: &Machine, args: &EliArgs, reads: u64, suffix: &str, figures: &mut Figures) {
+fn table(
+    machine: &Machine,
+    args: &EliArgs,
+    reads: u64,
+    (suffix, cpus): (&str, u32),
+    figures: &mut Figures,
+) {
     let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
     let mut runs = Vec::new();
     for mode in Mode::ALL.into_iter().filter(wanted) {
@@ -169,6 +199,7 @@ fn table(machine: &Machine, args: &EliArgs, reads: u64, suffix: &str, figures: &
             pause_us: 0,
             kernel: "",
             iommu: false,
+            cpus,
         };
         let what = format!("{reads} verified reads in mode {}{suffix}", mode.option());
         runs.extend(figures.claim_ok(&what, modes::reads(machine, mode, &work)));
@@ -185,6 +216,7 @@ fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
         pause_us: 0,
         kernel: "",
         iommu,
+        cpus: 1,
     };
     let [mut with_iommu, mut beside] = [Vec::new(), Vec::new()];
     for mode in Mode::ALL {
@@ -233,6 +265,7 @@ fn rates(machine: &Machine, figures: &mut Figures) {
                 pause_us,
                 kernel: "",
                 iommu: false,
+                cpus: 1,
             };
             let what = format!(
                 "reads with {pause_us} us before each, mode {}",
@@ -267,9 +300,11 @@ fn rates(machine: &Machine, figures: &mut Figures) {
     }
 }
 
-/// What moves vectors about, two at a time: nothing of it is a matter of time.
-fn churn(machine: &Machine, figures: &mut Figures) {
-    for pair in churn::all().chunks(2) {
+/// What moves vectors about, of guests with so many processors or more, two at a time: nothing of it is a matter of time.
+fn churn(machine: &Machine, least_cpus: u32, figures: &mut Figures) {
+    let all = churn::all().into_iter();
+    let all: Vec<_> = all.filter(|(churn, _)| churn.cpus >= least_cpus).collect();
+    for pair in all.chunks(2) {
         let results: Vec<_> = thread::scope(|scope| {
             let start = |(churn, mode): &(Churn, Mode)| {
                 eprintln!("eli: {}, {}", churn.name, mode.option());
@@ -286,6 +321,38 @@ fn churn(machine: &Machine, figures: &mut Figures) {
             figures.claim_ok(&format!("{}, mode {}", churn.name, mode.option()), result);
         }
     }
+}
+
+/// The device's interrupt moved from one of two processors to the other.
+fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
+    let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
+    let (mut lost, mut moves) = (0, 0);
+    for mode in Mode::ALL.into_iter().filter(wanted) {
+        let iommu = mode == Mode::Eli;
+        eprintln!("eli: affinity moved under load, {}", mode.option());
+        let what = format!(
+            "the device's interrupt moved {} times or more under load, mode {}",
+            churn::MOVES,
+            mode.option()
+        );
+        if let Some(moved) = figures.claim_ok(&what, churn::moved(machine, mode, iommu)) {
+            figures.say(&format!(
+                "  affinity moved {} times in mode {}: {:?} interrupts by processor, {} lost or double",
+                moved.moves,
+                mode.option(),
+                moved.by_cpu,
+                moved.lost_or_double
+            ));
+            figures.claim(
+                &format!("{what}: none is lost or double"),
+                moved.lost_or_double == 0,
+            );
+            lost += moved.lost_or_double;
+            moves += moved.moves;
+        }
+    }
+    figures.set("affinity_moves", moves as f64);
+    figures.set("affinity_lost_or_double", lost as f64);
 }
 
 /// What it cannot do it refuses.
@@ -309,6 +376,7 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
             pause_us: 0,
             kernel: "",
             iommu: false,
+            cpus: 1,
         };
         let runs: Vec<_> = Mode::ALL
             .into_iter()
@@ -328,6 +396,7 @@ fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
         pause_us: 0,
         kernel: "",
         iommu: false,
+        cpus: 1,
     };
     let runs: Vec<_> = figures
         .claim_ok(

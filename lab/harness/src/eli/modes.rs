@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use workload::BLOCK;
 use workload::pattern::Checksum;
 
@@ -46,7 +46,7 @@ impl Mode {
 }
 
 /// Reads before the window.
-const WARMUP: u64 = 50;
+pub const WARMUP: u64 = 50;
 
 /// Bytes of a disk on which `reads` reads are not made twice.
 pub fn disk_bytes(reads: u64) -> usize {
@@ -64,6 +64,8 @@ pub struct Work {
     pub kernel: &'static str,
     /// The controller is behind an IOMMU.
     pub iommu: bool,
+    /// The guest's processors, each of which makes its part of the reads.
+    pub cpus: u32,
 }
 
 /// What a mode came to.
@@ -71,12 +73,12 @@ pub struct Work {
 pub struct Figures {
     /// The mode.
     pub mode: Mode,
+    /// The guest's processors.
+    pub cpus: u32,
     /// Reads in the window; each is verified.
     pub reads: u64,
-    /// Interrupts that the guest counted, for the reads it made.
-    pub interrupts: u64,
-    /// Those reads.
-    pub asked: u64,
+    /// Interrupts lost, or taken twice: those that the guest counted, against the reads that it made.
+    pub lost_or_double: u64,
     /// Exits on account of the device, by kind.
     pub device: Vec<(String, u64)>,
     /// Of the guest otherwise, of the timer, of the watchdog.
@@ -93,7 +95,7 @@ pub struct Figures {
     pub direct_exits: u64,
     /// Timer interrupts that the host saw.
     pub ticks: u64,
-    /// Of the window's time that part which the guest had: the emulator's, and so no measure of a machine's.
+    /// Of the window's time that part which the guest had, of each processor's: the emulator's, and so no measure of a machine's.
     pub in_guest: f64,
     /// The window, ms of the emulated machine.
     pub ms: u64,
@@ -105,6 +107,12 @@ impl Figures {
         let device: u64 = self.device.iter().map(|(_, count)| count).sum();
         // The marker that ends the window is the measurement's own.
         (device + self.guest).saturating_sub(1) as f64 * 1000.0 / self.reads as f64
+    }
+
+    /// Exits of the device alone, per 1,000 interrupts.
+    pub fn device_exits_per_1000(&self) -> f64 {
+        let device: u64 = self.device.iter().map(|(_, count)| count).sum();
+        device as f64 * 1000.0 / self.reads as f64
     }
 
     /// Ticks per 1,000 reads.
@@ -120,11 +128,6 @@ impl Figures {
             .map(|(_, count)| count)
             .sum()
     }
-
-    /// Interrupts lost, or taken twice.
-    pub const fn lost_or_double(&self) -> u64 {
-        self.interrupts.abs_diff(self.asked)
-    }
 }
 
 /// Reads in `mode`.
@@ -134,42 +137,55 @@ pub fn reads(machine: &Machine, mode: Mode, work: &Work) -> Result<Figures> {
         pause_us,
         kernel,
         iommu,
+        cpus,
     } = *work;
-    let script = format!(
-        "grep nvme0q1 /proc/interrupts; workload reads /dev/nvme0n1 --count {reads} --warmup {WARMUP} --in-place \
-         --pause-us {pause_us} && grep nvme0q1 /proc/interrupts"
-    );
-    let ran = run(machine, mode, (kernel, iommu), &script, reads)?;
-    let window = ran.report("window")?;
+    let each = reads / u64::from(cpus);
+    let read = |cpu: u32| {
+        let bits = 1 << cpu;
+        format!(
+            "taskset {bits} workload reads /dev/nvme0n1 --count {each} --warmup {WARMUP} --in-place --pause-us {pause_us} && "
+        )
+    };
+    let read: String = (0..cpus).map(read).collect();
+    let count = "grep nvme0q[1-9] /proc/interrupts";
+    let script = format!("{count}; {read}{count}");
+    let boot = Boot {
+        kernel,
+        iommu,
+        cpus,
+        one_message: false,
+    };
+    let ran = run(machine, mode, &boot, &script, reads)?;
+    let windows = ran.reports().filter(|report| report.is("window"));
+    let window = Report::sum(windows);
     ensure!(
         !iommu || window.count("dma_faults") + window.count("irq_blocked") == 0,
         "the IOMMU has blocked what an honest guest did\n{}",
         ran.tail()
     );
-    ensure!(line(&ran, "reads ok").is_some(), "no reads\n{}", ran.tail());
-    verify(&ran, reads)?;
-    let counts = interrupts(&ran);
-    let [before, after] = counts[..] else {
-        anyhow::bail!(
-            "two counts of interrupts were expected: {counts:?}\n{}",
-            ran.tail()
-        );
-    };
-    Ok(figures(
-        mode,
-        reads,
-        after - before,
-        reads + WARMUP,
-        &window,
-    ))
+    let foreign = ran.report("end")?.count("core1_foreign");
+    ensure!(
+        cpus == 1 || foreign == 0,
+        "{foreign} interrupts at the core that watches\n{}",
+        ran.tail()
+    );
+    verify(&ran, each, cpus)?;
+    let counts = interrupts(&ran, cpus)?;
+    // Each processor's reads are interrupts of its own.
+    let lost_or_double = counts
+        .iter()
+        .map(|count| count.abs_diff(each + WARMUP))
+        .sum();
+    let reads = each * u64::from(cpus);
+    Ok(figures((mode, cpus), reads, lost_or_double, &window))
 }
 
-fn figures(mode: Mode, reads: u64, interrupts: u64, asked: u64, window: &Report) -> Figures {
+fn figures((mode, cpus): (Mode, u32), reads: u64, lost_or_double: u64, window: &Report) -> Figures {
     Figures {
         mode,
+        cpus,
         reads,
-        interrupts,
-        asked,
+        lost_or_double,
         device: window.exits_of("device"),
         guest: window.sum_of("guest"),
         timer: window.sum_of("timer"),
@@ -178,27 +194,41 @@ fn figures(mode: Mode, reads: u64, interrupts: u64, asked: u64, window: &Report)
         caught: window.count("device_caught"),
         direct_exits: window.count("device_exits_direct"),
         ticks: window.count("timer_caught"),
-        in_guest: window.count("guest_cycles") as f64 / window.count("cycles").max(1) as f64,
+        in_guest: window.count("guest_cycles") as f64
+            / (window.count("cycles") * u64::from(cpus)).max(1) as f64,
         ms: window.count("ms"),
     }
 }
 
+/// What Linux is booted on.
+pub struct Boot<'a> {
+    /// More of the kernel's command line.
+    pub kernel: &'a str,
+    /// The controller is behind an IOMMU.
+    pub iommu: bool,
+    /// The guest's processors. With more than one the machine has another, which watches.
+    pub cpus: u32,
+    /// The controller has one interrupt message, which the guest may move.
+    pub one_message: bool,
+}
+
 /// Boots Linux for a script; it must end well.
-pub fn run(
-    machine: &Machine,
-    mode: Mode,
-    (kernel, iommu): (&str, bool),
-    script: &str,
-    work: u64,
-) -> Result<Ran> {
+pub fn run(machine: &Machine, mode: Mode, boot: &Boot<'_>, script: &str, work: u64) -> Result<Ran> {
+    let Boot {
+        kernel,
+        iommu,
+        cpus,
+        one_message,
+    } = *boot;
     let way = if iommu { "required" } else { "auto" };
     let ran = machine.run(&Run {
-        options: format!("mode={} trace=100 iommu={way}", mode.option()),
+        options: format!("mode={} cpus={cpus} trace=100 iommu={way}", mode.option()),
         guest: Guest::Linux(kernel, script),
         cpu: CPU,
         nvme: true,
+        one_message,
         iommu,
-        cpus: 1,
+        cpus: if cpus == 1 { 1 } else { cpus + 1 },
         limit: Duration::from_secs(90 + work / 200),
     })?;
     let status = lab::guest_image::run_status(&ran.console);
@@ -215,39 +245,49 @@ pub fn run(
     Ok(ran)
 }
 
-fn line<'a>(ran: &'a Ran, start: &str) -> Option<&'a str> {
-    ran.console
-        .lines()
-        .find_map(|line| line.find(start).map(|at| &line[at..]))
-}
-
-/// What was read is what is on the disk.
-fn verify(ran: &Ran, reads: u64) -> Result<()> {
+/// What was read is what is on the disk, as often as it was read.
+pub fn verify(ran: &Ran, reads: u64, times: u32) -> Result<()> {
     let mut content = vec![0; reads as usize * BLOCK];
     workload::pattern::fill(SEED, WARMUP * BLOCK as u64, &mut content);
     let expected = format!("fnv={:016x}", Checksum::of(&content));
-    let said = line(ran, "reads ok").context("no reads")?;
+    let said: Vec<&str> = ran
+        .console
+        .lines()
+        .filter_map(|line| line.find("reads ok").map(|at| &line[at..]))
+        .collect();
     ensure!(
-        said.contains(&expected),
-        "{said}, which is not the disk's {expected}"
+        said.len() == times as usize && said.iter().all(|line| line.contains(&expected)),
+        "{said:?}, which is not {times} times the disk's {expected}\n{}",
+        ran.tail()
     );
     Ok(())
 }
 
-/// Counts of `/proc/interrupts`, as often as the script asked.
-fn interrupts(ran: &Ran) -> Vec<u64> {
+/// The device's interrupts that each of the guest's processors counted (`/proc/interrupts`), between two times that the script asked.
+pub fn interrupts(ran: &Ran, cpus: u32) -> Result<Vec<u64>> {
     let lines = ran
         .console
         .lines()
-        .filter(|line| line.contains("nvme0q1") && line.contains(':'));
-    lines
-        .filter_map(|line| {
-            line.split(':')
-                .nth(1)?
-                .split_whitespace()
-                .next()?
-                .parse()
-                .ok()
-        })
-        .collect()
+        .filter(|line| line.contains("nvme0q") && line.contains(':'));
+    let counts = |line: &str| -> Vec<u64> {
+        let words = line.split(':').nth(1).unwrap_or("").split_whitespace();
+        words
+            .take(cpus as usize)
+            .filter_map(|word| word.parse().ok())
+            .collect()
+    };
+    let rows: Vec<Vec<u64>> = lines.map(counts).collect();
+    ensure!(
+        !rows.is_empty()
+            && rows.len().is_multiple_of(2)
+            && rows.iter().all(|row| row.len() == cpus as usize),
+        "two counts of interrupts were expected: {rows:?}\n{}",
+        ran.tail()
+    );
+    let (before, after) = rows.split_at(rows.len() / 2);
+    let sum = |rows: &[Vec<u64>], cpu: usize| -> u64 { rows.iter().map(|row| row[cpu]).sum() };
+    let cpus = 0..cpus as usize;
+    Ok(cpus
+        .map(|cpu| sum(after, cpu).wrapping_sub(sum(before, cpu)))
+        .collect())
 }

@@ -12,16 +12,19 @@ pub struct Refusal {
     pub what: &'static str,
     cpu: &'static str,
     options: &'static str,
+    /// Processors of the machine.
+    cpus: u32,
     guest: Guest<'static>,
     said: &'static str,
 }
 
 /// All of them.
-pub const REFUSALS: [Refusal; 6] = [
+pub const REFUSALS: [Refusal; 7] = [
     Refusal {
         what: "a processor without SVM",
         cpu: "EPYC,+x2apic,-svm",
         options: "",
+        cpus: 1,
         guest: Guest::Attack("e1"),
         said: "no SVM",
     },
@@ -29,6 +32,7 @@ pub const REFUSALS: [Refusal; 6] = [
         what: "a processor without nested paging",
         cpu: "EPYC,+x2apic,-npt",
         options: "",
+        cpus: 1,
         guest: Guest::Attack("e1"),
         said: "no nested paging",
     },
@@ -36,6 +40,7 @@ pub const REFUSALS: [Refusal; 6] = [
         what: "a processor without x2APIC",
         cpu: "EPYC,-x2apic",
         options: "",
+        cpus: 1,
         guest: Guest::Attack("e1"),
         said: "no x2APIC",
     },
@@ -43,13 +48,23 @@ pub const REFUSALS: [Refusal; 6] = [
         what: "a mode that there is not",
         cpu: CPU,
         options: "mode=fast",
+        cpus: 1,
         guest: Guest::Attack("e1"),
         said: "\"mode=fast\" is not understood",
+    },
+    Refusal {
+        what: "more processors than cores, less the one that watches",
+        cpu: CPU,
+        options: "cpus=2",
+        cpus: 2,
+        guest: Guest::Attack("e1"),
+        said: "there are 2 processors in all, too few for a guest with 2",
     },
     Refusal {
         what: "a kernel that is none",
         cpu: CPU,
         options: "",
+        cpus: 1,
         guest: Guest::NoKernel,
         said: "neither a bzImage",
     },
@@ -57,6 +72,7 @@ pub const REFUSALS: [Refusal; 6] = [
         what: "a command line that the kernel does not take",
         cpu: CPU,
         options: "",
+        cpus: 1,
         guest: Guest::LongLine,
         said: "command line is longer",
     },
@@ -69,8 +85,9 @@ pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
         guest: refusal.guest,
         cpu: refusal.cpu,
         nvme: false,
+        one_message: false,
         iommu: false,
-        cpus: 1,
+        cpus: refusal.cpus,
         limit: Duration::from_secs(30),
     })?;
     ensure!(
@@ -90,6 +107,7 @@ pub fn without_device(machine: &Machine) -> Result<()> {
         guest: Guest::Attack("e1"),
         cpu: CPU,
         nvme: false,
+        one_message: false,
         iommu: false,
         cpus: 1,
         limit: Duration::from_secs(30),

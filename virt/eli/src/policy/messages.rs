@@ -1,10 +1,11 @@
 //! Interrupts from outside of the processor: a device's messages, and the I/O APIC's entries.
 //!
-//! The guest may choose the vector, whether it is masked, and for a pin its trigger and polarity. The hardware's entry is *made* of
-//! that: this processor, by its identifier, fixed; a message is an edge. No other bit of the guest's reaches the hardware, so none
+//! The guest may choose the vector, whether it is masked, which of its processors, and for a pin its trigger and polarity. The hardware's
+//! entry is *made* of that: one processor of the guest's, by its identifier, fixed; a message is an edge. Where the guest names several
+//! processors it is the first of them, as if it had asked for the lowest priority. No other bit of the guest's reaches the hardware, so none
 //! has to be compared.
 
-use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Why, delivery_mode};
+use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Processors, Why, delivery_mode};
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
 
@@ -21,41 +22,30 @@ pub struct Message {
 }
 
 impl Message {
-    /// A fixed interrupt for the processor `own`, an edge.
+    /// A fixed interrupt for the processor of identifier `to`, an edge.
     #[must_use]
-    pub const fn fixed(own: u32, vector: Vector) -> Self {
+    pub const fn fixed(to: u32, vector: Vector) -> Self {
         Self {
-            address: INTERRUPTS | (own as u64 & 0xff) << 12,
+            address: INTERRUPTS | (to as u64 & 0xff) << 12,
             data: vector as u32,
         }
     }
 }
 
-/// Whether a destination has the processor `own` in it. A broadcast has, and a logical one with its bit: for the guest there are no
-/// others.
-const fn is_own(to: u32, is_logical: bool, own: u32) -> bool {
-    if is_logical {
-        to >> (own & 7) & 1 != 0
-    } else {
-        to == own || to == 0xff
-    }
-}
-
-/// The guest's vector of a message, if it is a fixed one to the guest's processor.
+/// The guest's vector of a message, and the number of the processor that gets it, if it is a fixed one to one of the guest's.
 ///
 /// # Errors
 /// It is no interrupt message, or for another processor, of another kind, or has an exception's vector.
-pub fn message(message: Message, own: u32) -> Result<Vector, Why> {
+pub fn message(message: Message, guests: &Processors) -> Result<(usize, Vector), Why> {
     const LOGICAL: u64 = 1 << 2;
     let to = (message.address >> 12 & 0xff) as u32;
     if message.address >> 20 != INTERRUPTS >> 20 {
         // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an entry of ours.
         return Err(Why::Destination((message.address >> 12) as u32));
     }
-    if !is_own(to, message.address & LOGICAL != 0, own) {
-        return Err(Why::Destination(to));
-    }
-    fixed(message.data)
+    let targets = guests.of_byte(to, message.address & LOGICAL != 0);
+    let index = targets.first().ok_or(Why::Destination(to))?;
+    Ok((index, fixed(message.data)?))
 }
 
 /// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed interrupt.
@@ -71,6 +61,8 @@ fn fixed(data: u32) -> Result<Vector, Why> {
 /// An unmasked entry of the I/O APIC, as far as the guest may choose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pin {
+    /// The number of the processor that gets it.
+    pub to: usize,
     /// The vector; `None` for the 8259s' line, whose vectors are looked at where they are set.
     pub vector: Option<Vector>,
     /// Active low, and a level: bits 13 and 15, where they are.
@@ -82,32 +74,32 @@ impl Pin {
     pub const MASKED: u64 = 1 << 16;
     const LINE: u64 = 1 << 13 | 1 << 15;
 
-    /// Of what the guest wrote for its processor `own`; `None` if that is masked.
+    /// Of what the guest wrote; `None` if that is masked.
     ///
     /// # Errors
     /// As for a [`message`].
-    pub fn of(entry: u64, own: u32) -> Result<Option<Self>, Why> {
+    pub fn of(entry: u64, guests: &Processors) -> Result<Option<Self>, Why> {
         if entry & Self::MASKED != 0 {
             return Ok(None);
         }
         let (low, to) = (entry as u32, (entry >> 56) as u32);
-        if !is_own(to, low >> 11 & 1 != 0, own) {
-            return Err(Why::Destination(to));
-        }
+        let targets = guests.of_byte(to, low >> 11 & 1 != 0);
+        let index = targets.first().ok_or(Why::Destination(to))?;
         let vector = match delivery_mode(low) {
             EXT_INT => None,
             _ => Some(fixed(low)?),
         };
         Ok(Some(Self {
+            to: index,
             vector,
             line: entry & Self::LINE,
         }))
     }
 
-    /// The entry for the chip, with the vector `real` in the place of the guest's.
+    /// The entry for the chip, to the processor of identifier `id`, with the vector `real` in the place of the guest's.
     #[must_use]
-    pub const fn entry(self, own: u32, real: Vector) -> u64 {
-        let to = (own as u64 & 0xff) << 56;
+    pub const fn entry(self, id: u32, real: Vector) -> u64 {
+        let to = (id as u64 & 0xff) << 56;
         match self.vector {
             Some(_) => to | self.line | real as u64,
             None => to | self.line | (EXT_INT as u64) << 8,
@@ -118,6 +110,10 @@ impl Pin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn one(id: u32) -> Processors {
+        Processors::new([id])
+    }
 
     /// A message by the bits of the manual: destination, mode, whether it is a level, vector.
     fn does(message: Message) -> (u64, u32, u32, u32) {
@@ -134,7 +130,9 @@ mod tests {
 
     #[test]
     fn e10_messages_are_fixed_and_for_the_guests_processor() {
-        let of = |address: u64, data: u32| message(Message { address, data }, 0);
+        let of = |address: u64, data: u32| {
+            message(Message { address, data }, &one(0)).map(|(_, vector)| vector)
+        };
         assert_eq!(of(0xfee0_0000, 0x41), Ok(0x41));
         assert_eq!(of(0xfee0_1004, 0x41), Ok(0x41));
         assert_eq!(of(0xfee0_1000, 0x41), Err(Why::Destination(1)));
@@ -155,7 +153,7 @@ mod tests {
                 for data in
                     (0..16).map(|bits| 0x41 | bits << 8 & 0x700 | bits << 11 & 0x4000 | 0x8000)
                 {
-                    let Ok(vector) = message(Message { address, data }, own) else {
+                    let Ok((0, vector)) = message(Message { address, data }, &one(own)) else {
                         continue;
                     };
                     accepted += 1;
@@ -172,9 +170,9 @@ mod tests {
                     address: 0xfeef_f00c,
                     data: 0xc141
                 },
-                0
+                &one(0)
             ),
-            Ok(0x41)
+            Ok((0, 0x41))
         );
         assert_eq!(
             message(
@@ -182,9 +180,9 @@ mod tests {
                     address: 0xfeef_f000,
                     data: 0x41
                 },
-                0
+                &one(0)
             ),
-            Ok(0x41)
+            Ok((0, 0x41))
         );
         assert_eq!(
             message(
@@ -192,9 +190,9 @@ mod tests {
                     address: 0xfee0_3004,
                     data: 0x41
                 },
-                0
+                &one(0)
             ),
-            Ok(0x41)
+            Ok((0, 0x41))
         );
     }
 
@@ -204,7 +202,7 @@ mod tests {
         for bit in 0..64 {
             // All ones in the reserved bits, one at a time, over a good entry.
             let entry = 3 << 56 | 0x52 | 1 << bit;
-            let Ok(Some(pin)) = Pin::of(entry, own) else {
+            let Ok(Some(pin)) = Pin::of(entry, &one(own)) else {
                 continue;
             };
             let real = pin.entry(own, 0x77);
@@ -217,7 +215,7 @@ mod tests {
                 None => assert_eq!(real, 3 << 56 | line | 0x700, "bit {bit}"),
             }
         }
-        let of = |entry: u64| Pin::of(entry, 0).map(|pin| pin.map(|pin| pin.vector));
+        let of = |entry: u64| Pin::of(entry, &one(0)).map(|pin| pin.map(|pin| pin.vector));
         // A broadcast, physical and logical, and to another.
         assert_eq!(of(0xff << 56 | 0x41), Ok(Some(Some(0x41))));
         assert_eq!(of(0xff << 56 | 0x841), Ok(Some(Some(0x41))));
@@ -227,5 +225,29 @@ mod tests {
         assert_eq!(of(0x741), Ok(Some(None)));
         assert_eq!(of(0x0e), Err(Why::Exception(0x0e)));
         assert_eq!(of(0x1_0441), Ok(None));
+    }
+
+    #[test]
+    fn of_several_processors_the_first_that_is_named_gets_it() {
+        let guests = Processors::new([0, 1]);
+        let of = |address: u64| {
+            message(
+                Message {
+                    address,
+                    data: 0x41,
+                },
+                &guests,
+            )
+        };
+        assert_eq!(of(0xfee0_0000), Ok((0, 0x41)));
+        assert_eq!(of(0xfee0_1000), Ok((1, 0x41)));
+        assert_eq!(of(0xfee0_2000), Err(Why::Destination(2)));
+        assert_eq!(of(0xfeef_f000), Ok((0, 0x41)));
+        assert_eq!(of(0xfee0_2004), Ok((1, 0x41)));
+        assert_eq!(of(0xfee0_3004), Ok((0, 0x41)));
+        let of = |entry: u64| Pin::of(entry, &guests).map(|pin| pin.map(|pin| pin.to));
+        assert_eq!(of(1 << 56 | 0x41), Ok(Some(1)));
+        assert_eq!(of(6 << 56 | 0x841), Ok(Some(1)));
+        assert_eq!(of(2 << 56 | 0x41), Err(Why::Destination(2)));
     }
 }

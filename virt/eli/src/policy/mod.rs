@@ -8,9 +8,11 @@
 
 pub mod control;
 mod messages;
+mod processors;
 pub mod timer;
 
 pub use messages::{Message, Pin, message};
+pub use processors::{PROCESSORS_MAX, Processors, Targets};
 
 pub mod config;
 pub mod list;
@@ -133,48 +135,65 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
 /// What becomes of an interrupt command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// An interrupt to the guest's own processor.
-    ToSelf(Vector),
+    /// An interrupt of this vector, to each of these.
+    Fixed(Targets, Vector),
+    /// A non-maskable interrupt, to each of these: injected, never sent.
+    Nmi(Targets),
+    /// These wait for a start-up from here on: emulated.
+    Init(Targets),
+    /// Those of these that wait begin in real mode at this page: emulated.
+    StartUp(Targets, u8),
     /// No processor is meant, or nothing: "all but self" with one processor, a de-assert.
     ToNobody,
     /// Refused.
     Refused(Why),
 }
 
-/// A write to the interrupt command register of an x2APIC, whose own identifier is `own`.
+/// A write to the interrupt command register of the guest's processor `own`, an x2APIC.
+///
+/// Only the guest's processors are meant by whatever destination. Its first processor takes no INIT: it would not wait for a start-up.
 #[must_use]
-pub fn command(value: u64, own: u32) -> Command {
+pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
     const LOGICAL: u64 = 1 << 11;
+    const NMI: u8 = 4;
     const INIT: u8 = 5;
+    const START_UP: u8 = 6;
+    const FIRST: usize = 0;
     let low = value as u32;
     let (mode, vector, to) = (delivery_mode(low), low as Vector, (value >> 32) as u32);
-    let is_deassert = mode == INIT && low >> 14 & 1 == 0 && low >> 15 & 1 == 1;
-    let reaches_self = match low >> 18 & 3 {
-        1 | 2 => true,
-        3 => false,
-        _ if value & LOGICAL != 0 => to >> 16 == own >> 4 && to >> (own & 15) & 1 != 0,
-        _ => to == own || to == u32::MAX,
-    };
-    let goes_elsewhere = match low >> 18 & 3 {
-        1 | 2 => false,
-        3 => true,
-        _ if value & LOGICAL != 0 => to >> 16 != own >> 4 || to & 0xffff & !(1 << (own & 15)) != 0,
-        _ => to != own && to != u32::MAX,
+    if mode == INIT && low >> 14 & 1 == 0 && low >> 15 & 1 == 1 {
+        return Command::ToNobody;
+    }
+    let mut targets = match low >> 18 & 3 {
+        0 => guests.of_word(to, value & LOGICAL != 0),
+        1 => Targets::one(own),
+        2 => guests.all(),
+        _ => guests.all().without(own),
     };
     match mode {
-        _ if is_deassert => Command::ToNobody,
-        FIXED | LOWEST_PRIORITY if !reaches_self => {
-            if goes_elsewhere && low >> 18 & 3 != 3 {
-                Command::Refused(Why::Destination(to))
-            } else {
-                Command::ToNobody
+        FIXED | LOWEST_PRIORITY | NMI | START_UP => {}
+        INIT => {
+            let meant = targets;
+            targets = targets.without(FIRST);
+            if targets.is_empty() && !meant.is_empty() {
+                return Command::Refused(Why::DeliveryMode(mode));
             }
         }
-        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => {
-            Command::Refused(Why::Exception(vector))
-        }
-        FIXED | LOWEST_PRIORITY => Command::ToSelf(vector),
-        other => Command::Refused(Why::DeliveryMode(other)),
+        other => return Command::Refused(Why::DeliveryMode(other)),
+    }
+    if targets.is_empty() {
+        return match low >> 18 & 3 {
+            0 => Command::Refused(Why::Destination(to)),
+            _ => Command::ToNobody,
+        };
+    }
+    match mode {
+        NMI => Command::Nmi(targets),
+        INIT => Command::Init(targets),
+        START_UP => Command::StartUp(targets, vector),
+        _ if vector < FIRST_INTERRUPT => Command::Refused(Why::Exception(vector)),
+        LOWEST_PRIORITY => Command::Fixed(Targets::one(targets.first().unwrap_or(own)), vector),
+        _ => Command::Fixed(targets, vector),
     }
 }
 
@@ -324,23 +343,18 @@ mod tests {
 
     #[test]
     fn e8_commands_reach_nobody_else() {
-        let to = |id: u64, low: u64| command(id << 32 | low, 0);
-        assert_eq!(to(0, 0x41), Command::ToSelf(0x41));
-        assert_eq!(to(0, 0x41 | 1 << 18), Command::ToSelf(0x41));
-        assert_eq!(to(7, 0x41 | 2 << 18), Command::ToSelf(0x41));
-        assert_eq!(to(1, 0x41 | 1 << 11), Command::ToSelf(0x41));
+        let guests = Processors::new([0]);
+        let to = |id: u64, low: u64| command(id << 32 | low, 0, &guests);
+        let own = Command::Fixed(Targets::one(0), 0x41);
+        assert_eq!(to(0, 0x41), own);
+        assert_eq!(to(0, 0x41 | 1 << 18), own);
+        assert_eq!(to(7, 0x41 | 2 << 18), own);
+        assert_eq!(to(1, 0x41 | 1 << 11), own);
         assert_eq!(to(2, 0x41 | 1 << 11), Command::Refused(Why::Destination(2)));
         assert_eq!(to(1, 0x41), Command::Refused(Why::Destination(1)));
         assert_eq!(to(0, 0x41 | 3 << 18), Command::ToNobody);
-        for (low, mode) in [
-            (0x4500, 5),
-            (0x400, 4),
-            (0x608, 6),
-            (0x200, 2),
-            (0xc4500, 5),
-            (0xc0400, 4),
-        ] {
-            for id in [0, 1, 0xffff_ffff] {
+        for (low, mode) in [(0x4500, 5), (0x200, 2), (0x700, 7)] {
+            for id in [0, 0xffff_ffff] {
                 assert_eq!(
                     to(id, low),
                     Command::Refused(Why::DeliveryMode(mode)),
@@ -348,9 +362,47 @@ mod tests {
                 );
             }
         }
+        for low in [0x4500, 0x400, 0x608] {
+            assert_eq!(to(1, low), Command::Refused(Why::Destination(1)));
+            assert_eq!(to(1, low | 3 << 18), Command::ToNobody);
+        }
+        // An NMI to itself is injected.
+        assert_eq!(to(0, 0x400), Command::Nmi(Targets::one(0)));
         // The de-assert that Linux sends after INIT means no processor.
         assert_eq!(to(1, 0x8500), Command::ToNobody);
         assert_eq!(to(0, 8), Command::Refused(Why::Exception(8)));
+    }
+
+    #[test]
+    fn commands_between_two_processors_reach_these_two_and_no_third() {
+        let guests = Processors::new([0, 1]);
+        let from = |own: usize, id: u64, low: u64| command(id << 32 | low, own, &guests);
+        let (first, second) = (Targets::one(0), Targets::one(1));
+        assert_eq!(from(0, 1, 0xf1), Command::Fixed(second, 0xf1));
+        assert_eq!(from(0, 1, 0x41 | 3 << 18), Command::Fixed(second, 0x41));
+        assert_eq!(from(1, 0, 0x41 | 3 << 18), Command::Fixed(first, 0x41));
+        assert_eq!(
+            from(1, 9, 0x41 | 2 << 18),
+            Command::Fixed(guests.all(), 0x41)
+        );
+        assert_eq!(from(0, 0xffff, 0x941), Command::Fixed(first, 0x41));
+        assert_eq!(from(0, 1, 0x400), Command::Nmi(second));
+        assert_eq!(from(0, 1, 0x4500), Command::Init(second));
+        assert_eq!(from(0, 1, 0x4600 | 0x99), Command::StartUp(second, 0x99));
+        assert_eq!(from(1, 0, 0x4500), Command::Refused(Why::DeliveryMode(5)));
+        assert_eq!(from(1, 0, 0x4500 | 2 << 18), Command::Init(second));
+        assert_eq!(from(0, 1, 0x200), Command::Refused(Why::DeliveryMode(2)));
+        // The core that watches, and one that there is not.
+        for id in [2, 3, 0x1_0001, 0x7fff_ffff] {
+            for low in [0x41, 0xf1, 0x400, 0x4500, 0x4608, 0x541] {
+                let is_logical = id == 0x1_0001;
+                let low = low | u64::from(is_logical) << 11;
+                assert!(
+                    matches!(from(0, id, low), Command::Refused(_)),
+                    "{low:#x} to {id:#x}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use bare::processor;
 
-use super::Vm;
+use super::Processor;
 use crate::pages::{RBX, RCX, RDX};
 use crate::report::Cause;
 use crate::vmcb;
 
-impl Vm {
+impl Processor {
     pub(super) fn cpuid(&mut self) -> Cause {
         let vmcb = &mut self.pages.vmcb;
         let words = &mut self.pages.registers.words;

@@ -9,13 +9,14 @@
 
 use core::sync::atomic::Ordering;
 
-use bare::{apic, pci, processor};
+use bare::{apic, pci};
 use eli::defence::Defence;
 
-use super::Vm;
+use super::Processor;
 use crate::lapic::LvtEntry;
 use crate::log::say;
-use crate::{core1, host, power, vmcb};
+use crate::machine::mailbox::request;
+use crate::{core1, host, power, raw_ports, vmcb};
 
 /// How a guest ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,20 +36,25 @@ impl End {
     }
 }
 
-impl Vm {
+impl Processor {
     /// The guest's own end.
     pub(super) fn end(&mut self, end: End) -> ! {
-        self.report_because("end", &self.measurement.total(), end.name());
-        if self.defends(Defence::End) {
+        if !self.machine.end() {
             self.go_on();
         }
-        // Whatever kind of sleep it asks for: from any other than the last, firmware would go on
-        // without us.
+        self.report_because("end", &self.machine.total(), end.name());
+        if self.defends(Defence::End) {
+            self.end_others();
+            self.go_on();
+        }
         power::off()
     }
 
     /// The end, because of something with which it cannot go on.
     pub(super) fn stop(&mut self, why: &str) -> ! {
+        if !self.machine.end() {
+            self.go_on();
+        }
         let vmcb = &self.pages.vmcb;
         say!(
             "hv: {why}: exit {:#x} {:#x} {:#x} during {:#x}, rip {:#x} flags {:#x} rsp {:#x} cr0 {:#x} cr3 {:#x} cr4 {:#x}, direct {}",
@@ -64,24 +70,47 @@ impl Vm {
             vmcb.get(vmcb::CR4),
             self.interrupts.was_direct()
         );
+        self.counters.set_totals(self.interrupts.core());
         if !self.defends(Defence::End) {
-            self.report("stopped", &self.measurement.total());
+            self.report("stopped", &self.machine.total());
             power::off()
         }
-        self.report_because("end", &self.measurement.total(), why);
-        self.go_on();
-        power::off()
+        self.report_because("end", &self.machine.total(), why);
+        self.end_others();
+        self.go_on()
     }
 
-    /// Goes on without the guest.
-    fn go_on(&mut self) {
+    /// The guest is over at the other processors, too.
+    fn end_others(&self) {
+        for index in self.others() {
+            self.ask(index, request::END);
+        }
+    }
+
+    /// Goes on without the guest. The first processor's core, where the host's ticks are, says how, and switches power off.
+    pub(super) fn go_on(&mut self) -> ! {
+        self.counters.set_totals(self.interrupts.core());
+        if self.index != 0 {
+            self.silence();
+            loop {
+                core1::ALIVE[self.index].fetch_add(1, Ordering::Relaxed);
+                self.let_in_nmis();
+                if self.is_hosts_requested() {
+                    self.interrupt(false);
+                }
+                self.complete_all();
+                core::hint::spin_loop();
+            }
+        }
         self.silence();
-        let now = self.chips.time().unwrap_or_default();
-        self.measurement.begin(now, processor::cycles());
-        if let Some(clock) = self.chips.clock() {
-            let (start, len) = (clock.now(), clock.period().counts(self.options.linger));
+        self.machine.begin_window();
+        if let Some(clock) = self.machine.clock() {
+            let (start, len) = (
+                clock.now(),
+                clock.period().counts(self.machine.options().linger),
+            );
             while clock.now() - start < len {
-                core1::ALIVE.fetch_add(1, Ordering::Relaxed);
+                core1::ALIVE[self.index].fetch_add(1, Ordering::Relaxed);
                 // These first, and the rest only if there is any: one taken among interrupts is not counted.
                 self.let_in_nmis();
                 if self.is_hosts_requested() {
@@ -91,15 +120,18 @@ impl Vm {
                 core::hint::spin_loop();
             }
         }
-        let account = self.measurement.end();
+        let account = self.machine.end_window();
         self.report("after", &account);
+        // Whatever kind of sleep it asks for: from any other than the last, firmware would go on
+        // without us.
+        power::off()
     }
 
     /// Takes everything of the guest's that could interrupt.
     fn silence(&mut self) {
         const BUS_MASTER: u32 = 1 << 2;
         const INTX_DISABLED: u32 = 1 << 10;
-        if let Some(device) = self.chips.msix() {
+        if let Some(device) = self.machine.msix() {
             let command = pci::read(device.function, pci::COMMAND) & 0xffff;
             // SAFETY: it reads and writes memory no more, and sends nothing.
             unsafe {
@@ -110,8 +142,8 @@ impl Vm {
                 );
             }
         }
-        self.chips.mask_all();
-        self.start_timer();
+        self.machine.chips().mask_all();
+        raw_ports::start_timer();
         for entry in LvtEntry::all() {
             // SAFETY: masked, it interrupts nothing.
             unsafe { apic::write(entry.register(), u64::from(eli::policy::LVT_MASKED)) }
@@ -125,7 +157,7 @@ impl Vm {
     }
 
     /// Ends all that is in service: nothing waits for the guest any more.
-    fn complete_all(&mut self) {
+    pub(super) fn complete_all(&mut self) {
         // Fifteen classes nest, one of each at most.
         for _ in 0..16 {
             if host::in_service().is_empty() {

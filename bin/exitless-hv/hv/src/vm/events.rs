@@ -9,14 +9,15 @@ use eli::event::{self, Event, Kind as EventKind};
 use eli::hosts::{self, Source};
 use eli::{Fault, Reflection, Taken, Vector, VectorSet};
 
-use super::Vm;
+use super::Processor;
 use crate::host::{self, WINDOW_MAX};
-use crate::log::say;
+use crate::log::{self, say};
+use crate::machine::mailbox::request;
 use crate::options::Critical;
 use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
-impl Vm {
+impl Processor {
     /// Physical interrupts: those that wait. They were found to wait for a guest that masks them, or not.
     pub(super) fn interrupt(&mut self, were_found: bool) -> Cause {
         const NONE: Taken = Taken {
@@ -25,23 +26,23 @@ impl Vm {
             level: false,
         };
         let mut buffer = [NONE; WINDOW_MAX];
-        let (taken, real) = host::window(&mut buffer);
+        let (taken, real) = self.area.window(&mut buffer);
         let first = taken.last().map(|one| one.vector);
         let cause = self.interrupts.cause_of_real(first);
         self.acknowledge(taken, real, were_found);
         cause
     }
 
-    fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
-        let counts = &mut self.measurement;
+    pub(super) fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
+        let counts = self.counters;
         if !self.interrupts.acknowledge(taken, real, counts) || !self.defends(Defence::Masking) {
             return;
         }
-        let Some(now) = self.chips.us() else {
+        let Some(now) = self.machine.us() else {
             return;
         };
         if let Some(late) = self.interrupts.took_tick(now, were_found)
-            && self.traces()
+            && log::traces()
         {
             say!(
                 "mode: injection for a second: the guest masks too much of the time, now at {:#x}, and the host's tick for {late} us",
@@ -54,22 +55,27 @@ impl Vm {
     pub(super) fn watch_masking(&mut self) {
         if self.interrupts.wants_sample()
             && self.defends(Defence::Masking)
-            && let Some(now) = self.chips.us()
+            && let Some(now) = self.machine.us()
             && let Some(at) = self.interrupts.next_sample(now, processor::cycles())
         {
-            self.chips.sample(at);
+            self.machine.sample(at);
         }
     }
 
-    /// A non-maskable interrupt, the watchdog's. It is taken with what else waits.
+    /// A non-maskable interrupt, the watchdog's or another processor's. It is taken with what else waits.
     pub(super) fn nmi(&mut self) -> Cause {
+        let is_guests = self.machine.mailbox(self.index).has_guests();
         if !self.defends(Defence::Window) {
             let came = self.let_in_nmis();
             if self.interrupts.was_direct() && self.is_hosts_requested() {
                 self.interrupt(came && self.masks());
             }
         }
-        Cause::Watchdog
+        if is_guests {
+            Cause::Guest
+        } else {
+            Cause::Watchdog
+        }
     }
 
     /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest exit, keeps it waiting.
@@ -89,33 +95,68 @@ impl Vm {
         shadow || !self.step.guest_interrupts(&self.pages.vmcb)
     }
 
-    /// Lets non-maskable interrupts in: the watchdog's ticks, and samples. Returns whether there were any.
+    /// Lets non-maskable interrupts in: the watchdog's ticks, samples, and what others ask. Returns whether there were any.
     pub(super) fn let_in_nmis(&mut self) -> bool {
-        let came = host::window_nmi();
+        let came = self.area.window_nmi();
         for _ in 0..came {
-            let chips = &self.chips;
-            let source = self.interrupts.take_nmi(|| chips.us().unwrap_or(0));
-            self.measurement.add(Count::Samples, source.sample.into());
-            self.measurement.add(Count::Nmis, source.watchdog.into());
-            if self.options.critical == Critical::Nmi {
-                self.measurement.add(Count::Ticks, source.watchdog.into());
-            }
-            if source.watchdog
-                && self.defends(Defence::Service)
-                && let Some(eois) = self.interrupts.watchdog(host::in_service())
-            {
-                (0..eois).for_each(|_| apic::eoi());
-                if self.traces() {
-                    say!(
-                        "mode: injection until the guest has ended what it held in service; {eois} ended for it"
-                    );
-                }
-            }
+            self.took_nmi();
         }
-        if came != 0 {
+        if came != 0 && self.index == 0 {
             self.look_at_dma();
         }
         came != 0
+    }
+
+    /// Takes a non-maskable interrupt. The timers' come to the first processor; those of others come from cores, which say what they are.
+    fn took_nmi(&mut self) {
+        if self.index != 0 {
+            return;
+        }
+        let machine = self.machine;
+        let mut source = self.interrupts.take_nmi(|| machine.us().unwrap_or(0));
+        if machine.processors().len() > 1 {
+            // It may be another processor's, or both.
+            source.watchdog = self.is_watchdog_due();
+        }
+        self.counters.add(Count::Samples, source.sample.into());
+        if source.watchdog {
+            self.watchdog_ticked();
+            // The timer has this core alone: from here to the others.
+            for index in self.others() {
+                self.ask(index, request::WATCHDOG);
+            }
+        }
+    }
+
+    /// Whether the watchdog has ticked since it was found so last, by its clock.
+    fn is_watchdog_due(&mut self) -> bool {
+        let ticks = self.machine.watchdog_ticks().unwrap_or(0);
+        let before = core::mem::replace(&mut self.watchdog_ticks, ticks);
+        before != ticks
+    }
+
+    /// A tick of the watchdog's.
+    pub(super) fn watchdog_ticked(&mut self) {
+        let count = if self.index == 0 {
+            Count::Nmis
+        } else {
+            Count::NmisSent
+        };
+        self.counters.add(count, 1);
+        if self.machine.options().critical == Critical::Nmi && self.index == 0 {
+            self.counters.add(Count::Ticks, 1);
+        }
+        if self.defends(Defence::Service)
+            && !self.waits
+            && let Some(eois) = self.interrupts.watchdog(host::in_service())
+        {
+            (0..eois).for_each(|_| apic::eoi());
+            if log::traces() {
+                say!(
+                    "mode: injection until the guest has ended what it held in service; {eois} ended for it"
+                );
+            }
+        }
     }
 
     /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
@@ -211,7 +252,7 @@ impl Vm {
             (EventKind::Software, Reflection::Software(injection)) => {
                 if Source::of(during.vector) == Some(Source::Tick) {
                     // Counted as the host's, and the guest goes on behind it.
-                    self.measurement.add(Count::Ticks, 1);
+                    self.counters.add(Count::Ticks, 1);
                     let len = self.software_len().unwrap_or(0);
                     self.pages.vmcb.skip(len);
                     return None;
@@ -242,7 +283,7 @@ impl Vm {
         for slot in &mut code {
             let Some(byte) = self
                 .translate(address + len as u64)
-                .and_then(|at| self.memory.read8(at))
+                .and_then(|at| self.machine.memory().read8(at))
             else {
                 break;
             };
@@ -263,8 +304,8 @@ impl Vm {
             return real;
         };
         let is_tick = Source::of(vector) == Some(Source::Tick);
-        self.measurement.add(Count::Ticks, is_tick.into());
-        if self.traces() {
+        self.counters.add(Count::Ticks, is_tick.into());
+        if log::traces() {
             say!("audit: the guest has the host's vector {vector:#x} in service");
         }
         apic::eoi();

@@ -4,18 +4,19 @@ use core::arch::asm;
 
 use eli::event::Event;
 
-use super::Vm;
-use crate::host;
+use super::Processor;
 use crate::log::say;
 use crate::report::{Cause, Count};
 use crate::vmcb;
 
-/// Exit codes of what [`Vm::intercepted`] answers.
+/// Exit codes of what [`Processor::intercepted`] answers.
 pub mod exit {
     /// A system management interrupt.
     pub const SMI: u64 = 0x62;
     /// INIT.
     pub const INIT: u64 = 0x63;
+    /// IRET.
+    pub const IRET: u64 = 0x74;
     /// RSM.
     pub const RSM: u64 = 0x73;
     /// INVD.
@@ -30,13 +31,13 @@ pub mod exit {
     pub const MWAIT_ARMED: u64 = 0x8c;
 }
 
-impl Vm {
+impl Processor {
     pub(super) fn intercepted(&mut self, code: u64) -> Cause {
         match code {
             exit::SMI => {
                 // It waits for the host's global interrupt flag: firmware handles it here, where
                 // the processor leaves that mode for what it was in.
-                self.measurement.add(Count::Nmis, host::window_nmi());
+                self.counters.add(Count::Nmis, self.area.window_nmi());
                 Cause::Host
             }
             exit::INIT => self.stop("the guest's processor got INIT"),

@@ -5,7 +5,7 @@ use eli::Vector;
 use eli::defence::Defence;
 use eli::policy::{self, Command, LVT_MASKED, Lvt, Why};
 
-use super::Vm;
+use super::Processor;
 use crate::host;
 use crate::lapic::{LvtEntry, SPURIOUS_ON};
 use crate::report::{Cause, Kind};
@@ -13,7 +13,7 @@ use crate::report::{Cause, Kind};
 /// Value that a read gives (`None`: #GP), and how the exit is counted.
 type Outcome = (Option<u64>, Kind, Cause);
 
-impl Vm {
+impl Processor {
     /// The guest's task priority.
     pub(super) fn set_task_priority(&mut self, priority: u8) {
         let real = self.interrupts.set_task_priority(priority);
@@ -32,7 +32,7 @@ impl Vm {
         match register {
             apic::EOI => {
                 let real = host::in_service();
-                let cause = self.interrupts.guest_eoi(real, &mut self.measurement);
+                let cause = self.interrupts.guest_eoi(real, self.counters);
                 return (Some(0), Kind::Eoi, cause);
             }
             apic::TPR => self.set_task_priority(value as u8),
@@ -113,14 +113,11 @@ impl Vm {
             unsafe { apic::write(apic::ICR, value) }
             return done;
         }
-        match policy::command(value, self.interrupts.lapic().id()) {
-            Command::ToSelf(vector) => {
-                if !self.defends(Defence::Messages) || self.interrupts.send(vector) {
-                    // SAFETY: a fixed interrupt to this processor, with a vector that is no
-                    // exception's and not of the host's class.
-                    unsafe { apic::write(apic::SELF_IPI, u64::from(vector)) }
-                }
-            }
+        match policy::command(value, self.index, self.machine.processors()) {
+            Command::Fixed(targets, vector) => self.send_fixed(targets, vector),
+            Command::Nmi(targets) => self.send_nmi(targets),
+            Command::Init(targets) => self.send_init(targets),
+            Command::StartUp(targets, page) => self.send_start_up(targets, page),
             Command::ToNobody => {}
             Command::Refused(why) => self.refuse("an interrupt command", &why),
         }
@@ -150,7 +147,7 @@ impl Vm {
     fn sets_timer_itself(&self) -> bool {
         let lapic = self.interrupts.lapic();
         let has_limit = lapic.is_periodic() && self.defends(Defence::Period);
-        self.assigns_timer() && lapic.timer_vector().is_some() && !has_limit
+        self.machine.assigns_timer() && lapic.timer_vector().is_some() && !has_limit
     }
 
     /// Keeps a timer that runs from a shorter period than it may have, before its mode or this divide configuration is set. One that

@@ -1,14 +1,15 @@
-//! The guest's processor: entering it, and what each exit comes to.
+//! A processor of the guest's: entering it, and what each exit comes to.
 //!
-//! The decisions are those of `eli`; this carries them out. The state is in parts, each with its
-//! own transitions:
+//! The decisions are those of `eli`; this carries them out, on one core, which alone has the
+//! [`Processor`]. What the guest's processors have in common is the [`Machine`]. The state is in
+//! parts, each with its own transitions:
 //!
 //! * [`Interrupts`]: the mode machine, the local APIC's registers, and the event that an entry
 //!   begins with;
 //! * [`ShadowTable`]: the guest's interrupt descriptor table, shadowed or not;
 //! * [`SingleStep`]: an instruction that runs with a protection dropped;
-//! * [`Chips`]: the devices that the guest does not reach as they are;
-//! * [`Measurement`]: counts, and the window that the guest marks.
+//! * [`Pages`]: control block, registers, nested tables. They are this processor's alone: a
+//!   protection that is dropped for its step is dropped for no other.
 //!
 //! ```text
 //!   enter: Interrupts::plan ─▶ control block ─▶ VMRUN
@@ -17,7 +18,7 @@
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
 //! `config` (configuration space), `instructions` (others), `local_apic`, `tables` (the interrupt
-//! descriptor table), `messages` (MSI-X and I/O APIC), `step`, `reports` (lines of JSON). `set_up`
+//! descriptor table), `messages` (MSI-X and I/O APIC), `others` (the guest's other processors), `step`, `reports` (lines of JSON). `set_up`
 //! is before the first entry, `end` behind the last exit.
 
 mod config;
@@ -28,6 +29,7 @@ mod instructions;
 mod local_apic;
 mod messages;
 mod msrs;
+mod others;
 mod ports;
 mod reports;
 mod set_up;
@@ -41,100 +43,103 @@ use bare::{apic, processor};
 use eli::VectorSet;
 use eli::defence::Defence;
 use eli::event::Event;
+use eli::policy::PROCESSORS_MAX;
 
-use crate::chips::Chips;
-use crate::core1;
-use crate::host;
+use crate::core1::{self, place};
+use crate::host::{self, Area};
 use crate::interrupt_state::Interrupts;
-use crate::log::say;
-use crate::measurement::Measurement;
-use crate::memory::Guest;
-use crate::options::{Mode, Options};
+use crate::log::{self, say};
+use crate::machine::Machine;
 use crate::pages::{Pages, Registers};
-use crate::report::{Cause, Count, Kind};
+use crate::report::{Cause, Count, Counters, Kind};
 use crate::shadow_table::ShadowTable;
 use crate::single_step::{Intercepts, SingleStep};
 use crate::vmcb::{self, intercept, interrupts};
-
-/// The port of markers, one byte each: 1 begins a window, 2 ends it.
-const MARKERS: u16 = 0xe0;
 
 unsafe extern "C" {
     fn guest_run(vmcb: u64, registers: *mut Registers, host: u64);
 }
 
-/// The guest.
-pub struct Vm {
+/// A processor of the guest's.
+pub struct Processor {
+    machine: &'static Machine,
+    /// Its number.
+    index: usize,
+    /// What this core's handlers note.
+    area: &'static Area,
     /// Pages that the hardware reads.
     pages: &'static mut Pages,
-    /// The command line; what is left of its trace.
-    options: Options,
-    memory: Guest,
     interrupts: Interrupts,
     table: ShadowTable,
-    chips: Chips,
     step: SingleStep,
     /// DR7 as the guest wrote it.
     debug_control: u64,
-    measurement: Measurement,
+    counters: &'static Counters,
+    /// It waits for a start-up.
+    waits: bool,
+    /// Pages of other processors' tables, which are protected here, by their numbers.
+    protected: [Option<u64>; PROCESSORS_MAX],
+    /// Ticks of the watchdog when one was taken last.
+    watchdog_ticks: u64,
+    /// Cycles at the last look at the clock.
+    looked: u64,
 }
 
-impl Vm {
-    /// A guest that is yet to be set up and entered.
-    pub fn new(pages: &'static mut Pages, options: Options, memory: Guest) -> Self {
-        let ways = options.mode.ways();
+impl Processor {
+    /// Processor `index` of `machine`, on this core, which is yet to be set up and entered.
+    pub fn new(machine: &'static Machine, index: usize, pages: &'static mut Pages) -> Self {
+        let (ways, defend) = (machine.options().mode.ways(), machine.options().defend);
         let intercepts = Intercepts {
             delivery: ways.delivery,
-            priority: options.defend.has(Defence::Priority),
-            modes: options.defend.has(Defence::Modes),
-            recurring: options.defend.has(Defence::Recurring),
-            breakpoints: options.defend.has(Defence::Recurring) && host::is_emulated(),
+            priority: defend.has(Defence::Priority),
+            modes: defend.has(Defence::Modes),
+            recurring: defend.has(Defence::Recurring),
+            breakpoints: defend.has(Defence::Recurring) && host::is_emulated(),
         };
         Self {
+            machine,
+            index,
+            area: host::area(index),
             pages,
-            options,
-            memory,
             interrupts: Interrupts::new(ways),
             table: ShadowTable::default(),
-            chips: Chips::default(),
             step: SingleStep::new(intercepts),
             debug_control: vmcb::DR7_RESET,
-            measurement: Measurement::new(),
+            counters: machine.counters(index),
+            waits: false,
+            protected: [None; PROCESSORS_MAX],
+            watchdog_ticks: 0,
+            looked: 0,
         }
-    }
-
-    /// The guest's memory.
-    pub fn memory(&self) -> &Guest {
-        &self.memory
-    }
-
-    /// Whether another event may be logged.
-    fn traces(&mut self) -> bool {
-        let left = self.options.trace;
-        self.options.trace = left.saturating_sub(1);
-        left > 0
     }
 
     /// Whether a defence is on.
     fn defends(&self, defence: Defence) -> bool {
-        self.options.defend.has(defence)
+        self.machine.defends(defence)
     }
 
     /// Logs what policy refused.
     fn refuse(&mut self, what: &str, why: &dyn core::fmt::Display) {
-        self.measurement.add(Count::Refused, 1);
-        if self.traces() {
+        self.counters.add(Count::Refused, 1);
+        if log::traces() {
             say!("policy: {what}: {why}: not let through");
         }
     }
 
     /// Enters and exits for ever.
     pub fn run(&mut self) -> ! {
-        self.measurement.enter();
-        let mut real = host::in_service();
+        if self.index == 0 {
+            self.machine.enter();
+        }
         loop {
-            self.enter(real);
-            real = self.exit();
+            while self.waits {
+                self.wait();
+            }
+            let mut real = self.audit();
+            while !self.waits {
+                self.enter(real);
+                real = self.exit();
+            }
         }
     }
 
@@ -142,11 +147,12 @@ impl Vm {
     fn enter(&mut self, real: VectorSet) {
         let was_direct = self.interrupts.was_direct();
         let is_stepping = self.step.is_under_way();
-        let chips = &self.chips;
-        self.interrupts.resume(|| chips.us().unwrap_or(u64::MAX));
+        self.inject_nmi();
+        let machine = self.machine;
+        self.interrupts.resume(|| machine.us().unwrap_or(u64::MAX));
         let plan = self.interrupts.plan(&self.pages.vmcb, is_stepping, real);
         let turns = plan.direct && !was_direct;
-        self.measurement.add(Count::TurnsDirect, turns.into());
+        self.counters.add(Count::TurnsDirect, turns.into());
         if plan.direct {
             self.watch_masking();
         }
@@ -157,7 +163,7 @@ impl Vm {
             if injection.opens {
                 self.show_gate(injection.event.vector);
             }
-            let (vmcb, counts) = (&mut self.pages.vmcb, &mut self.measurement);
+            let (vmcb, counts) = (&mut self.pages.vmcb, self.counters);
             self.interrupts.inject(vmcb, injection.event, counts);
         }
         let mut masking = 0;
@@ -182,7 +188,8 @@ impl Vm {
             vmcb.set(vmcb::IDTR_LIMIT, limit);
         }
         self.pages.let_through(apic::EOI, !plan.eoi_exits, true);
-        self.measurement.add(Count::Runs, 1);
+        self.counters.add(Count::Runs, 1);
+        core1::PLACES[self.index].store(place::GUEST, Ordering::Relaxed);
         let start = processor::cycles();
         // SAFETY: the block describes a guest whose memory, ports and registers are its own
         // (`main.rs`); the pages stay.
@@ -194,13 +201,14 @@ impl Vm {
             );
         }
         let cycles = processor::cycles() - start;
-        self.measurement.add(Count::GuestCycles, cycles);
+        core1::PLACES[self.index].store(place::HOST, Ordering::Relaxed);
+        self.counters.add(Count::GuestCycles, cycles);
         self.pages.vmcb.set(vmcb::TLB, 0);
     }
 
     /// Answers an exit. Returns what is in service then.
     fn exit(&mut self) -> VectorSet {
-        core1::ALIVE.fetch_add(1, Ordering::Relaxed);
+        core1::ALIVE[self.index].fetch_add(1, Ordering::Relaxed);
         let vmcb = &mut self.pages.vmcb;
         let code = vmcb.get(vmcb::EXIT);
         let during = Event::from_field(vmcb.get(vmcb::EXIT_DURING));
@@ -225,6 +233,7 @@ impl Vm {
             0x14 | 0x65 => (Kind::Table, self.start_mode()),
             0x66 => (Kind::Table, self.start_table(false)),
             0x6a => (Kind::Table, self.start_table(true)),
+            exit::IRET => (Kind::Other, self.started_iret()),
             0x72 => (Kind::Cpuid, self.cpuid()),
             0x7b => (Kind::Io, self.io()),
             0x7c => self.msr(),
@@ -245,14 +254,16 @@ impl Vm {
             0x7f => self.shut_down(),
             _ => self.stop("an exit that nothing is done about"),
         };
-        self.measurement.exit(kind, cause);
+        self.counters.exit(kind, cause);
         // Where completion exits on purpose its exits are none of these.
-        let is_wanted = kind == Kind::Eoi && !self.options.mode.ways().completion;
+        let is_wanted = kind == Kind::Eoi && !self.machine.options().mode.ways().completion;
         let is_direct = was_direct && cause == Cause::Device && !is_wanted;
-        self.measurement
+        self.counters
             .add(Count::DeviceExitsDirect, is_direct.into());
         self.let_in();
+        self.serve();
         self.look_at_the_clock();
+        self.counters.set_totals(self.interrupts.core());
         self.audit()
     }
 
@@ -272,10 +283,5 @@ impl Vm {
             Some(event) => self.raise(event),
             None => self.shut_down(),
         }
-    }
-
-    /// Whether the timer is the guest's own.
-    fn assigns_timer(&self) -> bool {
-        self.options.mode == Mode::EliTimer
     }
 }

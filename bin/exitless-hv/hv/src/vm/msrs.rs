@@ -5,13 +5,13 @@ use bare::apic;
 use eli::event::{self, Event};
 use eli::policy::msrs::{self, Access, Answer};
 
-use super::Vm;
+use super::Processor;
 use crate::host;
 use crate::pages::{RCX, RDX};
 use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
-impl Vm {
+impl Processor {
     pub(super) fn msr(&mut self) -> (Kind, Cause) {
         const EFER: u32 = 0xc000_0080;
         const SVME: u64 = 1 << 12;
@@ -61,7 +61,7 @@ impl Vm {
             Answer::Value(value) => Some(value),
             Answer::Dropped => {
                 // Not logged: every kernel writes some.
-                self.measurement.add(Count::Refused, 1);
+                self.counters.add(Count::Refused, 1);
                 Some(0)
             }
             Answer::Refused | Answer::Own => None,

@@ -1,21 +1,18 @@
 //! Ports that exit: those of the hypervisor's own, and those that are not on the list
 //! ([`eli::policy::ports`]).
 
-use bare::port;
 use eli::defence::Defence;
 use eli::event::{self, Event};
 use eli::policy::pit;
 use eli::policy::ports::{Access, Answer, Rule, ones};
 
+use super::Processor;
 use super::end::End;
-use super::{MARKERS, Vm, config};
-use crate::log::{self, Hex};
+use crate::log::Hex;
 use crate::pages::{RCX, RDI, RSI};
+use crate::raw_ports::{MARKERS, PICS, is_config, is_own, through_read, through_write};
 use crate::report::Cause;
 use crate::vmcb;
-
-/// Registers of the two 8259s.
-const PICS: [u16; 4] = [0x20, 0x21, 0xa0, 0xa1];
 
 /// An access, as an exit describes it.
 #[derive(Clone, Copy)]
@@ -56,20 +53,7 @@ impl Io {
     }
 }
 
-impl Vm {
-    /// Whether accesses to a port exit.
-    pub(super) fn exits_port(&self, number: u16) -> bool {
-        let ports = self.chips.ports();
-        let is_withheld = if self.defends(Defence::Ports) {
-            !ports.is_direct(number)
-        } else {
-            ports.rule(number) == Rule::Pm1Control
-        };
-        let is_config = self.defends(Defence::Config) && config::is_port(number);
-        let is_timer = self.defends(Defence::Period) && ports.rule(number) == Rule::Timer;
-        is_own(number) || PICS.contains(&number) || is_withheld || is_config || is_timer
-    }
-
+impl Processor {
     pub(super) fn io(&mut self) -> Cause {
         let io = Io::of(self.pages.vmcb.get(vmcb::EXIT_INFO1));
         let next = self.pages.vmcb.get(vmcb::EXIT_INFO2);
@@ -119,7 +103,7 @@ impl Vm {
             let places = self.places(io, start)?;
             if !places[..len]
                 .iter()
-                .all(|place| self.memory.contains(*place, 1))
+                .all(|place| self.machine.memory().contains(*place, 1))
             {
                 self.refuse("a string of a port's outside of memory", &Hex(start));
                 return Err(PROTECTION);
@@ -128,12 +112,12 @@ impl Vm {
                 let value = self.port_read(io.port, io.size);
                 for (place, byte) in places[..len].iter().zip(value.to_le_bytes()) {
                     // It is there: looked at above.
-                    let _ = self.memory.write(*place, &[byte]);
+                    let _ = self.machine.memory().write(*place, &[byte]);
                 }
             } else {
                 let mut bytes = [0; 4];
                 for (place, byte) in places[..len].iter().zip(&mut bytes) {
-                    *byte = self.memory.read8(*place).unwrap_or(0xff);
+                    *byte = self.machine.memory().read8(*place).unwrap_or(0xff);
                 }
                 self.port_write(io.port, io.size, u32::from_le_bytes(bytes));
             }
@@ -180,14 +164,14 @@ impl Vm {
         if PICS.contains(&number) && size == 1 {
             return through_read(number, size);
         }
-        if config::is_port(number) {
+        if is_config(number) {
             return if self.defends(Defence::Config) {
                 self.config_read(number, size)
             } else {
                 through_read(number, size)
             };
         }
-        match self.chips.ports().decide(number, size, Access::Read) {
+        match self.machine.ports().decide(number, size, Access::Read) {
             Answer::Through(_) => through_read(number, size),
             Answer::Nothing(value) => value,
             Answer::PowerOff | Answer::Reset => ones(size),
@@ -205,24 +189,24 @@ impl Vm {
         if PICS.contains(&number) && size == 1 {
             return self.pic_write(number, value as u8);
         }
-        if config::is_port(number) {
+        if is_config(number) {
             return if self.defends(Defence::Config) {
                 self.config_write(number, size, value);
             } else {
                 through_write(number, size, value);
             };
         }
-        if self.chips.ports().rule(number) == Rule::Timer && size == 1 {
+        if self.machine.ports().rule(number) == Rule::Timer && size == 1 {
             return self.timer_write(number, value as u8);
         }
         let access = Access::Write(value);
-        match self.chips.ports().decide(number, size, access) {
+        match self.machine.ports().decide(number, size, access) {
             Answer::Through(value) => through_write(number, size, value),
             Answer::PowerOff => self.end(End::Power),
             Answer::Reset => self.end(End::Reset),
             Answer::Nothing(_) => {
                 // Others are asked for by every kernel that looks for devices.
-                if let Some(range) = self.chips.ports().range(number) {
+                if let Some(range) = self.machine.ports().range(number) {
                     self.refuse(range.what, &Hex(u64::from(number)));
                 }
             }
@@ -234,7 +218,8 @@ impl Vm {
         if !self.defends(Defence::Period) {
             return through_write(number, 1, u32::from(value));
         }
-        let pit = self.chips.pit_mut();
+        let mut chips = self.machine.chips();
+        let pit = chips.pit_mut();
         if number == pit::CONTROL {
             let word = pit.control(value);
             return through_write(number, 1, u32::from(word));
@@ -243,24 +228,15 @@ impl Vm {
         for byte in [write.first, write.second].into_iter().flatten() {
             through_write(number, 1, u32::from(byte));
         }
+        drop(chips);
         if write.is_raised {
             self.refuse("a timer's count", &"its period is below 200 us");
         }
     }
 
-    /// Starts the first counter at its longest period: what its next byte is, is known then.
-    pub fn start_timer(&mut self) {
-        for (number, value) in [
-            (pit::CONTROL, pit::START),
-            (pit::COUNTER, 0),
-            (pit::COUNTER, 0),
-        ] {
-            through_write(number, 1, u32::from(value));
-        }
-    }
-
     fn pic_write(&mut self, number: u16, value: u8) {
-        match self.chips.pic_written(number, value) {
+        let mut chips = self.machine.chips();
+        match chips.pic_written(number, value) {
             Ok(writes) => {
                 for (port, byte) in [(number & !1, writes.first), (number, writes.then)] {
                     if let Some(byte) = byte {
@@ -268,34 +244,10 @@ impl Vm {
                     }
                 }
             }
-            Err(why) => self.refuse("the setting of an 8259", &why),
-        }
-    }
-}
-
-/// Markers, and the log: the guest writes no line of it.
-fn is_own(number: u16) -> bool {
-    number == MARKERS || log::output().ports().contains(&number)
-}
-
-fn through_read(number: u16, size: u8) -> u32 {
-    // SAFETY: policy has let it through: reading it does the host no harm.
-    unsafe {
-        match size {
-            1 => u32::from(port::in8(number)),
-            2 => u32::from(port::in16(number)),
-            _ => port::in32(number),
-        }
-    }
-}
-
-fn through_write(number: u16, size: u8, value: u32) {
-    // SAFETY: policy has let it through, with this value.
-    unsafe {
-        match size {
-            1 => port::out8(number, value as u8),
-            2 => port::out16(number, value as u16),
-            _ => port::out32(number, value),
+            Err(why) => {
+                drop(chips);
+                self.refuse("the setting of an 8259", &why);
+            }
         }
     }
 }

@@ -4,30 +4,27 @@ use core::sync::atomic::Ordering;
 
 use bare::processor;
 
-use super::Vm;
-use crate::log::say;
-use crate::measurement::Account;
+use super::Processor;
+use crate::log::{self, say};
+use crate::machine::measurement::Account;
 use crate::memory::Canary;
-use crate::report::Count;
+use crate::report::{Count, TOTALS};
 use crate::{core1, host, power};
 
 /// Windows of a run that are reported.
 const WINDOWS_MAX: u32 = 256;
 
-impl Vm {
+impl Processor {
     pub(super) fn marker(&mut self, marker: u8) {
         match marker {
-            1 => {
-                let now = self.chips.time().unwrap_or_default();
-                self.measurement.begin(now, processor::cycles());
-            }
+            1 => self.machine.begin_window(),
             // A line takes 90 ms on a serial line, with interrupts held: the guest gets so many.
-            2 if self.measurement.windows() < WINDOWS_MAX => {
-                let account = self.measurement.end();
+            2 if self.machine.windows() < WINDOWS_MAX => {
+                let account = self.machine.end_window();
                 self.report("window", &account);
             }
             _ => {
-                if self.traces() {
+                if log::traces() {
                     say!("marker {marker}");
                 }
             }
@@ -42,13 +39,12 @@ impl Vm {
     /// A line of JSON, and why there is one.
     pub(super) fn report_because(&self, what: &str, account: &Account, why: &str) {
         use core::fmt::Write;
-        let mut out = crate::log::Line::begin();
-        let now = self.chips.time().unwrap_or_default();
-        let core = self.interrupts.core().counts();
+        let mut out = log::Line::begin();
+        let now = self.machine.time().unwrap_or_default();
         let _ = write!(
             out,
             "{{\"report\":\"{what}\",\"mode\":\"{}\",\"windows\":{},",
-            self.options.mode.name(),
+            self.machine.options().mode.name(),
             account.windows
         );
         if !why.is_empty() {
@@ -64,20 +60,11 @@ impl Vm {
         let _ = write!(out, "\"cycles\":{cycles},");
         let _ = account.counts.keys(&mut out);
         for (key, value) in [
-            ("watchdog_ms", self.options.watchdog.into()),
-            ("tick_ms", self.options.tick.into()),
+            ("watchdog_ms", self.machine.options().watchdog.into()),
+            ("tick_ms", self.machine.options().tick.into()),
             ("tick_gap_us", account.gaps.now),
             ("tick_gap_us_max", account.gaps.window),
             ("tick_gap_us_max_total", account.gaps.total),
-            ("total_injected", core.injected),
-            ("total_reflected", core.reflected),
-            ("total_software", core.software),
-            ("total_own_gates", core.own_gates),
-            ("total_stolen", core.stolen),
-            ("total_forced", core.forced),
-            ("total_suspended", core.suspended),
-            ("total_returned", core.returned),
-            ("total_aliased", u64::from(self.interrupts.core().aliased())),
             ("qemu_spurious", host::HOST_SPURIOUS.load(Ordering::Relaxed)),
             ("core1_beats", core1::BEATS.load(Ordering::Relaxed)),
             (
@@ -89,40 +76,61 @@ impl Vm {
         ] {
             let _ = write!(out, "\"{key}\":{value},");
         }
+        for (index, (key, _)) in TOTALS.iter().enumerate() {
+            let value = self.machine.total_of(index);
+            let _ = write!(out, "\"total_{key}\":{value},");
+        }
+        let cpus = self.machine.processors().len();
+        let _ = write!(out, "\"cpus\":{cpus},");
+        for index in (0..cpus).filter(|_| cpus > 1) {
+            let exits = self.machine.counters(index).read().sum();
+            let _ = write!(out, "\"total_exits_cpu{index}\":{exits},");
+        }
         let lost = u64::from(!Canary::is_whole());
         let _ = write!(out, "\"canary_lost\":{lost},");
-        let contained = self.chips.contains_dma();
+        let contained = self.machine.contains_dma();
         let _ = writeln!(out, "\"contained_dma\":{contained}}}");
     }
 
     /// Takes what the IOMMU has blocked.
     pub(super) fn look_at_dma(&mut self) {
-        let (mut logged, counts) = (self.options.trace, &mut self.measurement);
-        let lost = self.chips.dma_faults(|fault| {
+        let counters = self.counters;
+        let lost = self.machine.chips().dma_faults(|fault| {
             let count = match fault.is_interrupt() {
                 true => Count::IrqBlocked,
                 false => Count::DmaFaults,
             };
-            counts.add(count, 1);
-            if logged > 0 {
-                logged -= 1;
+            counters.add(count, 1);
+            if log::traces() {
                 say!("dma: {fault}");
             }
         });
-        self.options.trace = logged;
-        self.measurement.add(Count::DmaFaultsLost, lost.into());
+        self.counters.add(Count::DmaFaultsLost, lost.into());
+    }
+
+    /// Returns whether it is time to look at the clock, which is slower than this: a device's
+    /// register, and read three times. For an interval of milliseconds.
+    fn is_look_due(&mut self) -> bool {
+        const CYCLES: u64 = 1_000_000;
+        let now = processor::cycles();
+        let is_due = now.wrapping_sub(self.looked) >= CYCLES;
+        if is_due {
+            self.looked = now;
+        }
+        is_due
     }
 
     /// The end of a run that has a time (`until=`).
     pub(super) fn look_at_the_clock(&mut self) {
-        if self.options.until != 0
-            && self.measurement.is_look_due()
-            && let Some(ms) = self.chips.ms()
-            && ms >= u64::from(self.options.until)
+        if self.machine.options().until != 0
+            && self.is_look_due()
+            && let Some(ms) = self.machine.ms()
+            && ms >= u64::from(self.machine.options().until)
+            && self.machine.end()
         {
-            say!("hv: {} ms are over", self.options.until);
+            say!("hv: {} ms are over", self.machine.options().until);
             // A window that the guest did not end: of a guest that spins, that is the account.
-            let account = self.measurement.end();
+            let account = self.machine.end_window();
             self.report("time", &account);
             power::off();
         }

@@ -6,7 +6,7 @@ use eli::defence::Defence;
 use eli::event::Event;
 use eli::policy;
 
-use super::Vm;
+use super::Processor;
 use crate::log::Hex;
 use crate::memory::PAGE;
 use crate::nested::Access;
@@ -14,8 +14,8 @@ use crate::report::{Cause, Kind};
 use crate::single_step::Protected;
 use crate::vmcb::{self, intercept, interrupts};
 
-impl Vm {
-    fn start(&mut self, access: Protected) {
+impl Processor {
+    pub(super) fn start(&mut self, access: Protected) {
         // One that met no trap, since its instruction gave the flag up, ends now.
         self.finish_step();
         self.step.begin(&mut self.pages.vmcb, access);
@@ -30,7 +30,8 @@ impl Vm {
             Protected::Table(true) => self.table_loaded(),
             Protected::Mode => self.mode_changed(),
             Protected::Dr7 => self.debug_control_written(),
-            Protected::Gate(_) => self.show_all(),
+            Protected::Gate(page) => self.gates_written(page),
+            Protected::Iret => self.interrupts.nmi_ended(),
             Protected::Message => self.messages_written(),
             Protected::Cr8(true) => {
                 let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
@@ -69,24 +70,23 @@ impl Vm {
     /// Puts the page back under protection.
     fn protect(&mut self, access: Protected) {
         match access {
-            Protected::Gate(page) => {
-                let shadow = self.pages.shadow.address();
-                if self.table.is_at(page) {
-                    self.map(page, shadow, Access::Read);
-                }
-            }
+            Protected::Gate(page) => self.protect_table(page),
             Protected::Message => {
-                let copy = self.pages.messages.address();
-                if let Some(page) = self.chips.msix().map(|msix| msix.page) {
+                let copy = self.machine.pages().messages.address();
+                if let Some(page) = self.machine.msix().map(|msix| msix.page) {
                     self.map(page, copy, Access::Read);
                 }
             }
             Protected::IoApic(..) => {
-                if let Some(page) = self.chips.io_apic_page() {
+                if let Some(page) = self.machine.io_apic_page() {
                     self.map(page, page, Access::Nothing);
                 }
             }
-            Protected::Table(_) | Protected::Cr8(_) | Protected::Mode | Protected::Dr7 => {}
+            Protected::Table(_)
+            | Protected::Cr8(_)
+            | Protected::Mode
+            | Protected::Dr7
+            | Protected::Iret => {}
         }
     }
 
@@ -169,14 +169,14 @@ impl Vm {
             self.raise(protection);
             return Cause::Guest;
         }
-        if self.table.is_at(page) {
+        if self.is_table(page) {
             self.map(page, page, Access::All);
             self.start(Protected::Gate(page));
-        } else if self.chips.msix().is_some_and(|msix| msix.page == page) {
-            let copy = self.pages.messages.address();
+        } else if self.machine.msix().is_some_and(|msix| msix.page == page) {
+            let copy = self.machine.pages().messages.address();
             self.map(page, copy, Access::All);
             self.start(Protected::Message);
-        } else if self.chips.io_apic_page() == Some(page) {
+        } else if self.machine.io_apic_page() == Some(page) {
             let offset = address - page;
             self.show_io_apic();
             let scratch = self.pages.scratch.address();

@@ -10,16 +10,17 @@ use eli::gate::{self, GATE_LEN, Gate};
 use eli::policy::control;
 use eli::{Vector, VectorSet};
 
-use super::Vm;
+use super::Processor;
 
-use crate::log::say;
+use crate::log::{self, say};
+use crate::machine::mailbox::request;
 use crate::memory::PAGE;
 use crate::nested::Access;
 use crate::vmcb;
 
 const SVME: u64 = 1 << 12;
 
-impl Vm {
+impl Processor {
     /// The guest's physical address of a linear one, by the guest's page tables; of four or five
     /// levels.
     pub(super) fn translate(&self, linear: u64) -> Option<u64> {
@@ -29,7 +30,10 @@ impl Vm {
         let mut table = vmcb.get(vmcb::CR3) & ADDRESS;
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
-            let entry = self.memory.read(table + (linear >> shift & 511) * 8)?;
+            let entry = self
+                .machine
+                .memory()
+                .read(table + (linear >> shift & 511) * 8)?;
             if entry & 1 == 0 {
                 return None;
             }
@@ -105,31 +109,49 @@ impl Vm {
     /// Assigns the device's vectors, those of the command line, and the timer's if it is the
     /// guest's own.
     pub(super) fn assigned_changed(&mut self) {
-        let mut assigned = self.options.assign;
-        if self.options.mode.ways().delivery {
+        let mut assigned = self.machine.options().assign;
+        if self.machine.options().mode.ways().delivery {
             assigned = assigned.union(self.interrupts.device());
-            if self.assigns_timer()
+            if self.machine.assigns_timer()
                 && let Some(vector) = self.interrupts.lapic().timer_vector()
             {
                 assigned.insert(vector);
             }
         }
         if self.interrupts.assign(assigned) {
+            let direct = self.interrupts.core().assigned();
+            self.machine.mailbox(self.index).set_direct(direct);
             self.engage();
         }
     }
 
     /// A shadow for the guest's table, or none.
     pub(super) fn engage(&mut self) {
-        if !self.options.mode.ways().delivery {
+        if !self.machine.options().mode.ways().delivery {
             return;
         }
         if let Some(page) = self.table.hide() {
-            self.map(page, page, Access::All);
+            self.protect_table(page);
         }
+        if self.interrupts.core().is_engaged() {
+            // The last entry may have been in direct mode. Without a shadow the guest has its own limit.
+            let limit = self.table.limit();
+            self.pages.vmcb.set(vmcb::IDTR_LIMIT, limit);
+        }
+        self.place_shadow();
+        // Others protect its page before its content counts for good: they ask for it once more then.
+        let shown = self.table.page();
+        if self.machine.mailbox(self.index).set_shadowed(shown) {
+            for index in self.others() {
+                self.ask(index, request::PROTECT);
+            }
+        }
+    }
+
+    fn place_shadow(&mut self) {
         let long_mode = self.levels().is_some();
         let physical = self.translate(self.table.base());
-        let own = physical.filter(|page| self.memory.contains(*page, PAGE));
+        let own = physical.filter(|page| self.machine.memory().contains(*page, PAGE));
         let limit = self.table.limit();
         match gate::placement(long_mode, limit, own, self.interrupts.core().assigned()) {
             Ok(page) if !self.pages.nested.has_room() => {
@@ -142,9 +164,8 @@ impl Vm {
                 self.table.show(page);
                 self.interrupts.load_table(limit, true);
                 self.show_all();
-                let shadow = self.pages.shadow.address();
-                self.map(page, shadow, Access::Read);
-                if self.traces() {
+                self.protect_table(page);
+                if log::traces() {
                     say!(
                         "mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}",
                         self.table.base(),
@@ -154,7 +175,7 @@ impl Vm {
             }
             Err(why) => {
                 self.interrupts.load_table(limit, false);
-                if self.traces() {
+                if log::traces() {
                     say!(
                         "mode: injection: {why} (table at {:#x}, limit {limit:#x})",
                         self.table.base()
@@ -162,6 +183,52 @@ impl Vm {
                 }
             }
         }
+    }
+
+    /// Whether a page has the table of one of the guest's processors, and so is protected here.
+    pub(super) fn is_table(&self, page: u64) -> bool {
+        self.table.is_at(page) || self.protected.contains(&Some(page))
+    }
+
+    /// Shows a page as it is to be: the shadow where this processor's table is, without writes where another's is.
+    pub(super) fn protect_table(&mut self, page: u64) {
+        let (real, access) = if self.table.is_at(page) {
+            (self.pages.shadow.address(), Access::Read)
+        } else if self.is_table(page) {
+            (page, Access::Read)
+        } else {
+            (page, Access::All)
+        };
+        self.map(page, real, access);
+    }
+
+    /// Protects the pages of others' tables, which have changed.
+    pub(super) fn protect_others(&mut self) {
+        for index in self.others() {
+            let page = self.machine.mailbox(index).shadowed();
+            let before = core::mem::replace(&mut self.protected[index], page);
+            if before == page {
+                continue;
+            }
+            // A step of this processor's may be in the middle of a write to either.
+            self.finish_step();
+            for page in before.into_iter().chain(page) {
+                self.protect_table(page);
+            }
+            if page.is_some() {
+                // What was written there before it was protected.
+                self.ask(index, request::REFRESH);
+            }
+        }
+    }
+
+    /// A page with a table was written: the shadows of it are made anew, those of others too before this processor goes on.
+    pub(super) fn gates_written(&mut self, page: u64) {
+        self.show_all();
+        let machine = self.machine;
+        self.ask_and_wait(request::REFRESH, |index| {
+            machine.mailbox(index).shadowed() == Some(page)
+        });
     }
 
     /// Shows another page, or with other rights.
@@ -174,7 +241,7 @@ impl Vm {
 
     /// The guest's own gate.
     pub(super) fn guests_gate(&self, vector: Vector) -> Gate {
-        self.table.guests_gate(&self.memory, vector)
+        self.table.guests_gate(self.machine.memory(), vector)
     }
 
     /// Makes one gate of the shadow what it is to be.

@@ -45,6 +45,8 @@ struct Case<'a> {
     defend: String,
     nvme: bool,
     iommu: bool,
+    /// The guest's processors.
+    cpus: u32,
     /// How the host's tick keeps clear of the guest.
     critical: &'static str,
 }
@@ -111,16 +113,19 @@ impl Case<'_> {
         let until = if spins { SPINNING + linger } else { UNTIL };
         machine.run(&Run {
             options: format!(
-                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until} critical={}",
+                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until} critical={} cpus={}",
                 self.mode.option(),
                 self.defend,
-                self.critical
+                self.critical,
+                self.cpus
             ),
             guest: Guest::Attack(&line),
             cpu: CPU,
             nvme: self.nvme,
+            one_message: false,
             iommu: self.iommu,
-            cpus: 2,
+            // One watches.
+            cpus: self.cpus + 1,
             limit: Duration::from_secs(20),
         })
     }
@@ -135,6 +140,7 @@ pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
         defend: "on".to_owned(),
         nvme: false,
         iommu: false,
+        cpus: 1,
         critical: LIMIT,
     };
     let window = case.run_once(machine)?.report("window")?;
@@ -179,6 +185,7 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
                 defend: "on".to_owned(),
                 nvme: false,
                 iommu: false,
+                cpus: payload.cpus,
                 critical: LIMIT,
             };
             let calm = match payload
@@ -326,6 +333,7 @@ impl Case<'_> {
             },
             nvme: attack.nvme,
             iommu: attack.iommu,
+            cpus: attack.cpus,
             critical: LIMIT,
         }
     }

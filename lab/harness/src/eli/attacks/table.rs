@@ -53,6 +53,8 @@ pub struct Attack {
     pub nvme: bool,
     /// And an IOMMU before it; the others are contained without.
     pub iommu: bool,
+    /// The guest's processors.
+    pub cpus: u32,
     /// Contained, it still does not end by itself.
     pub spins: bool,
     /// Contained, the guest ends, by a fault or since it asks for it.
@@ -71,6 +73,7 @@ const fn attack(name: &'static str, sign: Sign, bites: &'static [Mode]) -> Attac
         bites,
         nvme: false,
         iommu: false,
+        cpus: 1,
         spins: false,
         ends: false,
     }
@@ -86,6 +89,10 @@ impl Attack {
 
     const fn ends(self) -> Self {
         Self { ends: true, ..self }
+    }
+
+    const fn on_two(self) -> Self {
+        Self { cpus: 2, ..self }
     }
 
     const fn with_nvme(self) -> Self {
@@ -143,6 +150,9 @@ pub const ATTACKS: &[Attack] = &[
     attack("mwait", Sign::Reached("other"), ALL),
     attack("e8init", Sign::OtherCoreStopped, ALL),
     attack("e8nmi", Sign::OtherCore, ALL),
+    attack("ipi_watcher", Sign::OtherCore, ALL).on_two(),
+    attack("ipi_init", Sign::OtherCoreStopped, ALL).on_two(),
+    attack("ipi_other", Sign::Forged, ALL).on_two(),
     attack("e8memory", Sign::OtherCore, ALL),
     attack("class_self", Sign::Starved(75), NONE),
     attack("e9lint0", Sign::ForgedNmi, ALL),
@@ -191,6 +201,8 @@ pub struct Honest {
     pub says: &'static str,
     /// Direct again within a second.
     pub returns: bool,
+    /// The guest's processors.
+    pub cpus: u32,
 }
 
 /// All of them.
@@ -199,36 +211,49 @@ pub const HONEST: &[Honest] = &[
         name: "legacy",
         says: "stolen=0 after=100",
         returns: false,
+        cpus: 1,
     },
     Honest {
         name: "fixed",
         says: "wrong=0b0",
         returns: false,
+        cpus: 1,
     },
     Honest {
         name: "e1",
         says: "delivered=1000",
         returns: false,
+        cpus: 1,
     },
     Honest {
         name: "e5",
         says: "order=41,61,31",
         returns: false,
+        cpus: 1,
     },
     Honest {
         name: "moved",
         says: "ran=100",
         returns: false,
+        cpus: 1,
+    },
+    Honest {
+        name: "ipi",
+        says: "ran=100 nmis=100",
+        returns: false,
+        cpus: 2,
     },
     Honest {
         name: "longhandler",
         says: "delivered=1000",
         returns: true,
+        cpus: 1,
     },
     Honest {
         name: "busyhandler",
         says: "delivered=1000",
         returns: true,
+        cpus: 1,
     },
 ];
 

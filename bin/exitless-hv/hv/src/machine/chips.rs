@@ -1,37 +1,26 @@
-//! Devices beside the local APIC that the guest does not reach as they are: the assigned one's
-//! messages, the I/O APIC, the 8259s, the host's timers and the IOMMU. Each is found once, at start,
-//! and then stays.
+//! Devices beside the local APIC that the guest does not reach as they are, and that have a state: the I/O APIC, the 8259s, the 8254,
+//! configuration space and the IOMMU. Each is found once, at start, and then stays.
 
 use eli::policy::config::Config;
 use eli::policy::pit::Pit;
-use eli::policy::ports::Ports;
 use eli::policy::{PicWrites, Pics, Pin, Why};
 
-use crate::hpet::{Clock, Hpet};
 use crate::io_apic::{IoApic, Redirection};
-use crate::measurement::Time;
-use crate::msix::Msix;
 use crate::remapping::{Fault, Remapping};
 
 /// The devices.
 #[derive(Default)]
 pub struct Chips {
-    msix: Option<Msix>,
     io_apic: Option<IoApic>,
     pics: Pics,
-    ports: Ports,
     config: Config,
     pit: Pit,
-    hpet: Option<Hpet>,
     remapping: Option<Remapping>,
+    /// Pins whose entries are yet to be put through by the processor that they are for: a bit each.
+    deferred: u32,
 }
 
 impl Chips {
-    /// Adds the assigned device's messages.
-    pub fn add_msix(&mut self, table: Msix) {
-        self.msix = Some(table);
-    }
-
     /// Adds the I/O APIC.
     pub fn add_io_apic(&mut self, chip: IoApic) {
         self.io_apic = Some(chip);
@@ -42,15 +31,9 @@ impl Chips {
         self.remapping = Some(unit);
     }
 
-    /// Whether the assigned device reaches the guest's memory alone.
-    pub fn contains_dma(&self) -> bool {
-        self.remapping.is_some()
-    }
-
-    /// Has the device's message `index` be the interrupt `vector`: its address and data, if there is
-    /// an IOMMU.
-    pub fn remapped_message(&mut self, index: u16, vector: u8) -> Option<(u64, u32)> {
-        Some(self.remapping.as_mut()?.message(index, vector))
+    /// Has the device's message `index` be the interrupt `vector` at processor `to`: its address and data, if there is an IOMMU.
+    pub fn remapped_message(&mut self, index: u16, to: u32, vector: u8) -> Option<(u64, u32)> {
+        Some(self.remapping.as_mut()?.message(index, to, vector))
     }
 
     /// Has an entry of the I/O APIC, which policy has looked at, name an interrupt of the IOMMU; as it
@@ -62,7 +45,7 @@ impl Chips {
         if to.entry & Pin::MASKED != 0 {
             return to;
         }
-        let entry = unit.redirection(to.pin as u8, to.entry as u32);
+        let entry = unit.redirection(to.pin as u8, to.entry);
         Redirection {
             entry: entry.unwrap_or(Pin::MASKED),
             ..to
@@ -76,21 +59,6 @@ impl Chips {
             .is_some_and(|unit| unit.faults(each))
     }
 
-    /// Adds the host's timers, which run.
-    pub fn add_hpet(&mut self, hpet: Hpet) {
-        self.hpet = Some(hpet);
-    }
-
-    /// Sets the list of ports.
-    pub fn set_ports(&mut self, ports: Ports) {
-        self.ports = ports;
-    }
-
-    /// The list of ports.
-    pub fn ports(&self) -> &Ports {
-        &self.ports
-    }
-
     /// The 8254 timer, to write to it.
     pub fn pit_mut(&mut self) -> &mut Pit {
         &mut self.pit
@@ -101,24 +69,9 @@ impl Chips {
         self.config = config;
     }
 
-    /// Configuration space.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// Configuration space, to access it.
     pub fn config_mut(&mut self) -> &mut Config {
         &mut self.config
-    }
-
-    /// The assigned device's messages.
-    pub fn msix(&self) -> Option<Msix> {
-        self.msix
-    }
-
-    /// The page of the I/O APIC.
-    pub fn io_apic_page(&self) -> Option<u64> {
-        self.io_apic.as_ref().map(IoApic::page)
     }
 
     /// Offsets and values that an access to the I/O APIC reads.
@@ -129,6 +82,26 @@ impl Chips {
     /// The guest wrote to the I/O APIC: an entry that policy has to look at.
     pub fn io_apic_written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         self.io_apic.as_mut()?.written(offset, value)
+    }
+
+    /// Leaves a pin's entry to the processor that it is for.
+    pub fn defer(&mut self, pin: u32) {
+        self.deferred |= 1 << pin;
+    }
+
+    /// The pins that were left, with their entries as the guest wrote them.
+    pub fn deferred(&self) -> impl Iterator<Item = Redirection> + use<> {
+        let (deferred, chip) = (self.deferred, self.io_apic.as_ref());
+        let entries = chip.map(|chip| *chip.entries()).unwrap_or_default();
+        let pins = (0..)
+            .zip(entries)
+            .filter(move |(pin, _)| deferred >> pin & 1 != 0);
+        pins.map(|(pin, entry)| Redirection { pin, entry })
+    }
+
+    /// A pin's entry is put through, or another than was left.
+    pub fn settle(&mut self, pin: u32) {
+        self.deferred &= !(1 << pin);
     }
 
     /// Gives the I/O APIC an entry that policy has looked at.
@@ -155,35 +128,5 @@ impl Chips {
     /// Policy's.
     pub fn pic_written(&mut self, port: u16, value: u8) -> Result<PicWrites, Why> {
         self.pics.write(port, value)
-    }
-
-    /// The host's clock, if it has one.
-    pub fn clock(&self) -> Option<Clock> {
-        self.hpet.map(|hpet| hpet.clock())
-    }
-
-    /// Microseconds of the host's clock, if it has one.
-    pub fn us(&self) -> Option<u64> {
-        self.clock().map(Clock::microseconds)
-    }
-
-    /// A non-maskable interrupt at this time of the host's clock.
-    pub fn sample(&self, at_us: u64) {
-        if let Some(hpet) = &self.hpet {
-            hpet.sample(at_us);
-        }
-    }
-
-    /// Milliseconds of the host's clock, if it has one.
-    pub fn ms(&self) -> Option<u64> {
-        self.clock().map(Clock::milliseconds)
-    }
-
-    /// The host's time, if it has a clock.
-    pub fn time(&self) -> Option<Time> {
-        self.hpet.map(|hpet| Time {
-            ms: hpet.clock().milliseconds(),
-            ticks: hpet.ticks(),
-        })
     }
 }

@@ -7,13 +7,9 @@
 //! An [`Account`] is the content of one line of the report. The longest time without a tick of the
 //! host's is measured by both cores, in [`core1::TICKS`], window by window.
 
-use core::sync::atomic::Ordering;
-
-use bare::processor;
-
 use crate::core1;
 use crate::hpet::Clock;
-use crate::report::{Cause, Count, Counts, Kind};
+use crate::report::Counts;
 
 /// The host's time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,10 +47,9 @@ pub struct Gaps {
     pub total: u64,
 }
 
-/// Counts of a run.
+/// Windows of a run, and what was counted when the last began.
 pub struct Measurement {
-    counts: Counts,
-    /// They, and the time, when the window began.
+    /// Counts, and the time, when the window began.
     start: (Counts, Time),
     start_cycles: u64,
     /// Windows that have ended.
@@ -62,55 +57,23 @@ pub struct Measurement {
     clock: Option<Clock>,
     /// The longest gap between ticks in the windows before, counts of the clock.
     longest: u64,
-    /// Cycles at the last look at the clock.
-    looked: u64,
 }
 
 impl Measurement {
     /// Nothing counted, and a window since the start.
     pub const fn new() -> Self {
         Self {
-            counts: Counts::ZERO,
             start: (Counts::ZERO, Time { ms: 0, ticks: 0 }),
             start_cycles: 0,
             windows: 0,
             clock: None,
             longest: 0,
-            looked: 0,
         }
     }
 
     /// Has a clock from now on.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
-    }
-
-    /// Counts an exit.
-    pub fn exit(&mut self, kind: Kind, cause: Cause) {
-        self.counts.exit(kind, cause);
-    }
-
-    /// Adds to another count.
-    pub fn add(&mut self, count: Count, by: u64) {
-        self.counts.add(count, by);
-        if count == Count::Ticks
-            && by != 0
-            && let Some(clock) = self.clock
-        {
-            core1::TICKS.taken(clock.now());
-        }
-    }
-
-    /// Returns whether it is time to look at the clock, which is slower than this: a device's
-    /// register, and read three times. For an interval of milliseconds.
-    pub fn is_look_due(&mut self) -> bool {
-        const CYCLES: u64 = 1_000_000;
-        let now = processor::cycles();
-        let is_due = now.wrapping_sub(self.looked) >= CYCLES;
-        if is_due {
-            self.looked = now;
-        }
-        is_due
     }
 
     /// The guest is about to be entered.
@@ -125,42 +88,35 @@ impl Measurement {
         self.windows
     }
 
-    /// Begins a window.
-    pub fn begin(&mut self, now: Time, cycles: u64) {
+    /// Begins a window, with these counts so far.
+    pub fn begin(&mut self, counts: Counts, now: Time, cycles: u64) {
         self.longest = self.longest.max(core1::TICKS.longest());
         self.enter();
-        self.start = (self.counts(), now);
+        self.start = (counts, now);
         self.start_cycles = cycles;
     }
 
-    /// Ends the window, and returns its account. Another one that ends has the same start.
-    pub fn end(&mut self) -> Account {
-        let (counts, since) = self.start;
+    /// Ends the window, with these counts so far. Returns its account. Another one that ends has the same start.
+    pub fn end(&mut self, counts: Counts) -> Account {
+        let (start, since) = self.start;
         let account = Account {
-            counts: self.counts().since(&counts),
+            counts: counts.since(&start),
             since,
-            ..self.total()
+            ..self.total(counts)
         };
         self.windows += 1;
         account
     }
 
     /// Returns the account of the whole run so far.
-    pub fn total(&self) -> Account {
+    pub fn total(&self, counts: Counts) -> Account {
         Account {
-            counts: self.counts(),
+            counts,
             since: Time::default(),
             windows: self.windows,
             cycles: self.start_cycles,
             gaps: self.gaps(),
         }
-    }
-
-    /// What was counted here, and the other core's ticks.
-    fn counts(&self) -> Counts {
-        let mut counts = self.counts;
-        counts.add(Count::Ticks, core1::TAKEN.load(Ordering::Relaxed));
-        counts
     }
 
     fn gaps(&self) -> Gaps {

@@ -1,0 +1,230 @@
+//! The guest's machine: what all of its processors have, and its cores share.
+//!
+//! **Ownership.** Three kinds of state, by who writes:
+//!
+//! * *Facts*: memory, options, the host's clock, where the device and the chips are. Written at the start, before another core has
+//!   the machine, and never again; read by any core without a lock.
+//! * *Behind a lock*: [`Chips`], devices whose state two processors' accesses must find whole, and [`Measurement`], windows. A section
+//!   under either is a bounded number of accesses to registers: at most one write of the device's table (2,048 entries; 65 of QEMU's), or
+//!   a wait for the IOMMU ([`remapping`](crate::remapping): a number of reads). No section enters the guest, waits for another core, or
+//!   takes the other lock.
+//! * *Counters*: one set for each processor, which its core alone adds to, and any core reads.
+//! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do ([`mailbox`]).
+//!
+//! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block, saved registers, nested tables and
+//! shadow, local APIC, mode machine and single step. Its core alone has them, and changes them for others when they ask.
+//!
+//! `set_up` is before the first entry.
+
+pub mod chips;
+pub mod mailbox;
+pub mod measurement;
+mod set_up;
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use bare::processor;
+use eli::defence::Defence;
+use eli::policy::ports::Ports;
+use eli::policy::{PROCESSORS_MAX, Processors};
+
+use self::chips::Chips;
+use self::mailbox::Mailbox;
+use self::measurement::{Account, Measurement, Time};
+use crate::hpet::{Clock, Hpet};
+use crate::lock::{Guard, Lock};
+use crate::memory::Guest;
+use crate::msix::Msix;
+use crate::options::{Mode, Options};
+use crate::pages::Shared;
+use crate::report::{Counters, Counts};
+
+/// Ranges of addresses that are withheld from the guest.
+const WITHHELD_MAX: usize = 8;
+
+/// The machine.
+pub struct Machine {
+    options: Options,
+    memory: Guest,
+    /// The guest's processors: each is a core's own.
+    processors: Processors,
+    ports: Ports,
+    hpet: Option<Hpet>,
+    /// The assigned device's messages.
+    msix: Option<Msix>,
+    /// The page of the I/O APIC, if the guest does not reach it.
+    io_apic: Option<u64>,
+    /// The assigned device reaches the guest's memory alone.
+    contains_dma: bool,
+    /// Pages in whose place the guest sees nothing.
+    nothing: [Option<core::ops::Range<u64>>; WITHHELD_MAX],
+    /// Memory that the guest does not reach, beside the hypervisor's own.
+    removed: [Option<core::ops::Range<u64>>; WITHHELD_MAX],
+    pages: &'static mut Shared,
+    chips: Lock<Chips>,
+    measurement: Lock<Measurement>,
+    counters: [Counters; PROCESSORS_MAX],
+    mailboxes: [Mailbox; PROCESSORS_MAX],
+    is_over: AtomicBool,
+}
+
+impl Machine {
+    /// The command line.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &Guest {
+        &self.memory
+    }
+
+    /// Whether a defence is on.
+    pub fn defends(&self, defence: Defence) -> bool {
+        self.options.defend.has(defence)
+    }
+
+    /// Whether the timers of its local APICs are the guest's own.
+    pub fn assigns_timer(&self) -> bool {
+        self.options.mode == Mode::EliTimer
+    }
+
+    /// The guest's processors.
+    pub fn processors(&self) -> &Processors {
+        &self.processors
+    }
+
+    /// The mailbox of processor `index`.
+    pub fn mailbox(&self, index: usize) -> &Mailbox {
+        &self.mailboxes[index]
+    }
+
+    /// The guest is over, for a reason of the caller's. Whether it was not before.
+    pub fn end(&self) -> bool {
+        // Relaxed: what is reported of the end is read from counters.
+        !self.is_over.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the guest is over.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Ticks that the watchdog has made, if there is one.
+    pub fn watchdog_ticks(&self) -> Option<u64> {
+        self.hpet.as_ref()?.watchdog_ticks()
+    }
+
+    /// The list of ports.
+    pub fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// The assigned device's messages.
+    pub fn msix(&self) -> Option<Msix> {
+        self.msix
+    }
+
+    /// The page of the I/O APIC, if accesses to it exit.
+    pub fn io_apic_page(&self) -> Option<u64> {
+        self.io_apic
+    }
+
+    /// Whether the assigned device reaches the guest's memory alone.
+    pub fn contains_dma(&self) -> bool {
+        self.contains_dma
+    }
+
+    /// Pages that all processors have.
+    pub fn pages(&self) -> &Shared {
+        self.pages
+    }
+
+    /// Devices with a state, for as long as this is held.
+    pub fn chips(&self) -> Guard<'_, Chips> {
+        self.chips.lock()
+    }
+
+    /// Counters of processor `index`.
+    pub fn counters(&self, index: usize) -> &Counters {
+        &self.counters[index]
+    }
+
+    /// One of [`TOTALS`](crate::report::TOTALS), of all processors.
+    pub fn total_of(&self, index: usize) -> u64 {
+        self.counters
+            .iter()
+            .map(|counters| counters.total(index))
+            .sum()
+    }
+
+    /// The host's clock, if it has one.
+    pub fn clock(&self) -> Option<Clock> {
+        self.hpet.map(|hpet| hpet.clock())
+    }
+
+    /// Microseconds of the host's clock, if it has one.
+    pub fn us(&self) -> Option<u64> {
+        self.clock().map(Clock::microseconds)
+    }
+
+    /// Milliseconds of the host's clock, if it has one.
+    pub fn ms(&self) -> Option<u64> {
+        self.clock().map(Clock::milliseconds)
+    }
+
+    /// The host's time, if it has a clock.
+    pub fn time(&self) -> Option<Time> {
+        self.hpet.map(|hpet| Time {
+            ms: hpet.clock().milliseconds(),
+            ticks: hpet.ticks(),
+        })
+    }
+
+    /// A non-maskable interrupt at this time of the host's clock, at the first core.
+    pub fn sample(&self, at_us: u64) {
+        if let Some(hpet) = &self.hpet {
+            hpet.sample(at_us);
+        }
+    }
+
+    /// The guest is about to be entered.
+    pub fn enter(&self) {
+        self.measurement.lock().enter();
+    }
+
+    /// Windows of the run that have ended.
+    pub fn windows(&self) -> u32 {
+        self.measurement.lock().windows()
+    }
+
+    /// Begins a window.
+    pub fn begin_window(&self) {
+        let now = self.time().unwrap_or_default();
+        let counts = self.counts();
+        self.measurement
+            .lock()
+            .begin(counts, now, processor::cycles());
+    }
+
+    /// Ends a window. Returns its account.
+    pub fn end_window(&self) -> Account {
+        let counts = self.counts();
+        self.measurement.lock().end(counts)
+    }
+
+    /// Returns the account of the whole run so far.
+    pub fn total(&self) -> Account {
+        let counts = self.counts();
+        self.measurement.lock().total(counts)
+    }
+
+    /// What was counted by all processors, and the watching core's ticks.
+    fn counts(&self) -> Counts {
+        let all = self.counters.iter().map(Counters::read);
+        let mut counts = all.fold(Counts::ZERO, |sum, counts| sum.plus(&counts));
+        let taken = crate::core1::TAKEN.load(Ordering::Relaxed);
+        counts.add(crate::report::Count::Ticks, taken);
+        counts
+    }
+}

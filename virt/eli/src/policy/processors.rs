@@ -1,0 +1,161 @@
+//! The guest's processors, as destinations name them.
+//!
+//! A destination is resolved to those of the guest's processors that it names, and what goes to the hardware is made for each of them
+//! by its own identifier. So a broadcast, a logical destination or a shorthand never reaches a core that is not the guest's.
+
+/// The most processors of a guest.
+pub const PROCESSORS_MAX: usize = 4;
+
+/// APIC identifiers of the guest's processors, in its order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Processors {
+    ids: [u32; PROCESSORS_MAX],
+    len: usize,
+}
+
+impl Processors {
+    /// Of these identifiers, as many as there may be.
+    pub fn new(ids: impl IntoIterator<Item = u32>) -> Self {
+        let mut all = Self::default();
+        for (slot, id) in all.ids.iter_mut().zip(ids) {
+            *slot = id;
+            all.len += 1;
+        }
+        all
+    }
+
+    /// How many.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The identifier of the processor `index`.
+    #[must_use]
+    pub fn id(&self, index: usize) -> Option<u32> {
+        self.ids[..self.len].get(index).copied()
+    }
+
+    /// Those whose identifiers are as asked.
+    fn which(&self, mut is_meant: impl FnMut(u32) -> bool) -> Targets {
+        let mut targets = Targets::default();
+        for (index, id) in self.ids[..self.len].iter().enumerate() {
+            if is_meant(*id) {
+                targets.0 |= 1 << index;
+            }
+        }
+        targets
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Targets {
+        self.which(|_| true)
+    }
+
+    /// Those of a destination of 8 bits, of a message or a pin: all for 0xff; by bits where it is logical.
+    #[must_use]
+    pub fn of_byte(&self, to: u32, is_logical: bool) -> Targets {
+        self.which(|id| match is_logical {
+            true => to >> (id & 7) & 1 != 0,
+            false => to == id || to == 0xff,
+        })
+    }
+
+    /// Those of an x2APIC's destination of 32 bits: all for ones; a cluster of sixteen and a bit for each where it is logical.
+    #[must_use]
+    pub fn of_word(&self, to: u32, is_logical: bool) -> Targets {
+        self.which(|id| match is_logical {
+            _ if to == u32::MAX => true,
+            true => to >> 16 == id >> 4 && to >> (id & 15) & 1 != 0,
+            false => to == id,
+        })
+    }
+}
+
+/// Some of the guest's processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Targets(u32);
+
+impl Targets {
+    /// One alone.
+    #[must_use]
+    pub const fn one(index: usize) -> Self {
+        Self(1 << index)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the processor `index` is among them.
+    #[must_use]
+    pub const fn contains(self, index: usize) -> bool {
+        self.0 >> index & 1 != 0
+    }
+
+    /// These, less one.
+    #[must_use]
+    pub const fn without(self, index: usize) -> Self {
+        Self(self.0 & !(1 << index))
+    }
+
+    /// The first.
+    #[must_use]
+    pub fn first(self) -> Option<usize> {
+        self.iter().next()
+    }
+
+    /// Their numbers, in order.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..PROCESSORS_MAX).filter(move |index| self.contains(*index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_names_processors_of_the_guests_and_no_others() {
+        let guests = Processors::new([0, 1]);
+        // Whatever 8 bits say, and in either mode.
+        for to in 0..=0xff {
+            for is_logical in [false, true] {
+                let all = guests.of_byte(to, is_logical);
+                assert!(all.iter().all(|index| index < 2), "{to:#x}");
+                let named = match is_logical {
+                    true => to & 3,
+                    false if to == 0xff => 3,
+                    false => {
+                        if to < 2 {
+                            1 << to
+                        } else {
+                            0
+                        }
+                    }
+                };
+                assert_eq!(all, Targets(named), "{to:#x} {is_logical}");
+            }
+        }
+        assert_eq!(guests.of_word(0x1_0001, true), Targets(0));
+        assert_eq!(guests.of_word(0xffff, true), Targets(3));
+        assert_eq!(guests.of_word(u32::MAX, false), Targets(3));
+        assert_eq!(guests.of_word(2, false), Targets(0));
+        // Identifiers that are not their numbers.
+        let guests = Processors::new([4, 0x12]);
+        assert_eq!(guests.of_word(0x12, false), Targets(2));
+        assert_eq!(guests.of_word(0x1_0004, true), Targets(2));
+        assert_eq!(guests.of_word(0x10, true), Targets(1));
+        assert_eq!((guests.id(1), guests.id(2)), (Some(0x12), None));
+        assert_eq!(Processors::new(0..99).len(), PROCESSORS_MAX);
+    }
+}
