@@ -118,7 +118,9 @@ const KNOWN_CYCLES: [Listed; 11] = [
     (
         "exitless-hv",
         "vm",
-        &["config", "end", "events", "ports", "tables"],
+        &[
+            "block", "config", "end", "events", "messages", "ports", "tables",
+        ],
         METHODS,
     ),
     ("machine", "owner", &["access", "poller"], METHODS),

@@ -213,11 +213,21 @@ core_start64:
   movq CORE_STACK(%rip), %rsp
   call *CORE_MAIN(%rip)
 1:
+  cmpb $0, CORE1_POLLS(%rip)
+  jne 2f
   sti
   hlt
   jmp 1b
+2:
+  sti                            # interrupts come here alone
+  nop
+  nop
+  cli
+  cld
+  call core1_poll
+  jmp 2b
 
-# Handlers of the core that watches: nothing runs between them but the loop above, so all registers are free.
+# Handlers of the core that watches: they come within the loop above alone, which keeps nothing in registers, so all are free.
 .global core1_stubs
 .balign 16
 core1_stubs:

@@ -11,6 +11,7 @@ mod churn;
 mod figures;
 mod machine;
 mod modes;
+mod polling;
 mod refusals;
 
 use std::path::PathBuf;
@@ -93,6 +94,8 @@ const TWO_READS: u64 = 6000;
 const SOAK_TIMES: u32 = 5;
 /// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the mode and not of luck.
 const QUICK_READS: u64 = 10_000;
+/// Those of the block function.
+const POLLING_READS: u64 = 1000;
 /// Computed before each read, µs: points of the thesis's Figures 3.5 and 3.6.
 const RATES: [u64; 4] = [0, 300, 1000, 3000];
 
@@ -114,7 +117,12 @@ pub fn main(args: &EliArgs) -> Result<u8> {
     if args.soak {
         soak(&machine, &mut figures)?;
     } else {
-        if !args.attacks {
+        let polls = |mode: &Mode| Mode::POLLING.contains(mode);
+        if !args.attacks && args.mode.iter().any(polls) {
+            polling::compare(&machine, reads, &mut figures);
+        }
+        let assigns = args.mode.is_empty() || !args.mode.iter().all(polls);
+        if !args.attacks && assigns {
             let suffix = if args.cpus == 1 { "" } else { TWO };
             table(
                 &machine,
@@ -143,6 +151,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             }
             rates(&machine, &mut figures);
             churn(&machine, &mut figures);
+            polling::compare(&machine, reads, &mut figures);
         }
         if args.all || args.quick {
             refusals(&machine, &mut figures);
@@ -151,19 +160,18 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             attacks::check_judges(&mut figures);
         }
         if args.all || args.attacks {
-            let modes = if args.mode.is_empty() {
-                &Mode::ALL[..]
-            } else {
-                &args.mode
-            };
+            // Payloads that drive the block function have modes of their own.
+            let is_wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
+            let modes: Vec<Mode> = Mode::ALL.into_iter().filter(is_wanted).collect();
             let names: Vec<&str> = args.attack.iter().map(String::as_str).collect();
-            attacks::honest(&machine, &names, modes, &mut figures);
-            attacks::attack(&machine, &names, modes, args.times, &mut figures);
+            attacks::honest(&machine, &names, &modes, &mut figures);
+            attacks::attack(&machine, &names, &modes, args.times, &mut figures);
             if modes.contains(&Mode::Eli) {
                 attacks::critical(&machine, &names, &mut figures);
             }
         }
         if args.quick {
+            polling::compare(&machine, POLLING_READS, &mut figures);
             attacks::honest(&machine, &[], &[Mode::Eli], &mut figures);
             attacks::attack(&machine, &QUICK, &[Mode::Eli], 1, &mut figures);
         }

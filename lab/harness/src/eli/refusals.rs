@@ -76,6 +76,13 @@ pub const REFUSALS: [Refusal; 7] = [
         guest: Guest::LongLine,
         said: "command line is longer",
     },
+    Refusal {
+        what: "a core that polls where there is no disk",
+        cpu: CPU,
+        options: "mode=elvis",
+        guest: Guest::Attack("e1"),
+        said: "no disk for the block function",
+    },
 ];
 
 /// Whether it is refused, and the machine ends.
@@ -86,6 +93,7 @@ pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
         cpu: refusal.cpu,
         nvme: false,
         one_message: false,
+        ram_disk: false,
         iommu: false,
         cpus: refusal.cpus,
         limit: Duration::from_secs(30),
@@ -108,6 +116,7 @@ pub fn without_device(machine: &Machine) -> Result<()> {
         cpu: CPU,
         nvme: false,
         one_message: false,
+        ram_disk: false,
         iommu: false,
         cpus: 1,
         limit: Duration::from_secs(30),

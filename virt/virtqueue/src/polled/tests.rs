@@ -269,7 +269,7 @@ fn rings_outside_of_memory_stop_the_queue_and_no_set_up_wraps() {
         Some(Unfit::Alignment)
     );
     assert_eq!(
-        with(|config| config.desc = Iova::new(u64::MAX & !0xf)),
+        with(|config| config.desc = Iova::new(!0xf)),
         Some(Unfit::Alignment)
     );
 }

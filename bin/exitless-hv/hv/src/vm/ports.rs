@@ -255,7 +255,8 @@ impl Processor {
     }
 }
 
-/// Starts the first counter of the 8254 at its longest period: what its next byte is, is known then.
+/// Starts the first counter of the 8254 at its longest period: what its next byte is, is known
+/// then.
 pub fn start_timer() {
     for (number, value) in [
         (pit::CONTROL, pit::START),
