@@ -1,5 +1,5 @@
 #!/bin/bash
-# Proves that address, lines, iova, dma-map, eli and vtd-spec need no std: scripts/no-std.sh
+# Proves that address, lines, iova, dma-map, eli, elvis, virtqueue and vtd-spec need no std: scripts/no-std.sh
 #
 # 1. A library without std that has a panic handler of its own is linked against them, for this machine. std has a
 #    panic handler too, and there can be but one: if any of them, or anything they depend on, linked std, the compiler
@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-crates=(address lines iova dma-map eli vtd-spec)
+crates=(address lines iova dma-map eli elvis virtqueue vtd-spec)
 target=x86_64-unknown-none
 build=${CARGO_TARGET_DIR:-target}/no-std
 out=$(mktemp -d)

@@ -33,6 +33,29 @@ pub struct Rings {
     pub used: Iova,
 }
 
+impl From<Rings> for virtqueue::QueueConfig {
+    fn from(rings: Rings) -> Self {
+        Self {
+            index: rings.index,
+            size: rings.size,
+            desc: rings.desc,
+            avail: rings.avail,
+            used: rings.used,
+        }
+    }
+}
+
+impl From<virtqueue::RawDescriptor> for Descriptor {
+    fn from(desc: virtqueue::RawDescriptor) -> Self {
+        Self {
+            addr: desc.addr,
+            len: desc.len,
+            flags: desc.flags,
+            next: desc.next,
+        }
+    }
+}
+
 /// Descriptor of a split ring (§2.7.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {

@@ -7,7 +7,8 @@
 //!
 //! It has the specification's constants and layouts for itself, so that the unit tests of `vio` can
 //! use it: what needs `vio` would bring a second one into them. A device's own types take the place
-//! of [`Rings`] and [`Descriptor`] by `From`.
+//! of [`Rings`] and [`Descriptor`] by `From`; it knows those of
+//! `virtqueue`, and no code there.
 #![forbid(unsafe_code)]
 
 mod any;

@@ -119,6 +119,7 @@ const KNOWN_CYCLES: [Listed; 11] = [
         "exitless-hv",
         "vm",
         &[
+            "block",
             "end",
             "events",
             "local_apic",

@@ -50,11 +50,13 @@ pub enum Defence {
     End,
     /// The assigned device reaches the guest's memory and nothing else, and its messages are those of a table.
     Dma,
+    /// The block function reaches the guest's memory and nothing else.
+    Ring,
 }
 
 impl Defence {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Watchdog,
         Self::Window,
         Self::Combine,
@@ -76,6 +78,7 @@ impl Defence {
         Self::Instructions,
         Self::End,
         Self::Dma,
+        Self::Ring,
     ];
 
     /// The name of its switch.
@@ -103,6 +106,7 @@ impl Defence {
             Self::Instructions => "instructions",
             Self::End => "end",
             Self::Dma => "dma",
+            Self::Ring => "ring",
         }
     }
 

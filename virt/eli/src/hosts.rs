@@ -19,10 +19,12 @@ pub enum Source {
     Tick,
     /// What another core tells it.
     Message,
+    /// A core that polls a device of the guest's has completed a request.
+    Completion,
 }
 
 impl Source {
-    const ALL: [Self; 2] = [Self::Tick, Self::Message];
+    const ALL: [Self; 3] = [Self::Tick, Self::Message, Self::Completion];
 
     /// Its vector.
     #[must_use]
@@ -30,6 +32,7 @@ impl Source {
         match self {
             Self::Tick => 0xf1,
             Self::Message => 0xf2,
+            Self::Completion => 0xf3,
         }
     }
 

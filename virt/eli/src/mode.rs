@@ -229,7 +229,8 @@ impl Core {
         is_same
     }
 
-    /// Another processor of the guest's sends it `vector`: requested virtually, and an injection is due.
+    /// Requests `vector` virtually: another processor of the guest's has sent it, or the host has an
+    /// interrupt for the guest.
     pub fn request(&mut self, vector: Vector) {
         self.requested.insert(vector);
     }

@@ -449,6 +449,20 @@ pub const ROWS: &[Row] = &[
         &[Defence::Dma],
         &["e11", "e12"],
     ),
+    by(
+        Dma,
+        "addresses in the block function's ring, whose data a core of the host's copies",
+        "the hypervisor's memory",
+        &[Ring],
+        &["ring_memory"],
+    ),
+    virt(
+        Dma,
+        "rings that loop, jump, wrap, overflow, or lie where the guest has no memory",
+        "the core that polls",
+        "each step of a walk is bounded and checked; the function wants a reset",
+        &["ring_bounds"],
+    ),
     not(
         Dma,
         "messages of the device as they are (compatibility format)",

@@ -1,7 +1,7 @@
 //! The driver of the unit tests: `fake-driver`, which does not know this crate, in its types.
 
 pub use ::fake_driver::Buffer;
-use ::fake_driver::{Descriptor, Position, Rings};
+use ::fake_driver::{Descriptor, Position};
 
 use crate::ring::{RawDescriptor, RingStart};
 use crate::{Interrupt, QueueConfig};
@@ -10,32 +10,13 @@ pub type FakeDriver<M> = ::fake_driver::FakeDriver<M, QueueConfig>;
 pub type FakePacked<M> = ::fake_driver::FakePacked<M, QueueConfig>;
 pub type AnyDriver<M> = ::fake_driver::AnyDriver<M, QueueConfig>;
 
-impl From<Rings> for QueueConfig {
-    fn from(rings: Rings) -> Self {
-        Self {
-            index: rings.index,
-            size: rings.size,
-            desc: rings.desc,
-            avail: rings.avail,
-            used: rings.used,
-        }
-    }
+/// The bytes of a descriptor in memory.
+pub trait ToBytes {
+    fn to_bytes(self) -> [u8; 16];
 }
 
-impl From<RawDescriptor> for Descriptor {
-    fn from(desc: RawDescriptor) -> Self {
-        Self {
-            addr: desc.addr,
-            len: desc.len,
-            flags: desc.flags,
-            next: desc.next,
-        }
-    }
-}
-
-impl RawDescriptor {
-    /// The bytes in memory.
-    pub fn to_bytes(self) -> [u8; 16] {
+impl ToBytes for RawDescriptor {
+    fn to_bytes(self) -> [u8; 16] {
         Descriptor::from(self).to_bytes()
     }
 }

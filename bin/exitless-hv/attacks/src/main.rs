@@ -10,6 +10,7 @@
 #![no_std]
 #![no_main]
 
+mod block;
 mod config;
 mod delivery;
 mod device;
@@ -25,6 +26,7 @@ mod nvme;
 mod others;
 mod pins;
 mod ports;
+mod ring;
 mod service;
 mod tables;
 mod time;
@@ -106,6 +108,8 @@ const PAYLOADS: &[(&str, Payload)] = &[
     ("longhandler", service::longhandler),
     ("busyhandler", service::busyhandler),
     ("moved", ipi::moved),
+    ("ring_memory", ring::ring_memory),
+    ("ring_bounds", ring::ring_bounds),
 ];
 
 /// The shortest window, milliseconds.

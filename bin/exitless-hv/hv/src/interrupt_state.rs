@@ -18,6 +18,7 @@ use eli::hosts::Source;
 use eli::watchdog::{Came, Masking, Samples, Service, Ticks};
 use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
 
+use crate::io_core;
 use crate::lapic::Lapic;
 use crate::report::{Cause, Count, Counters};
 use crate::vmcb::{self, Vmcb};
@@ -35,6 +36,8 @@ pub struct Interrupts {
     lapic: Lapic,
     /// Vectors of the assigned device's messages.
     device: VectorSet,
+    /// Vectors of the block function's messages.
+    block: VectorSet,
     service: Service,
     /// The host's tick, if there is one.
     tick: Option<Tick>,
@@ -55,6 +58,7 @@ impl Interrupts {
             core: Core::new(ways),
             lapic: Lapic::new(),
             device: VectorSet::EMPTY,
+            block: VectorSet::EMPTY,
             service: Service::default(),
             tick: None,
             is_software: false,
@@ -84,6 +88,11 @@ impl Interrupts {
         self.device
     }
 
+    /// Vectors of the block function's messages.
+    pub fn block(&self) -> VectorSet {
+        self.block
+    }
+
     /// Whether the last entry was in direct mode.
     pub fn was_direct(&self) -> bool {
         self.core.last().direct
@@ -93,6 +102,7 @@ impl Interrupts {
     pub fn cause(&self, vector: Option<Vector>) -> Cause {
         match vector {
             Some(vector) if self.device.contains(vector) => Cause::Device,
+            Some(vector) if self.block.contains(vector) => Cause::Paravirtual,
             Some(vector) if self.lapic.timer_vector() == Some(vector) => Cause::Timer,
             _ => Cause::Guest,
         }
@@ -103,6 +113,7 @@ impl Interrupts {
         match real {
             // Another processor of the guest's has sent something.
             Some(real) if Source::of(real) == Some(Source::Message) => Cause::Guest,
+            Some(real) if Source::of(real) == Some(Source::Completion) => Cause::Paravirtual,
             Some(real) if Source::of(real).is_some() => Cause::Host,
             real => self.cause(real.map(|real| self.core.guests(real))),
         }
@@ -199,7 +210,7 @@ impl Interrupts {
     /// them.
     pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &Counters) -> bool {
         let (device, timer) = (self.device, self.lapic.timer_vector());
-        let mut has_tick = false;
+        let (mut has_tick, mut has_completion) = (false, false);
         self.core.took(taken, real, |vector, Handed { eois, to }| {
             (0..eois).for_each(|_| apic::eoi());
             match to {
@@ -208,12 +219,17 @@ impl Interrupts {
                     counts.add(Count::Ticks, 1);
                 }
                 Some(Source::Message) => {}
+                Some(Source::Completion) => has_completion = true,
                 None => {
                     counts.add(Count::DeviceCaught, device.contains(vector).into());
                     counts.add(Count::TimerCaught, (timer == Some(vector)).into());
                 }
             }
         });
+        if has_completion {
+            let vectors = io_core::take_requested();
+            vectors.iter().for_each(|vector| self.core.request(vector));
+        }
         has_tick
     }
 
@@ -309,6 +325,13 @@ impl Interrupts {
     pub fn set_device(&mut self, vectors: VectorSet) -> bool {
         let had_others = vectors != self.device;
         self.device = vectors;
+        had_others
+    }
+
+    /// Sets the vectors of the block function's messages. Returns whether it had others.
+    pub fn set_block(&mut self, vectors: VectorSet) -> bool {
+        let had_others = vectors != self.block;
+        self.block = vectors;
         had_others
     }
 

@@ -1,7 +1,8 @@
 //! A spin lock between cores of the host, with a bound on the wait.
 //!
-//! Nothing interrupts a core while it holds one: interrupts are taken in windows alone (`run.s`), none of which is within a critical
-//! section. So it is held for as long as its section runs, and no longer.
+//! Nothing interrupts a core while it holds one: interrupts are taken in windows alone (`run.s`),
+//! none of which is within a critical section. So it is held for as long as its section runs, and
+//! no longer.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -32,7 +33,8 @@ impl<T> Lock<T> {
     pub fn lock(&self) -> Guard<'_, T> {
         const TRIES: u64 = 2_000_000_000;
         for _ in 0..TRIES {
-            // Acquire: pairs with `drop`'s Release, so that this core sees all that the last holder wrote.
+            // Acquire: pairs with `drop`'s Release, so that this core sees all that the last holder
+            // wrote.
             if !self.is_held.swap(true, Ordering::Acquire) {
                 return Guard(self);
             }

@@ -6,10 +6,11 @@
 //! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
-//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at ([`machine`]), the guest is put into
-//! memory ([`loader`]), its processor is set up ([`vm`]), and [`Processor::run`](vm::Processor::run) enters and exits
-//! for ever. The thesis's sections: shadow table §3.5.1, injection mode §3.5.1, vectors §3.5.3,
-//! completion §3.5.4, protection §3.7.2, timers and interrupts to oneself §3.9.
+//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at ([`machine`]), the
+//! guest is put into memory ([`loader`]), its processor is set up ([`vm`]), and
+//! [`Processor::run`](vm::Processor::run) enters and exits for ever. The thesis's sections: shadow
+//! table §3.5.1, injection mode §3.5.1, vectors §3.5.3, completion §3.5.4, protection §3.7.2,
+//! timers and interrupts to oneself §3.9.
 //!
 //! **Trust.** What a guest can use, and what contains it, is a table ([`eli::surface`], docs/eli.md);
 //! rows without a test are counted at the start. Firmware is trusted. The assigned device is kept to
@@ -25,12 +26,14 @@
 
 mod acpi;
 mod acpi_words;
+mod block_pages;
 mod core1;
 mod cores;
 mod host;
 mod hpet;
 mod interrupt_state;
 mod io_apic;
+mod io_core;
 mod lapic;
 mod loader;
 mod lock;
@@ -53,7 +56,7 @@ mod vmcb;
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use bare::multiboot::{Information, MAGIC};
+use bare::multiboot::{Information, MAGIC, Module};
 use bare::{apic, processor};
 use eli::defence::{Defence, Defences};
 use eli::policy::{PROCESSORS_MAX, Processors};
@@ -61,6 +64,7 @@ use eli::surface;
 
 use crate::acpi::Tables;
 use crate::cores::Stack;
+use crate::io_core::Completion;
 use crate::log::say;
 use crate::machine::Machine;
 use crate::memory::{Canary, Guest, OWN, PAGE};
@@ -237,6 +241,7 @@ fn set_up(
     machine.start_timers(tables);
     let start = load(machine.memory(), information);
     machine.assign(tables, remapping);
+    let block = add_block(&mut machine, tables, options, information);
     if options.defend.has(Defence::Config) {
         // SAFETY: the guest does not run yet.
         unsafe { tables.hide_windows() }
@@ -244,7 +249,53 @@ fn set_up(
     }
     let place = &raw mut MACHINE;
     // SAFETY: here alone, once; from here on it is only read.
-    (unsafe { (*place).insert(machine) }, start)
+    let machine = unsafe { &*(*place).insert(machine) };
+    if let Some((disk, completion)) = block {
+        let (memory, own) = (machine.memory(), apic::read(apic::ID) as u32);
+        let is_checked = options.defend.has(Defence::Ring);
+        // SAFETY: here alone, once, with the module's bytes, which are behind this image.
+        unsafe { io_core::begin(memory, is_checked, disk, own, completion) }
+    }
+    (machine, start)
+}
+
+/// The block function, if there is to be one: its disk, and how it completes.
+fn add_block(
+    machine: &mut Machine,
+    tables: &Tables,
+    options: Options,
+    information: Information,
+) -> Option<(&'static mut [u8], Completion)> {
+    let Some(completion) = options.mode.completion() else {
+        if information.modules().any(|module| is_disk(&module)) {
+            say!("hv: the disk is not used: mode=elvis and mode=poll have the block function");
+        }
+        return None;
+    };
+    let Some(disk) = information.modules().find(is_disk) else {
+        refuse(&"no disk for the block function: a multiboot module with the word `disk`")
+    };
+    if options.cpus != 1 {
+        refuse(&"the block function's messages go to one processor: cpus=1");
+    }
+    if core1::BEATS.load(Ordering::Acquire) == 0 {
+        refuse(&"there is no second core to poll the block function's ring")
+    }
+    if !options.defend.has(Defence::Config) {
+        refuse(&"without the defence `config` there is no place for the block function");
+    }
+    let memory = information
+        .memory()
+        .map(|range| (range.start, range.start.saturating_add(range.len)));
+    let len = disk.end.saturating_sub(disk.start) as usize;
+    machine.add_block(tables, memory, len);
+    // SAFETY: the loader's module, of which nothing else is made.
+    Some((unsafe { memory::bytes_mut(disk.start, len) }, completion))
+}
+
+/// Whether a module is the block function's disk: by the first word behind its name.
+fn is_disk(module: &Module) -> bool {
+    module.text.split_ascii_whitespace().nth(1) == Some("disk")
 }
 
 /// What there must be: SVM that firmware has not locked, nested paging, x2APIC, and pages of 1 GiB.
@@ -272,16 +323,14 @@ fn check_processor() {
 }
 
 fn load(memory: &Guest, information: Information) -> loader::Start {
-    let mut modules = information.modules();
+    let mut modules = information.modules().filter(|module| !is_disk(module));
     let Some(kernel) = modules.next() else {
         say!("{}", options::HELP);
         refuse(&"no kernel: a multiboot module")
     };
     let initrd = modules.next();
-    let last = initrd
-        .map_or(kernel.end, |initrd| initrd.end)
-        .max(kernel.end);
-    if last > OWN.end - PAGE {
+    let last = information.modules().map(|module| module.end).max();
+    if last > Some(OWN.end - PAGE) {
         refuse(&loader::Unfit::Initrd);
     }
     // SAFETY: the modules end before it.

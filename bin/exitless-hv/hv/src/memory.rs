@@ -137,6 +137,36 @@ pub unsafe fn bytes<'a>(address: u64, len: u64) -> &'a [u8] {
     unsafe { core::slice::from_raw_parts(address as *const u8, len as usize) }
 }
 
+/// Bytes that a loader left in memory, to be written.
+///
+/// # Safety
+/// They are there, and nothing else reads or writes them while the slice lives.
+pub unsafe fn bytes_mut<'a>(address: u64, len: usize) -> &'a mut [u8] {
+    // SAFETY: the caller's.
+    unsafe { core::slice::from_raw_parts_mut(address as *mut u8, len) }
+}
+
+/// Copies bytes between the guest's memory and the hypervisor's. Not by the compiler's means:
+/// another processor may write there meanwhile, and the copy is any mixture then.
+///
+/// # Safety
+/// Both are mapped memory, of which one is the hypervisor's own, and they do not overlap.
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's; the direction flag is clear, as everywhere.
+    unsafe {
+        core::arch::asm!(
+            "rep movsq",
+            "mov rcx, {rest}",
+            "rep movsb",
+            rest = in(reg) len % 8,
+            inout("rcx") len / 8 => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// A register in memory, 32 bits.
 ///
 /// # Safety

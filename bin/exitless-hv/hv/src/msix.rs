@@ -112,7 +112,8 @@ impl Msix {
     pub fn entry(&self, copy: &Page, index: usize) -> Entry {
         [0, 4, 8, 12].map(|word| {
             let at = self.offset + index * 16 + word;
-            // SAFETY: of the page, and aligned; volatile, since another processor of the guest's may write there.
+            // SAFETY: of the page, and aligned; volatile, since another processor of the guest's
+            // may write there.
             unsafe { memory::read32(copy.address() + at as u64) }
         })
     }

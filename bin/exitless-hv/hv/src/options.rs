@@ -4,10 +4,14 @@ use eli::defence::{Defence, Defences};
 use eli::policy::PROCESSORS_MAX;
 use eli::{VectorSet, Ways};
 
+use crate::io_core::Completion;
+
 /// Said when it makes no sense.
 pub const HELP: &str = "\
 exitless-hv: runs one guest, each of its processors on a core, with an assigned device's interrupts delivered and completed without an exit
-  mode=baseline|delivery|eli|eli+timer   what goes without an exit (eli)
+  mode=baseline|delivery|eli|eli+timer|elvis|poll
+                    what goes without an exit; with the last two the second core polls a block function's ring, whose disk is a module,
+                    and completes without an exit, or by injection (eli)
   cpus=N            the guest's processors, 1 to 4; with more than one, a core beside them watches (1)
   watchdog=MS       a tick that cannot be masked, 1 to 1000, 0 for none (20)
   tick=MS           an interrupt of the host's own, 1 to 1000, 0 for none (0)
@@ -21,7 +25,7 @@ exitless-hv: runs one guest, each of its processors on a core, with an assigned 
                     without an IOMMU that keeps the assigned device to the guest's memory: the guest starts, or does not (auto)
   until=MS          ends the machine then, 0: never (0)
   trace=N           the first N events of interest are logged (40)
-modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd";
+modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd; with the word `disk`, the block function's";
 
 /// What goes without an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +38,10 @@ pub enum Mode {
     Eli,
     /// And the local APIC's timer (§3.9).
     EliTimer,
+    /// The same, and requests of a block function that a core polls.
+    Elvis,
+    /// Those requests alone.
+    Poll,
 }
 
 impl Mode {
@@ -44,16 +52,41 @@ impl Mode {
             Self::Delivery => "delivery",
             Self::Eli => "eli",
             Self::EliTimer => "eli+timer",
+            Self::Elvis => "elvis",
+            Self::Poll => "poll",
         }
     }
 
     /// For the mode machine.
     pub const fn ways(self) -> Ways {
         Ways {
-            delivery: !matches!(self, Self::Baseline),
-            completion: matches!(self, Self::Eli | Self::EliTimer),
+            delivery: !matches!(self, Self::Baseline | Self::Poll),
+            completion: matches!(self, Self::Eli | Self::EliTimer | Self::Elvis),
         }
     }
+
+    /// Whether the timer of the local APIC is the guest's own.
+    pub const fn assigns_timer(self) -> bool {
+        matches!(self, Self::EliTimer | Self::Elvis)
+    }
+
+    /// How the I/O core completes, if there is one.
+    pub const fn completion(self) -> Option<Completion> {
+        match self {
+            Self::Elvis => Some(Completion::Direct),
+            Self::Poll => Some(Completion::Injected),
+            _ => None,
+        }
+    }
+
+    const ALL: [Self; 6] = [
+        Self::Baseline,
+        Self::Delivery,
+        Self::Eli,
+        Self::EliTimer,
+        Self::Elvis,
+        Self::Poll,
+    ];
 }
 
 /// How an interrupt of the host's that must not be late keeps clear of the guest (§3.7.2).
@@ -138,8 +171,7 @@ impl Options {
         let milliseconds = || value.parse().ok().filter(|ms| *ms <= 1000);
         match key {
             "mode" => {
-                let modes = [Mode::Baseline, Mode::Delivery, Mode::Eli, Mode::EliTimer];
-                self.mode = modes.into_iter().find(|mode| mode.name() == value)?;
+                self.mode = Mode::ALL.into_iter().find(|mode| mode.name() == value)?;
             }
             "cpus" => {
                 let cpus = 1..=PROCESSORS_MAX;

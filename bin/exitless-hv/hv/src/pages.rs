@@ -1,6 +1,7 @@
-//! Pages that the hardware reads, and copies that the guest sees: those of one processor ([`Pages`]), and those of the machine
-//! ([`Shared`]).
+//! Pages that the hardware reads, and copies that the guest sees: those of one processor
+//! ([`Pages`]), and those of the machine ([`Shared`]).
 
+use crate::block_pages::BlockPages;
 use crate::memory::Page;
 use crate::nested::Nested;
 use crate::vmcb::Vmcb;
@@ -86,6 +87,8 @@ pub struct Shared {
     pub messages: Page,
     /// Page that the guest sees where the HPET is, and the local APIC's registers in memory.
     pub nothing: Page,
+    /// Those of the block function.
+    pub block: BlockPages,
 }
 
 impl Shared {
@@ -94,5 +97,6 @@ impl Shared {
         io_map: [Page::ZERO; 3],
         messages: Page::ZERO,
         nothing: Page::ZERO,
+        block: BlockPages::ZERO,
     };
 }

@@ -264,16 +264,17 @@ impl Remapping {
         )
     }
 
-    /// Has the device's message `index` be the interrupt `vector` at processor `to`. Returns its address and data.
+    /// Has the device's message `index` be the interrupt `vector` at processor `to`. Returns its
+    /// address and data.
     pub fn message(&mut self, index: u16, to: u32, vector: u8) -> (u64, u32) {
         let entry = InterruptEntry::new().with_v(vector).with_dst(to);
         self.enter(index, self.device, entry);
         (u64::from(RemappableAddress::of(index).into_bits()), 0)
     }
 
-    /// Has the I/O APIC's `pin` be the interrupt of this entry, which policy has made: its vector, delivery mode,
-    /// trigger and processor. Returns the chip's entry, unmasked; none where firmware does
-    /// not say what the chip sends as.
+    /// Has the I/O APIC's `pin` be the interrupt of this entry, which policy has made: its vector,
+    /// delivery mode, trigger and processor. Returns the chip's entry, unmasked; none where
+    /// firmware does not say what the chip sends as.
     pub fn redirection(&mut self, pin: u8, made: u64) -> Option<u64> {
         let handle = FIRST_PIN + u16::from(pin);
         if handle >= HANDLES {

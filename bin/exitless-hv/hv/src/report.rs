@@ -67,6 +67,8 @@ const KINDS: [(Kind, &str); 16] = [
 pub enum Cause {
     /// Interrupts of the assigned device.
     Device,
+    /// Interrupts of the block function.
+    Paravirtual,
     /// The guest's local APIC timer.
     Timer,
     /// The host's own interrupts.
@@ -77,8 +79,9 @@ pub enum Cause {
     Guest,
 }
 
-const CAUSES: [(Cause, &str); 5] = [
+const CAUSES: [(Cause, &str); 6] = [
     (Cause::Device, "device"),
+    (Cause::Paravirtual, "pv"),
     (Cause::Timer, "timer"),
     (Cause::Host, "host"),
     (Cause::Watchdog, "watchdog"),

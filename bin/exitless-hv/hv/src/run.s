@@ -213,12 +213,22 @@ core_start64:
   movq CORE_STACK(%rip), %rsp
   call *CORE_MAIN(%rip)
 1:
+  cmpb $0, CORE1_POLLS(%rip)
+  jne 2f
   sti
   hlt
   jmp 1b
+2:
+  sti                            # interrupts come here alone
+  nop
+  nop
+  cli
+  cld
+  call core1_poll
+  jmp 2b
 
-# Handlers of the core that watches: maskable interrupts find nothing but the loop above, so all registers are free. A
-# non-maskable one may find another handler, and uses none.
+# Handlers of the core that watches: maskable interrupts come within the loops above alone, which keep nothing in registers, so
+# all are free. A non-maskable one may find anything, and uses none.
 .global core1_stubs
 .balign 16
 core1_stubs:

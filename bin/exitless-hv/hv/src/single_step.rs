@@ -25,6 +25,8 @@ pub enum Protected {
     Message,
     /// An access to the I/O APIC: the offset, and whether it is a write.
     IoApic(u64, bool),
+    /// An access to a page of the block function: the address, and whether it is a write.
+    Block(u64, bool),
     /// An access to CR8.
     Cr8(bool),
     /// An access to DR7.

@@ -239,6 +239,8 @@ impl Figures {
             Mode::Delivery => band("exits per 1,000", per_1000, 0.0, 1300.0, binds),
             Mode::Eli => band("exits per 1,000", per_1000, 0.0, 120.0, binds),
             Mode::EliTimer => band("exits per 1,000", per_1000, 0.0, 2.0, binds),
+            // No device is assigned there (`polling`).
+            Mode::Elvis | Mode::Poll => {}
         }
         if run.mode == Mode::Eli {
             let catches = run.caught as f64 / run.ticks.max(1) as f64;

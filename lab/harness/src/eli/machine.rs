@@ -23,6 +23,7 @@ pub struct Machine {
     attacks: PathBuf,
     initrd: PathBuf,
     disk: PathBuf,
+    ram_disk: PathBuf,
     scratch: tempfile::TempDir,
 }
 
@@ -38,7 +39,9 @@ pub struct Run<'a> {
     pub nvme: bool,
     /// It has one interrupt message, which the guest may move, instead of one for each processor.
     pub one_message: bool,
-    /// With an IOMMU before it.
+    /// With a disk in memory, for the block function.
+    pub ram_disk: bool,
+    /// With an IOMMU before the controller.
     pub iommu: bool,
     /// Processors.
     pub cpus: u32,
@@ -109,9 +112,14 @@ impl Machine {
         let mut content = vec![0; disk_bytes];
         workload::pattern::fill(SEED, 0, &mut content);
         fs::write(&disk, content).context("writing the disk")?;
+        let ram_disk = scratch.path().join("ram.img");
+        let mut content = vec![0; RAM_DISK_BYTES];
+        workload::pattern::fill(SEED, 0, &mut content);
+        fs::write(&ram_disk, content).context("writing the disk")?;
         Ok(Self {
             packages,
             hypervisor,
+            ram_disk,
             attacks: beside("eli-attacks")?,
             initrd,
             disk,
@@ -167,7 +175,13 @@ impl Machine {
         }
         command.arg("-kernel").arg(&self.hypervisor);
         command.args(["-append", &run.options]);
-        command.arg("-initrd").arg(self.modules(&run.guest)?);
+        let mut modules = self.modules(&run.guest)?;
+        if run.ram_disk {
+            modules.push(",");
+            modules.push(in_option(&self.ram_disk));
+            modules.push(" disk");
+        }
+        command.arg("-initrd").arg(modules);
         let stderr = file("qemu");
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(fs::File::create(&stderr).context("a file for QEMU's messages")?);
@@ -217,6 +231,9 @@ impl Machine {
         })
     }
 }
+
+/// Bytes of the disk in memory, which has to lie in the hypervisor's own, behind kernel and initrd.
+pub const RAM_DISK_BYTES: usize = 8 << 20;
 
 /// Of the disk's pattern.
 pub const SEED: u64 = 1;

@@ -11,6 +11,7 @@ mod churn;
 mod figures;
 mod machine;
 mod modes;
+mod polling;
 mod refusals;
 
 use std::path::PathBuf;
@@ -102,6 +103,8 @@ const SOAK_TIMES: u32 = 5;
 const QUICK_READS: u64 = 10_000;
 /// Pairs of runs in mode `eli` with an IOMMU and without.
 const ELI_ROUNDS: u32 = 5;
+/// Those of the block function.
+const POLLING_READS: u64 = 1000;
 /// Computed before each read, µs: points of the thesis's Figures 3.5 and 3.6.
 const RATES: [u64; 4] = [0, 300, 1000, 3000];
 
@@ -125,7 +128,12 @@ pub fn main(args: &EliArgs) -> Result<u8> {
     } else if args.iommu {
         beside_iommu(&machine, reads, &mut figures);
     } else {
-        if !args.attacks {
+        let polls = |mode: &Mode| Mode::POLLING.contains(mode);
+        if !args.attacks && args.mode.iter().any(polls) {
+            polling::compare(&machine, reads, &mut figures);
+        }
+        let assigns = args.mode.is_empty() || !args.mode.iter().all(polls);
+        if !args.attacks && assigns {
             let suffix = if args.cpus == 1 { "" } else { TWO };
             table(&machine, args, reads, (suffix, args.cpus), &mut figures);
             if args.cpus > 1 {
@@ -150,6 +158,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             }
             rates(&machine, &mut figures);
             churn(&machine, 1, &mut figures);
+            polling::compare(&machine, reads, &mut figures);
         }
         if args.all || args.quick {
             refusals(&machine, &mut figures);
@@ -158,19 +167,18 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             attacks::check_judges(&mut figures);
         }
         if args.all || args.attacks {
-            let modes = if args.mode.is_empty() {
-                &Mode::ALL[..]
-            } else {
-                &args.mode
-            };
+            // Payloads that drive the block function have modes of their own.
+            let is_wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
+            let modes: Vec<Mode> = Mode::ALL.into_iter().filter(is_wanted).collect();
             let names: Vec<&str> = args.attack.iter().map(String::as_str).collect();
-            attacks::honest(&machine, &names, modes, &mut figures);
-            attacks::attack(&machine, &names, modes, args.times, &mut figures);
+            attacks::honest(&machine, &names, &modes, &mut figures);
+            attacks::attack(&machine, &names, &modes, args.times, &mut figures);
             if modes.contains(&Mode::Eli) {
                 attacks::critical(&machine, &names, &mut figures);
             }
         }
         if args.quick {
+            polling::compare(&machine, POLLING_READS, &mut figures);
             attacks::honest(&machine, &[], &[Mode::Eli], &mut figures);
             attacks::attack(&machine, &QUICK, &[Mode::Eli], 1, &mut figures);
         }

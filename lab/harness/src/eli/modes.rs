@@ -20,11 +20,18 @@ pub enum Mode {
     /// And the local APIC's timer.
     #[value(name = "eli+timer")]
     EliTimer,
+    /// The same, and requests: a core polls a block function's ring.
+    Elvis,
+    /// Those alone.
+    Poll,
 }
 
 impl Mode {
-    /// All, in the order of the table.
+    /// All in which a device is assigned, in the order of the table.
     pub const ALL: [Self; 4] = [Self::Baseline, Self::Delivery, Self::Eli, Self::EliTimer];
+
+    /// Those in which a core polls.
+    pub const POLLING: [Self; 2] = [Self::Poll, Self::Elvis];
 
     /// On the command line.
     pub const fn option(self) -> &'static str {
@@ -33,6 +40,8 @@ impl Mode {
             Self::Delivery => "delivery",
             Self::Eli => "eli",
             Self::EliTimer => "eli+timer",
+            Self::Elvis => "elvis",
+            Self::Poll => "poll",
         }
     }
 
@@ -221,14 +230,17 @@ pub fn run(machine: &Machine, mode: Mode, boot: &Boot<'_>, script: &str, work: u
         one_message,
     } = *boot;
     let way = if iommu { "required" } else { "auto" };
+    let polls = Mode::POLLING.contains(&mode);
     let ran = machine.run(&Run {
         options: format!("mode={} cpus={cpus} trace=100 iommu={way}", mode.option()),
         guest: Guest::Linux(kernel, script),
         cpu: CPU,
-        nvme: true,
+        nvme: !polls,
         one_message,
+        ram_disk: polls,
         iommu,
-        cpus: if cpus == 1 { 1 } else { cpus + 1 },
+        // One watches, or polls.
+        cpus: if cpus == 1 && !polls { 1 } else { cpus + 1 },
         limit: Duration::from_secs(90 + work / 200),
     })?;
     let status = lab::guest_image::run_status(&ran.console);

@@ -19,7 +19,7 @@ pub struct Refusal {
 }
 
 /// All of them.
-pub const REFUSALS: [Refusal; 7] = [
+pub const REFUSALS: [Refusal; 8] = [
     Refusal {
         what: "a processor without SVM",
         cpu: "EPYC,+x2apic,-svm",
@@ -76,6 +76,14 @@ pub const REFUSALS: [Refusal; 7] = [
         guest: Guest::LongLine,
         said: "command line is longer",
     },
+    Refusal {
+        what: "a core that polls where there is no disk",
+        cpu: CPU,
+        options: "mode=elvis",
+        cpus: 2,
+        guest: Guest::Attack("e1"),
+        said: "no disk for the block function",
+    },
 ];
 
 /// Whether it is refused, and the machine ends.
@@ -86,6 +94,7 @@ pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
         cpu: refusal.cpu,
         nvme: false,
         one_message: false,
+        ram_disk: false,
         iommu: false,
         cpus: refusal.cpus,
         limit: Duration::from_secs(30),
@@ -108,6 +117,7 @@ pub fn without_device(machine: &Machine) -> Result<()> {
         cpu: CPU,
         nvme: false,
         one_message: false,
+        ram_disk: false,
         iommu: false,
         cpus: 1,
         limit: Duration::from_secs(30),

@@ -472,3 +472,20 @@ fn what_is_forced_below_a_level_triggered_one_is_ended_with_it() {
     assert_eq!(core.guest_eoi(set(&[0x41, 0x92])), both);
     assert_eq!(core.in_service(set(&[])), set(&[0x41]));
 }
+
+#[test]
+fn interrupts_of_the_hosts_making_are_injected_and_direct_mode_waits_for_their_end() {
+    let mut core = engaged();
+    assert!(core.plan(READY, VectorSet::EMPTY).direct);
+    core.request(0x51);
+    core.request(0x51);
+    let plan = core.plan(MASKED, VectorSet::EMPTY);
+    assert!(!plan.direct && plan.window && plan.inject.is_none());
+    let injection = core.plan(READY, VectorSet::EMPTY).inject;
+    assert_eq!(injection.map(|one| one.event.vector), Some(0x51));
+    let plan = core.plan(READY, VectorSet::EMPTY);
+    assert!(!plan.direct && plan.eoi_exits && plan.inject.is_none());
+    let done = core.guest_eoi(VectorSet::EMPTY);
+    assert_eq!((done.eois, done.ended), (0, Ended::Virtual(0x51)));
+    assert!(core.plan(READY, VectorSet::EMPTY).direct);
+}

@@ -1,153 +1,15 @@
-//! Descriptor chains: read once from the guest into a local list, checked, then used.
-//!
-//! Layout: virtio 1.2 §2.7.5 (`struct virtq_desc`), indirect tables §2.7.5.3.
+//! Descriptor chains of a device on an operating system: [`virtqueue`]'s walk into a list that is
+//! reused from chain to chain, and its segments as rows of bytes.
 
-use guest_mem::{Access, Dma, DmaFault, Intent, Iova, Wanted};
+use guest_mem::{Access, Dma, DmaFault, Intent, Wanted};
+use virtqueue::SegmentList;
+pub(super) use virtqueue::Sum;
+pub use virtqueue::chain::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Segment,
+    Violation,
+};
 
 use super::counter::Counter;
-
-/// VIRTQ_DESC_F_NEXT: the chain goes on at `next`.
-pub const DESC_F_NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE: the device writes this buffer.
-pub const DESC_F_WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT: the buffer is a table of descriptors.
-pub const DESC_F_INDIRECT: u16 = 4;
-
-/// Longest indirect table, in entries. The specification's bound is the queue size (§2.7.5.3.1); drivers
-/// exceed it where their segment limit does, so this is what QEMU takes: 1024 × 16 B = 16 KiB of scratch.
-pub const MAX_INDIRECT: u32 = 1024;
-
-/// Size of a descriptor in bytes.
-pub const DESC_SIZE: u32 = 16;
-
-/// A descriptor as the guest wrote it: an allegation, nothing checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawDescriptor {
-    /// Buffer address.
-    pub addr: u64,
-    /// Buffer length in bytes.
-    pub len: u32,
-    /// `DESC_F_*`; other bits are ignored.
-    pub flags: u16,
-    /// Split: next descriptor, if `DESC_F_NEXT`. Packed descriptors that a [`Journal`](super::Journal) is given or
-    /// gave: the buffer id.
-    pub next: u16,
-}
-
-impl RawDescriptor {
-    /// From the two little-endian words in memory.
-    #[inline(always)]
-    pub fn from_words(addr: u64, rest: u64) -> Self {
-        Self {
-            addr,
-            len: rest as u32,
-            flags: (rest >> 32) as u16,
-            next: (rest >> 48) as u16,
-        }
-    }
-
-    /// From the two little-endian words of a packed ring's descriptor (virtio 1.2 §2.8.5): its buffer id becomes `next`.
-    #[inline(always)]
-    pub(super) fn from_packed_words(addr: u64, rest: u64) -> Self {
-        Self {
-            addr,
-            len: rest as u32,
-            flags: (rest >> 48) as u16,
-            next: (rest >> 32) as u16,
-        }
-    }
-}
-
-/// What a driver must not do with a ring (virtio 1.2 §2.7, driver requirements). Ends in DEVICE_NEEDS_RESET.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    /// More chains made available than the ring has entries.
-    #[error("available index {idx} is more than the ring ahead of {next_avail}")]
-    AvailTooFar {
-        /// Index read.
-        idx: u16,
-        /// Where we are.
-        next_avail: u16,
-    },
-    /// A descriptor index outside the table.
-    #[error("descriptor index {0} outside the table")]
-    Index(u16),
-    /// More descriptors than the table has: a loop, or a chain longer than allowed.
-    #[error("descriptor chain longer than its table")]
-    TooLong,
-    /// A device-readable descriptor behind a device-writable one (§2.7.4.2).
-    #[error("readable descriptor behind a writable one")]
-    Order,
-    /// A buffer of no bytes.
-    #[error("descriptor of zero length")]
-    ZeroLength,
-    /// A buffer that wraps around the address space.
-    #[error("descriptor at {addr:#x} wraps")]
-    Wraps {
-        /// Its address.
-        addr: u64,
-    },
-    /// Buffers of 4 GiB or more in one chain (§2.7.5.2).
-    #[error("descriptor chain of 4 GiB or more")]
-    TooManyBytes,
-    /// An indirect descriptor that may not be: not negotiated, nested, or with NEXT set (§2.7.5.3.1).
-    #[error("indirect descriptor where none is allowed")]
-    Indirect,
-    /// An indirect table whose length is no multiple of 16, or above [`MAX_INDIRECT`] entries.
-    #[error("indirect table of {0} bytes")]
-    IndirectLength(u32),
-    /// A head made available while it is in flight, seen where in-flight chains are recorded.
-    #[error("descriptor chain {0} is in flight already")]
-    InFlight(u16),
-    /// The journal could not record a chain: not the driver's fault, but the ring cannot be served safely.
-    #[error("a chain could not be recorded as in flight")]
-    Journal,
-    /// A request without room for its header or status, found by the device.
-    #[error("request without header or status byte")]
-    Truncated,
-    /// A request whose status byte cannot be written, found by the device.
-    #[error("the request's status cannot be written")]
-    Status,
-    /// Not the driver's doing: a request that the back end can neither end nor cancel holds the guest's memory.
-    #[error("a request neither ends nor can be cancelled")]
-    NotCancellable,
-    /// Not the driver's doing: the IOMMU that translates for the device does not answer.
-    #[error("a translation that was asked for has not come in time")]
-    MissUnanswered,
-    /// Not the driver's doing: an invalidation could not be answered, because requests hold the
-    /// memory that it covers.
-    #[error("requests hold memory that was unmapped")]
-    NotReleased,
-    /// The addresses of a ring lead nowhere, where that is known before the ring is served.
-    #[error("ring {0} lies at no address of memory")]
-    RingAddress(u16),
-    /// Not the driver's doing: the device has written more into a chain than it has room for.
-    #[error("{len} bytes written into a chain with room for {room}")]
-    Answer {
-        /// Bytes written.
-        len: u32,
-        /// Bytes of its device-writable buffers.
-        room: u32,
-    },
-}
-
-/// A checked buffer: not empty, does not wrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// First byte.
-    pub iova: Iova,
-    /// Bytes, at least 1.
-    pub len: u32,
-}
-
-/// Lengths of a chain; the two sums are below 4 GiB together once closed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sum {
-    /// Segments.
-    readable: usize,
-    readable_len: u64,
-    writable_len: u64,
-}
 
 /// A checked descriptor chain: readable segments, then writable ones. Reused from chain to chain.
 #[derive(Debug, Default)]
@@ -221,8 +83,7 @@ impl Chain {
     }
 
     /// Checks and appends one descriptor, and adds it to `sum`, which the caller keeps in registers
-    /// until [`close`](Self::close). Words instead of a [`RawDescriptor`], which compilers put
-    /// together in memory: half of the time of a walk.
+    /// until [`close`](Self::close).
     #[inline(always)]
     pub(super) fn push_words(
         &mut self,
@@ -231,32 +92,10 @@ impl Chain {
         bytes: u32,
         flags: u16,
     ) -> Result<(), Violation> {
-        let len = u64::from(bytes);
-        if len == 0 {
-            return Err(Violation::ZeroLength);
-        }
-        if addr.checked_add(len - 1).is_none() {
-            return Err(Violation::Wraps { addr });
-        }
-        if flags & DESC_F_WRITE != 0 {
-            sum.writable_len += len;
-        } else {
-            if sum.writable_len != 0 {
-                return Err(Violation::Order);
-            }
-            sum.readable += 1;
-            sum.readable_len += len;
-        }
-        self.segments.push(Segment {
-            iova: Iova::new(addr),
-            len: bytes,
-        });
-        Ok(())
+        sum.push(self, addr, bytes, flags)
     }
 
-    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on;
-    /// answers the indirect descriptor that they end in, which they may only if `may_end`. `fetch`
-    /// answers a descriptor's words.
+    /// [`Sum::follow`], into this chain.
     #[inline(always)]
     pub(super) fn follow<S: From<Violation>>(
         &mut self,
@@ -264,38 +103,15 @@ impl Chain {
         size: u16,
         first: u16,
         may_end: bool,
-        mut fetch: impl FnMut(u16) -> Result<(u64, u64), S>,
+        fetch: impl FnMut(u16) -> Result<(u64, u64), S>,
     ) -> Result<Option<RawDescriptor>, S> {
-        let mut next = first;
-        // A chain visits each descriptor of the table at most once: more hops are a loop.
-        for _ in 0..size {
-            if next >= size {
-                return Err(Violation::Index(next).into());
-            }
-            let (addr, rest) = fetch(next)?;
-            let flags = (rest >> 32) as u16;
-            if flags & DESC_F_INDIRECT != 0 {
-                if !may_end || flags & DESC_F_NEXT != 0 {
-                    return Err(Violation::Indirect.into());
-                }
-                return Ok(Some(RawDescriptor::from_words(addr, rest)));
-            }
-            self.push_words(sum, addr, rest as u32, flags)?;
-            if flags & DESC_F_NEXT == 0 {
-                return Ok(None);
-            }
-            next = (rest >> 48) as u16;
-        }
-        Err(Violation::TooLong.into())
+        sum.follow(self, size, first, may_end, fetch)
     }
 
     /// Checks and keeps `sum`: all descriptors have been appended, or all but those of a table.
     #[inline(always)]
     pub(super) fn close(&mut self, sum: Sum) -> Result<(), Violation> {
-        // Neither has wrapped: at most 33,792 descriptors below 4 GiB.
-        if sum.readable_len + sum.writable_len > u64::from(u32::MAX) {
-            return Err(Violation::TooManyBytes);
-        }
+        sum.check()?;
         self.sum = sum;
         Ok(())
     }
@@ -308,12 +124,12 @@ impl Chain {
     /// Bytes that the device may write.
     #[inline]
     pub(super) fn writable_len(&self) -> u32 {
-        self.sum.writable_len as u32
+        self.sum.writable_len() as u32
     }
 
     /// Bytes in all.
     pub(super) fn bytes(&self) -> u64 {
-        self.sum.readable_len + self.sum.writable_len
+        self.sum.readable_len() + self.sum.writable_len()
     }
 
     /// Descriptors of the chain, those of an indirect table included.
@@ -325,8 +141,8 @@ impl Chain {
     #[inline]
     pub fn readable(&self) -> Buffers<'_> {
         Buffers {
-            segments: &self.segments[..self.sum.readable],
-            len: self.sum.readable_len as u32,
+            segments: &self.segments[..self.sum.readable()],
+            len: self.sum.readable_len() as u32,
         }
     }
 
@@ -334,9 +150,17 @@ impl Chain {
     #[inline]
     pub fn writable(&self) -> Buffers<'_> {
         Buffers {
-            segments: &self.segments[self.sum.readable..],
-            len: self.sum.writable_len as u32,
+            segments: &self.segments[self.sum.readable()..],
+            len: self.sum.writable_len() as u32,
         }
+    }
+}
+
+impl SegmentList for Chain {
+    #[inline(always)]
+    fn push(&mut self, segment: Segment) -> Result<(), Violation> {
+        self.segments.push(segment);
+        Ok(())
     }
 }
 

@@ -24,27 +24,16 @@ mod walk;
 use std::collections::VecDeque;
 
 use guest_mem::{Access, Dma, Pages, Perm};
+pub use virtqueue::split::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
+use virtqueue::split::{FLAGS, IDX, Layout, RING, Unfit};
 
 use super::area::Area;
-use super::chain::DESC_SIZE;
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
 use super::rest::Rest;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
-
-/// VIRTQ_AVAIL_F_NO_INTERRUPT (§2.7.6), in `avail.flags`.
-pub const AVAIL_F_NO_INTERRUPT: u16 = 1;
-/// VIRTQ_USED_F_NO_NOTIFY (§2.7.8), in `used.flags`.
-pub const USED_F_NO_NOTIFY: u16 = 1;
-
-/// Offset of `flags` in both rings.
-const FLAGS: u32 = 0;
-/// Offset of `idx` in both rings.
-const IDX: u32 = 2;
-/// Offset of the first entry in both rings.
-const RING: u32 = 4;
 
 /// The device's side of one split virtqueue.
 pub struct SplitQueue {
@@ -103,25 +92,19 @@ impl SplitQueue {
             avail,
             used,
         } = *config;
-        if !size.is_power_of_two() || size > max {
-            return Err(ActivateError::QueueSize { index, size, max });
-        }
-        // At most 32,768 entries: 512 KiB, 64 KiB and 256 KiB; none overflows.
-        let entries = u32::from(size);
         let bad = ActivateError::QueueAddress { index };
-        if !desc.is_aligned(16) || !avail.is_aligned(2) || !used.is_aligned(4) {
-            return Err(bad);
-        }
+        let layout = Layout::new(config, max).map_err(|unfit| match unfit {
+            Unfit::Size => ActivateError::QueueSize { index, size, max },
+            Unfit::Alignment => bad,
+        })?;
         Ok(Self {
             index,
             size,
             event_idx: features & feature::EVENT_IDX != 0,
             indirect: features & feature::INDIRECT_DESC != 0,
-            desc: Area::new(desc, entries * DESC_SIZE, Perm::Read).ok_or(bad)?,
-            // flags, idx, ring, used_event
-            avail: Area::new(avail, 6 + 2 * entries, Perm::Read).ok_or(bad)?,
-            // flags, idx, ring of {id, len}, avail_event
-            used: Area::new(used, 6 + 8 * entries, Perm::Write).ok_or(bad)?,
+            desc: Area::new(desc, layout.desc_len(), Perm::Read).ok_or(bad)?,
+            avail: Area::new(avail, layout.avail_len(), Perm::Read).ok_or(bad)?,
+            used: Area::new(used, layout.used_len(), Perm::Write).ok_or(bad)?,
             next_avail: Counter::default(),
             seen: Counter::default(),
             next_used: Counter::default(),

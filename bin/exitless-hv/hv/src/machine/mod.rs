@@ -2,20 +2,24 @@
 //!
 //! **Ownership.** Three kinds of state, by who writes:
 //!
-//! * *Facts*: memory, options, the host's clock, where the device and the chips are. Written at the start, before another core has
-//!   the machine, and never again; read by any core without a lock.
-//! * *Behind a lock*: [`Chips`], devices whose state two processors' accesses must find whole, and [`Measurement`], windows. A section
-//!   under either is a bounded number of accesses to registers: at most one write of the device's table (2,048 entries; 65 of QEMU's), or
-//!   a wait for the IOMMU ([`remapping`](crate::remapping): a number of reads). No section enters the guest, waits for another core, or
-//!   takes the other lock.
+//! * *Facts*: memory, options, the host's clock, where the device and the chips are. Written at the
+//!   start, before another core has the machine, and never again; read by any core without a lock.
+//! * *Behind a lock*: [`Chips`], devices whose state two processors' accesses must find whole, and
+//!   [`Measurement`], windows. A section under either is a bounded number of accesses to registers:
+//!   at most one write of the device's table (2,048 entries; 65 of QEMU's), or a wait for the IOMMU
+//!   ([`remapping`](crate::remapping): a number of reads). No section enters the guest, waits for
+//!   another core, or takes the other lock. So is the [block function](block); a section of its
+//!   lock may wait for the I/O core, which takes none.
 //! * *Counters*: one set for each processor, which its core alone adds to, and any core reads.
 //! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do ([`mailbox`]).
 //!
-//! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block, saved registers, nested tables and
-//! shadow, local APIC, mode machine and single step. Its core alone has them, and changes them for others when they ask.
+//! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block,
+//! saved registers, nested tables and shadow, local APIC, mode machine and single step. Its core
+//! alone has them, and changes them for others when they ask.
 //!
 //! `set_up` is before the first entry.
 
+pub mod block;
 pub mod chips;
 pub mod mailbox;
 pub mod measurement;
@@ -28,14 +32,16 @@ use eli::defence::Defence;
 use eli::policy::ports::Ports;
 use eli::policy::{PROCESSORS_MAX, Processors};
 
+use self::block::{Block, Place};
 use self::chips::Chips;
 use self::mailbox::Mailbox;
 use self::measurement::{Account, Measurement, Time};
+use crate::block_pages::BlockPage;
 use crate::hpet::{Clock, Hpet};
 use crate::lock::{Guard, Lock};
-use crate::memory::Guest;
+use crate::memory::{Guest, PAGE};
 use crate::msix::Msix;
-use crate::options::{Mode, Options};
+use crate::options::Options;
 use crate::pages::Shared;
 use crate::report::{Counters, Counts};
 
@@ -61,7 +67,10 @@ pub struct Machine {
     /// Memory that the guest does not reach, beside the hypervisor's own.
     removed: [Option<core::ops::Range<u64>>; WITHHELD_MAX],
     pages: &'static mut Shared,
+    /// Slot and base address of the block function, if there is one.
+    block_place: Option<Place>,
     chips: Lock<Chips>,
+    block: Lock<Option<Block>>,
     measurement: Lock<Measurement>,
     counters: [Counters; PROCESSORS_MAX],
     mailboxes: [Mailbox; PROCESSORS_MAX],
@@ -86,7 +95,7 @@ impl Machine {
 
     /// Whether the timers of its local APICs are the guest's own.
     pub fn assigns_timer(&self) -> bool {
-        self.options.mode == Mode::EliTimer
+        self.options.mode.assigns_timer()
     }
 
     /// The guest's processors.
@@ -143,6 +152,23 @@ impl Machine {
     /// Devices with a state, for as long as this is held.
     pub fn chips(&self) -> Guard<'_, Chips> {
         self.chips.lock()
+    }
+
+    /// Slot and base address of the block function, if there is one.
+    pub fn block_place(&self) -> Option<Place> {
+        self.block_place
+    }
+
+    /// How the guest has a page, if it is the block function's.
+    pub fn block_page(&self, page: u64) -> Option<BlockPage> {
+        debug_assert!(page.is_multiple_of(PAGE));
+        let offset = self.block_place?.offset(page)?;
+        Some(self.pages.block.at(offset))
+    }
+
+    /// The block function's state, if there is one, for as long as this is held.
+    pub fn block(&self) -> Guard<'_, Option<Block>> {
+        self.block.lock()
     }
 
     /// Counters of processor `index`.

@@ -1,5 +1,5 @@
-//! Preparations of the machine, before another core has it: timers and the watching core, ports, the assigned device and its IOMMU,
-//! configuration space.
+//! Preparations of the machine, before another core has it: timers and the watching core, ports,
+//! the assigned device and its IOMMU, configuration space.
 
 use bare::{pci, port};
 use eli::defence::Defence;
@@ -7,6 +7,7 @@ use eli::policy::config::{Bar, Config, Function};
 use eli::policy::ports::{Ports, Rule};
 use eli::policy::{PROCESSORS_MAX, Processors};
 
+use super::block::{Block, Place};
 use super::chips::Chips;
 use super::mailbox::Mailbox;
 use super::measurement::Measurement;
@@ -47,7 +48,9 @@ impl Machine {
             nothing: [const { None }; WITHHELD_MAX],
             removed: [const { None }; WITHHELD_MAX],
             pages,
+            block_place: None,
             chips: Lock::new(Chips::default()),
+            block: Lock::new(None),
             measurement: Lock::new(Measurement::new()),
             counters: [const { Counters::new() }; PROCESSORS_MAX],
             mailboxes: [const { Mailbox::new() }; PROCESSORS_MAX],
@@ -220,6 +223,32 @@ impl Machine {
             self.chips.get_mut().add_io_apic(chip);
             self.io_apic = Some(page);
         }
+    }
+
+    /// Adds the block function, in an empty slot, with a disk of so many bytes. `memory` is the
+    /// loader's map, ranges of any kind.
+    pub fn add_block(
+        &mut self,
+        tables: &Tables,
+        memory: impl Iterator<Item = (u64, u64)>,
+        disk_len: usize,
+    ) -> Place {
+        let windows = tables.windows.iter().flatten();
+        let windows = windows.map(|window| (window.start, window.end));
+        let Some(place) = Place::find(memory.chain(windows)) else {
+            refuse(&"there is no slot or no address for the block function")
+        };
+        let disk_kib = disk_len >> 10;
+        say!(
+            "hv: block function: {:02x}.{} at {:#x}, disk of {disk_kib} KiB in memory",
+            place.number >> 3,
+            place.number & 7,
+            place.base
+        );
+        self.pages.block.init(disk_len);
+        *self.block.get_mut() = Some(Block::new(place));
+        self.block_place = Some(place);
+        place
     }
 
     /// The IOMMU, if it is to be used, and can be.

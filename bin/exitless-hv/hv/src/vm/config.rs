@@ -23,6 +23,12 @@ impl Processor {
         let Some(target) = config.target((number - DATA) as u8, size) else {
             return ones(size);
         };
+        drop(chips);
+        if let Some(word) = self.block_read(target) {
+            return target.part(word);
+        }
+        let mut chips = self.machine.chips();
+        let config = chips.config_mut();
         let word = match config.read(target) {
             Read::Real => pci::read(target.function, target.register),
             Read::Value(word) => word,
@@ -44,6 +50,12 @@ impl Processor {
             return;
         };
         let value = value << (target.byte * 8);
+        drop(chips);
+        if self.block_write(target, value) {
+            return;
+        }
+        let mut chips = self.machine.chips();
+        let config = chips.config_mut();
         // Reading a register of one that is not the guest's changes nothing, but it is of no use.
         let is_own = config
             .function()

@@ -11,12 +11,13 @@ use core::sync::atomic::Ordering;
 
 use bare::{apic, pci};
 use eli::defence::Defence;
+use elvis::poller::Settings;
 
 use super::Processor;
 use crate::lapic::LvtEntry;
 use crate::log::say;
 use crate::machine::mailbox::request;
-use crate::{core1, host, power, raw_ports, vmcb};
+use crate::{core1, host, io_core, power, raw_ports, vmcb};
 
 /// How a guest ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,10 +128,16 @@ impl Processor {
         power::off()
     }
 
-    /// Takes everything of the guest's that could interrupt.
+    /// Takes everything of the guest's that could interrupt, or uses its memory.
     fn silence(&mut self) {
         const BUS_MASTER: u32 = 1 << 2;
         const INTX_DISABLED: u32 = 1 << 10;
+        if let Some(clock) = self.machine.clock()
+            && self.machine.block_place().is_some()
+        {
+            // An I/O core that does not answer has nothing to say here either.
+            io_core::ask(Settings::NONE, clock);
+        }
         if let Some(device) = self.machine.msix() {
             let command = pci::read(device.function, pci::COMMAND) & 0xffff;
             // SAFETY: it reads and writes memory no more, and sends nothing.

@@ -17,10 +17,12 @@
 //!     └── audit ◀── the exit's file ◀── exit: Interrupts::exited
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
-//! `config` (configuration space), `instructions` (others), `local_apic`, `tables` (the interrupt
-//! descriptor table), `messages` (MSI-X and I/O APIC), `others` (the guest's other processors), `step`, `reports` (lines of JSON). `set_up`
+//! `config` (configuration space), `block` (the block function), `instructions` (others),
+//! `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `others`
+//! (the guest's other processors), `step`, `reports` (lines of JSON). `set_up`
 //! is before the first entry, `end` behind the last exit.
 
+mod block;
 mod config;
 mod cpuid;
 mod end;
@@ -257,7 +259,8 @@ impl Processor {
         self.counters.exit(kind, cause);
         // Where completion exits on purpose its exits are none of these.
         let is_wanted = kind == Kind::Eoi && !self.machine.options().mode.ways().completion;
-        let is_direct = was_direct && cause == Cause::Device && !is_wanted;
+        let is_direct =
+            was_direct && matches!(cause, Cause::Device | Cause::Paravirtual) && !is_wanted;
         self.counters
             .add(Count::DeviceExitsDirect, is_direct.into());
         self.let_in();

@@ -9,7 +9,7 @@ use crate::log::{self, say};
 use crate::machine::measurement::Account;
 use crate::memory::Canary;
 use crate::report::{Count, TOTALS};
-use crate::{core1, host, power};
+use crate::{core1, host, io_core, power};
 
 /// Windows of a run that are reported.
 const WINDOWS_MAX: u32 = 256;
@@ -73,6 +73,9 @@ impl Processor {
             ),
             ("core1_foreign", core1::FOREIGN.load(Ordering::Relaxed)),
             ("core1_nmis", core1::NMIS.load(Ordering::Relaxed)),
+            ("total_pv_served", io_core::SERVED.load(Ordering::Relaxed)),
+            ("total_pv_sent", io_core::SENT.load(Ordering::Relaxed)),
+            ("total_pv_broken", io_core::BROKEN.load(Ordering::Relaxed)),
         ] {
             let _ = write!(out, "\"{key}\":{value},");
         }

@@ -1,4 +1,5 @@
-//! Preparations of a processor, on its own core, before the first entry: what of the machine is withheld, timers, the control block.
+//! Preparations of a processor, on its own core, before the first entry: what of the machine is
+//! withheld, timers, the control block.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -16,7 +17,8 @@ use crate::vmcb::{self, intercept};
 use crate::{core1, refuse};
 
 impl Processor {
-    /// Takes from the guest, as this processor shows it to it, what is not its own, or not as it is.
+    /// Takes from the guest, as this processor shows it to it, what is not its own, or not as it
+    /// is.
     pub fn withhold(&mut self) {
         let machine = self.machine;
         if self.pages.nested.init().is_err() {
@@ -38,6 +40,7 @@ impl Processor {
         if let Some(page) = machine.io_apic_page() {
             self.map(page, page, PageAccess::Nothing);
         }
+        self.show_block();
     }
 
     /// The local APIC's timer, and the host's tick.

@@ -37,7 +37,10 @@ impl Processor {
                 let class = self.pages.vmcb.get(vmcb::INTERRUPTS) & interrupts::TPR;
                 self.set_task_priority((class << 4) as u8);
             }
-            Protected::Table(false) | Protected::Cr8(false) | Protected::IoApic(..) => {}
+            Protected::Table(false)
+            | Protected::Cr8(false)
+            | Protected::IoApic(..)
+            | Protected::Block(..) => {}
         }
         Some(access)
     }
@@ -46,8 +49,10 @@ impl Processor {
     pub(super) fn end_step(&mut self) -> (Kind, Cause) {
         let own_trap = self.step.own_trap(&self.pages.vmcb);
         // Only then has it written there.
-        if let Some(Protected::IoApic(offset, true)) = self.finish_step() {
-            self.io_apic_written(offset);
+        match self.finish_step() {
+            Some(Protected::IoApic(offset, true)) => self.io_apic_written(offset),
+            Some(Protected::Block(address, is_write)) => self.end_block(address, is_write),
+            _ => {}
         }
         if let Some(status) = own_trap {
             self.pages.vmcb.set(vmcb::DR6, status);
@@ -87,6 +92,7 @@ impl Processor {
             | Protected::Mode
             | Protected::Dr7
             | Protected::Iret => {}
+            Protected::Block(address, _) => self.protect_block(address & !(PAGE - 1)),
         }
     }
 
@@ -182,6 +188,9 @@ impl Processor {
             let scratch = self.pages.scratch.address();
             self.map(page, scratch, Access::All);
             self.start(Protected::IoApic(offset, is_write));
+        } else if let Some(real) = self.block_shown(address) {
+            self.map(page, real, Access::All);
+            self.start(Protected::Block(address, is_write));
         } else {
             // The hypervisor's own memory. There is nothing for the guest.
             self.refuse("an access outside of the guest's memory", &Hex(address));

@@ -112,6 +112,7 @@ impl Processor {
         let mut assigned = self.machine.options().assign;
         if self.machine.options().mode.ways().delivery {
             assigned = assigned.union(self.interrupts.device());
+            assigned = assigned.union(self.interrupts.block());
             if self.machine.assigns_timer()
                 && let Some(vector) = self.interrupts.lapic().timer_vector()
             {

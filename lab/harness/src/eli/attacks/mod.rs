@@ -44,6 +44,7 @@ struct Case<'a> {
     /// The switch of the defences.
     defend: String,
     nvme: bool,
+    ram_disk: bool,
     iommu: bool,
     /// The guest's processors.
     cpus: u32,
@@ -123,6 +124,7 @@ impl Case<'_> {
             cpu: CPU,
             nvme: self.nvme,
             one_message: false,
+            ram_disk: self.ram_disk,
             iommu: self.iommu,
             // One watches.
             cpus: self.cpus + 1,
@@ -139,6 +141,7 @@ pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
         mode,
         defend: "on".to_owned(),
         nvme: false,
+        ram_disk: false,
         iommu: false,
         cpus: 1,
         critical: LIMIT,
@@ -177,6 +180,7 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
         if !names.is_empty() && !names.contains(&payload.name) {
             continue;
         }
+        let modes = modes_of(payload.polls, modes);
         for mode in modes.iter().copied() {
             let case = |way| Case {
                 payload: payload.name,
@@ -184,6 +188,7 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
                 mode,
                 defend: "on".to_owned(),
                 nvme: false,
+                ram_disk: payload.polls,
                 iommu: false,
                 cpus: payload.cpus,
                 critical: LIMIT,
@@ -218,6 +223,11 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
     figures.set("returns_to_direct", f64::from(returns));
 }
 
+/// The modes in which a payload is run: those that are asked for, or those of a core that polls.
+fn modes_of(polls: bool, modes: &[Mode]) -> &[Mode] {
+    if polls { &Mode::POLLING } else { modes }
+}
+
 /// What is counted over all attacks.
 #[derive(Default)]
 struct Sum {
@@ -247,7 +257,10 @@ pub fn attack(
     let mut sum = Sum::default();
     let wanted = |attack: &&Attack| names.is_empty() || names.contains(&attack.name);
     for attack in ATTACKS.iter().filter(wanted) {
-        one(machine, attack, modes, times, figures, &mut sum);
+        let modes = modes_of(attack.polls, modes);
+        if !modes.is_empty() {
+            one(machine, attack, modes, times, figures, &mut sum);
+        }
     }
     figures.set("attacks_total", f64::from(sum.total));
     figures.set("attacks_contained", f64::from(sum.contained));
@@ -332,6 +345,7 @@ impl Case<'_> {
                 Way::On | Way::Calm => "on".to_owned(),
             },
             nvme: attack.nvme,
+            ram_disk: attack.polls,
             iommu: attack.iommu,
             cpus: attack.cpus,
             critical: LIMIT,
@@ -493,7 +507,9 @@ pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
     figures.say("\nthe host's ticks at the other core (critical=core), in mode eli, of those of the calm run");
     let (mut least, mut short) = (u64::MAX, Vec::new());
     let mut busy = 0;
-    let wanted = |attack: &&Attack| names.is_empty() || names.contains(&attack.name);
+    let is_named = |name| names.is_empty() || names.contains(&name);
+    // There the other core polls.
+    let wanted = |attack: &&Attack| is_named(attack.name) && !attack.polls;
     for attack in ATTACKS.iter().filter(wanted) {
         let case = |way| Case {
             critical: "core",

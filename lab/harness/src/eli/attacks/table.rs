@@ -55,6 +55,8 @@ pub struct Attack {
     pub iommu: bool,
     /// The guest's processors.
     pub cpus: u32,
+    /// It drives the block function: in the modes in which a core polls.
+    pub polls: bool,
     /// Contained, it still does not end by itself.
     pub spins: bool,
     /// Contained, the guest ends, by a fault or since it asks for it.
@@ -74,6 +76,7 @@ const fn attack(name: &'static str, sign: Sign, bites: &'static [Mode]) -> Attac
         nvme: false,
         iommu: false,
         cpus: 1,
+        polls: false,
         spins: false,
         ends: false,
     }
@@ -93,6 +96,13 @@ impl Attack {
 
     const fn on_two(self) -> Self {
         Self { cpus: 2, ..self }
+    }
+
+    const fn polls(self) -> Self {
+        Self {
+            polls: true,
+            ..self
+        }
     }
 
     const fn with_nvme(self) -> Self {
@@ -190,6 +200,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("otherdevice", Sign::OtherCore, ALL),
     attack("e11", Sign::Overwritten, ALL).behind_iommu(),
     attack("e12", Sign::OtherCore, ALL).behind_iommu(),
+    attack("ring_memory", Sign::Overwritten, &Mode::POLLING).polls(),
 ];
 
 /// A payload that is honest, what it must say, and whether it must cost no more than its calm form in its last window.
@@ -203,6 +214,8 @@ pub struct Honest {
     pub returns: bool,
     /// The guest's processors.
     pub cpus: u32,
+    /// It drives the block function: in the modes in which a core polls.
+    pub polls: bool,
 }
 
 /// All of them.
@@ -212,48 +225,63 @@ pub const HONEST: &[Honest] = &[
         says: "stolen=0 after=100",
         returns: false,
         cpus: 1,
+        polls: false,
     },
     Honest {
         name: "fixed",
         says: "wrong=0b0",
         returns: false,
         cpus: 1,
+        polls: false,
     },
     Honest {
         name: "e1",
         says: "delivered=1000",
         returns: false,
         cpus: 1,
+        polls: false,
     },
     Honest {
         name: "e5",
         says: "order=41,61,31",
         returns: false,
         cpus: 1,
+        polls: false,
     },
     Honest {
         name: "moved",
         says: "ran=100",
         returns: false,
         cpus: 1,
+        polls: false,
     },
     Honest {
         name: "ipi",
         says: "ran=100 nmis=100",
         returns: false,
         cpus: 2,
+        polls: false,
     },
     Honest {
         name: "longhandler",
         says: "delivered=1000",
         returns: true,
         cpus: 1,
+        polls: false,
     },
     Honest {
         name: "busyhandler",
         says: "delivered=1000",
         returns: true,
         cpus: 1,
+        polls: false,
+    },
+    Honest {
+        name: "ring_bounds",
+        says: "stopped=15 of=15 served=15",
+        returns: false,
+        cpus: 1,
+        polls: true,
     },
 ];
 

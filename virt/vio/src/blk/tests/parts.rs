@@ -9,6 +9,7 @@ use guest_mem::{Iommu, Iova, Perm};
 use super::support::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::{BlkConfig, BlockIo, MAX_PIECES, MAX_TRANSFER, MemDisk, Transfer};
+use crate::fake_driver::ToBytes;
 use crate::ring::RawDescriptor;
 use crate::{CancelReason, QueueDevice, Service, Visit};
 

@@ -1,6 +1,7 @@
 //! Giving chains back through the used ring.
 
 use guest_mem::{Access, Dma};
+use virtqueue::split;
 
 use super::{AVAIL_F_NO_INTERRUPT, FLAGS, IDX, RING, SplitQueue, load_u16};
 use crate::ring::area::Area;
@@ -122,8 +123,7 @@ impl SplitQueue {
         let new = self.next_used.get();
         if self.event_idx {
             let event = load_u16(&mut self.avail, dma, RING + 2 * u32::from(self.size))?;
-            // vring_need_event: did we step over the event?
-            Ok(new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old))
+            Ok(split::steps_over(event, old, new))
         } else {
             Ok(load_u16(&mut self.avail, dma, FLAGS)? & AVAIL_F_NO_INTERRUPT == 0)
         }

@@ -1,6 +1,7 @@
 //! Taking chains from the available ring.
 
 use guest_mem::{Access, Dma};
+use virtqueue::split;
 
 use super::{IDX, RING, SplitQueue, load_u16};
 use crate::ring::ahead::Ahead;
@@ -24,12 +25,9 @@ impl SplitQueue {
         let loaded = load_u16(&mut self.avail, dma, IDX);
         let idx = self.rest.or_park(loaded)?;
         let next_avail = self.next_avail.get();
-        let count = idx.wrapping_sub(next_avail);
         // Those not returned yet take up entries too.
-        if count > self.size.saturating_sub(self.outstanding.get()) {
-            let violation = Violation::AvailTooFar { idx, next_avail };
-            return Err(self.rest.park(violation.into()));
-        }
+        let count = split::available(idx, next_avail, self.size, self.outstanding.get());
+        let count = self.rest.or_park(count)?;
         self.seen.set(idx);
         Ok(count)
     }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::super::chain::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, MAX_INDIRECT};
 use super::*;
+use crate::fake_driver::ToBytes;
 
 /// A queue of 8 whose head 0 is available, with these descriptors.
 fn with(features: u64, descs: &[RawDescriptor]) -> Pair {
