@@ -57,7 +57,7 @@ impl Memory {
     /// # Errors
     /// The system refused the file, its size, the seals or the mapping.
     pub fn create(len: usize) -> io::Result<Self> {
-        let file = memfd_create("vhost-blk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(file, 0, len)
