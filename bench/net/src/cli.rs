@@ -192,7 +192,7 @@ struct ServeBench {
     )]
     ours: String,
     /// What our source is called; {len} is a frame's bytes.
-    #[arg(long, default_value = "source={len}")]
+    #[arg(long, default_value = "source,frame={len}")]
     source: String,
     /// Our server's idle policy.
     #[arg(long, default_value = "adaptive")]

@@ -1,4 +1,5 @@
-//! Where rings lie in the guest's memory: one after the other from offset 0, each area on a page of its own, as Linux places them.
+//! Where rings lie in the guest's memory: one after the other from offset 0, each area on a page of
+//! its own, as Linux places them.
 
 use vhost_user::frontend;
 use vhost_user::wire::MemRegion;
@@ -8,8 +9,8 @@ use crate::ring::{Places, Ring};
 
 const PAGE: usize = 4096;
 
-/// Guest-physical and user address of the first region; far from 0 and from each other, so that a back end
-/// that mistakes one for the other does not get away with it.
+/// Guest-physical and user address of the first region; far from 0 and from each other, so that a
+/// back end that mistakes one for the other does not get away with it.
 pub const FIRST: (u64, u64) = (0x4000_0000, 0x7e00_0000_0000);
 /// Of a second region, which does not touch the first in either space.
 pub const SECOND: (u64, u64) = (0x1_8000_0000, 0x7f00_0000_0000);

@@ -1,4 +1,5 @@
-//! One connection to a back end, as far as negotiation. Messages and their order are [`vhost_user::frontend`]'s.
+//! One connection to a back end, as far as negotiation. Messages and their order are
+//! [`vhost_user::frontend`]'s.
 
 use std::io;
 use std::path::{Path, PathBuf};

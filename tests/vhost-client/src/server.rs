@@ -106,7 +106,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server on a CPU and waits until the last socket takes connections: servers make them in order.
+    /// Starts a server on a CPU and waits until the last socket takes connections: servers make
+    /// them in order.
     ///
     /// # Errors
     /// It is not installed, ended at once, or took too long.

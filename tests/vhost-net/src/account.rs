@@ -1,11 +1,13 @@
 //! Which frames of one transmit queue arrived.
 //!
-//! Frames are expected in their order. One that is passed over is missing until it arrives after all (late) or the
-//! window ends (lost). A number that has arrived already is a duplicate, one that was never sent is forged.
+//! Frames are expected in their order. One that is passed over is missing until it arrives after
+//! all (late) or the window ends (lost). A number that has arrived already is a duplicate, one that
+//! was never sent is forged.
 
 use std::collections::BTreeSet;
 
-/// Missing frames that are remembered; of older ones it is no longer known whether they arrive late.
+/// Missing frames that are remembered; of older ones it is no longer known whether they arrive
+/// late.
 const REMEMBERED: usize = 1 << 16;
 
 /// Frames of one queue, counted.

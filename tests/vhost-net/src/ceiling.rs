@@ -1,9 +1,10 @@
 //! This client's own ceiling: what it measures when the server costs next to nothing.
 //!
-//! A [`Loopback`] server on another CPU returns transmitted buffers unread (`Sink`), writes a header and no frame into receive
-//! buffers (`Source`), or copies frames from the one to the other (`Loop`: sums must hold, and one copy is the least that any server
-//! makes). It never kicks, calls or checks. What the client reaches against it is the most it could ever show of a server; a result
-//! close to it says more of the client than of the server.
+//! A [`Loopback`] server on another CPU returns transmitted buffers unread (`Sink`), writes a
+//! header and no frame into receive buffers (`Source`), or copies frames from the one to the other
+//! (`Loop`: sums must hold, and one copy is the least that any server makes). It never kicks, calls
+//! or checks. What the client reaches against it is the most it could ever show of a server; a
+//! result close to it says more of the client than of the server.
 
 use std::io;
 use std::path::Path;

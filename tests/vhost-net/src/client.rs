@@ -1,6 +1,7 @@
 //! A front end: one network device of one back end, from the first message to running rings.
 //!
-//! Messages and their order are [`vhost_user::frontend`]'s. All receive buffers are posted before the rings start.
+//! Messages and their order are [`vhost_user::frontend`]'s. All receive buffers are posted before
+//! the rings start.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,7 +53,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// One pair, split rings of 256 entries, mergeable receive buffers each of which takes a frame of 1,518 bytes.
+    /// One pair, split rings of 256 entries, mergeable receive buffers each of which takes a frame
+    /// of 1,518 bytes.
     pub fn new() -> Self {
         Self {
             features: ring_feature::VERSION_1

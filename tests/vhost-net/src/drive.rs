@@ -3,114 +3,32 @@
 //! ```text
 //! Driver::connect ─▶ measure ─▶ measure … (windows)      a window: warm-up │ measured │ drained
 //! ```
-//! A window begins and ends with no frame under way: at its end the ports stop sending, and wait for what is under way, as long as
-//! [`Patience`] says. So a server may stand still between windows, and servers may take turns. Rates are of the measured time; lost,
-//! late, duplicate and forged frames of the whole window.
+//! A window begins and ends with no frame under way: at its end the ports stop sending, and wait
+//! for what is under way, as long as [`Patience`] says. So a server may stand still between
+//! windows, and servers may take turns. Rates are of the measured time; lost, late, duplicate and
+//! forged frames of the whole window.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use report::clock::Clock;
 
-use crate::account::{Account, Arrival, Counts};
-use crate::client::{Client, ClientError, Options};
-use crate::frame::{self, CHECK_EVERY, MIN_FRAME, Mac};
+use crate::account::{Account, Counts};
+use crate::client::{Client, ClientError};
+use crate::frame::{self, MIN_FRAME};
 use crate::hist::Histogram;
 use crate::process;
-use crate::queue::{Arrived, BURST, Malformed, Pieces};
+use crate::queue::BURST;
 use crate::ring::RingError;
+use crate::tally::{Sender, Sums};
+
+pub use crate::load::{Content, Expected, Load, PortSpec};
+pub use crate::outcome::{PortReport, Report, Wrong};
 
 /// Visits of all ports between two looks for that, and for servers that are gone.
 const ROUNDS_PER_CHECK: u32 = 1 << 12;
 /// Windows of at most so many frames have their latencies taken.
 const LATENCY_WINDOW: u64 = 8;
-
-/// When frames are sent, by each pair.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Load {
-    /// Never.
-    Silent,
-    /// In bursts, whenever the ring has room.
-    Flood,
-    /// As long as fewer than so many are under way, of a port whose frames arrive; 1: there and back, one at a time.
-    Window(u64),
-    /// So many per second, at equal distances.
-    Rate(f64),
-}
-
-/// What is sent.
-#[derive(Clone, Debug)]
-pub enum Content {
-    /// Stamped frames of so many bytes, at least [`MIN_FRAME`].
-    Stamped(u32),
-    /// The same header and frame each time.
-    Fixed {
-        /// `struct virtio_net_hdr`.
-        header: [u8; 12],
-        /// From the destination address on.
-        frame: Vec<u8>,
-    },
-}
-
-/// What a port receives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected {
-    /// Stamped frames of any port of the driver; others are counted as foreign.
-    Stamped,
-    /// Frames of so many bytes that the server makes.
-    Made(u32),
-}
-
-/// One port and its load.
-#[derive(Clone, Debug)]
-pub struct PortSpec {
-    /// Where its server listens.
-    pub socket: PathBuf,
-    /// What to take of its offer.
-    pub options: Options,
-    /// When frames are sent.
-    pub load: Load,
-    /// What is sent.
-    pub content: Content,
-    /// Where to, and from.
-    pub addresses: (Mac, Mac),
-    /// Whether what is sent arrives at a port of the driver.
-    pub arrives: bool,
-    /// What is received.
-    pub expected: Expected,
-}
-
-impl PortSpec {
-    /// A port that sends stamped frames to itself, by a server that returns them.
-    pub fn looped(socket: &Path, options: Options, load: Load, frame_len: u32) -> Self {
-        Self {
-            socket: socket.to_owned(),
-            options,
-            load,
-            content: Content::Stamped(frame_len),
-            addresses: (frame::mac(1), frame::mac(0)),
-            arrives: true,
-            expected: Expected::Stamped,
-        }
-    }
-
-    /// A port that sends stamped frames to a server that discards them.
-    pub fn to_sink(socket: &Path, options: Options, load: Load, frame_len: u32) -> Self {
-        Self {
-            arrives: false,
-            ..Self::looped(socket, options, load, frame_len)
-        }
-    }
-
-    /// A port that receives frames of so many bytes from a server that makes them.
-    pub fn from_source(socket: &Path, options: Options, frame_len: u32) -> Self {
-        Self {
-            expected: Expected::Made(frame_len),
-            ..Self::to_sink(socket, options, Load::Silent, MIN_FRAME)
-        }
-    }
-}
 
 /// How long is waited for frames that may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,83 +46,6 @@ impl Default for Patience {
             silence: Duration::from_millis(5),
             drain: Duration::from_millis(50),
         }
-    }
-}
-
-/// What one port did in a window.
-#[derive(Clone, Debug, Default)]
-pub struct PortReport {
-    /// Frames received per second: whole, of the expected length, each once.
-    pub received_per_s: f64,
-    /// Bytes of them.
-    pub bytes_per_s: f64,
-    /// Frames per second whose buffers the server returned: what it took from this port.
-    pub taken_per_s: f64,
-    /// Nanoseconds from there to back, where latencies are taken.
-    pub latency: Histogram,
-    /// What was wrong with frames received.
-    pub wrong: Wrong,
-    /// Frames whose bytes were all checked.
-    pub checked: u64,
-    /// Frames of other origin, where stamped ones are expected.
-    pub foreign: u64,
-    /// Frames that the server took in the whole window.
-    pub taken: u64,
-    /// What was sent from here, and how it arrived; of a port whose frames arrive.
-    pub counts: Counts,
-    /// Kicks written.
-    pub kicks: u64,
-    /// Calls read.
-    pub calls: u64,
-}
-
-/// Frames received that are not as sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wrong {
-    /// A length or a number of buffers that cannot be.
-    pub malformed: u64,
-    /// Another length than was sent.
-    pub length: u64,
-    /// A sum that does not hold.
-    pub corrupt: u64,
-    /// The number of a queue, or of a frame, that was never sent.
-    pub forged: u64,
-    /// A number that came before.
-    pub duplicate: u64,
-}
-
-impl Wrong {
-    /// All of them.
-    pub const fn total(&self) -> u64 {
-        self.malformed + self.length + self.corrupt + self.forged + self.duplicate
-    }
-}
-
-/// What all ports did in a window.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Measured.
-    pub seconds: f64,
-    /// Port by port.
-    pub ports: Vec<PortReport>,
-    /// Processor time of the server per second, where its process is known.
-    pub server_cpu: Option<f64>,
-}
-
-impl Report {
-    /// A sum over ports.
-    pub fn sum(&self, of: impl Fn(&PortReport) -> f64) -> f64 {
-        self.ports.iter().map(of).sum()
-    }
-
-    /// Frames sent that did not arrive.
-    pub fn lost(&self) -> u64 {
-        self.ports.iter().map(|port| port.counts.lost()).sum()
-    }
-
-    /// Frames that are not as sent.
-    pub fn wrong(&self) -> u64 {
-        self.ports.iter().map(|port| port.wrong.total()).sum()
     }
 }
 
@@ -231,18 +72,6 @@ pub enum DriveError {
     Host(#[from] io::Error),
 }
 
-/// Sums of one port, since the window began.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    received: u64,
-    bytes: u64,
-    taken: u64,
-    made: u64,
-    checked: u64,
-    foreign: u64,
-    wrong: Wrong,
-}
-
 #[derive(Debug)]
 struct Port {
     client: Client,
@@ -254,17 +83,10 @@ struct Port {
     first_account: usize,
     sums: Sums,
     latency: Histogram,
+    /// What the server makes.
+    made: Vec<u8>,
     /// When the next frame is due, of a load with a rate.
     due: u64,
-}
-
-/// An account, and the length of its frames.
-#[derive(Debug)]
-struct Sender {
-    account: Account,
-    frame_len: u32,
-    /// What had arrived when something did last, and when that was.
-    progress: (u64, u64),
 }
 
 /// Ports under load.
@@ -337,6 +159,7 @@ impl Driver {
             first_account,
             sums: Sums::default(),
             latency: Histogram::default(),
+            made: Vec::new(),
             due: 0,
         });
         Ok(())
@@ -370,7 +193,8 @@ impl Driver {
         self.measure_beside(warm_up, time, server, |_, _| Ok(()))
     }
 
-    /// The same; `beside` is called between two visits of all ports, with the time, and whether it is measured.
+    /// The same; `beside` is called between two visits of all ports, with the time, and whether it
+    /// is measured.
     ///
     /// # Errors
     /// As for `measure`, and what `beside` reports.
@@ -506,7 +330,8 @@ impl Driver {
                 source,
             };
             let senders = &mut self.senders;
-            let (sums, latency, scratch) = (&mut port.sums, &mut port.latency, &mut self.scratch);
+            let (sums, latency) = (&mut port.sums, &mut port.latency);
+            let (made, scratch) = (&mut port.made, &mut self.scratch);
             let expected = port.expected;
             let clock = &self.clock;
             pair.receive
@@ -516,7 +341,7 @@ impl Driver {
                             sums.take_stamped(arrived, pieces, memory, senders, scratch)
                         }
                         Expected::Made(len) => {
-                            sums.take_made(arrived, pieces, len, scratch);
+                            sums.take_made(arrived, pieces, len, made, scratch);
                             None
                         }
                     };
@@ -618,93 +443,5 @@ impl Driver {
             sender.account.give_up();
         }
         Ok(())
-    }
-}
-
-impl Sums {
-    /// A frame that one of the driver's own queues sent. When it was sent, if it is good.
-    #[inline]
-    fn take_stamped(
-        &mut self,
-        arrived: Result<Arrived, Malformed>,
-        pieces: &Pieces<'_>,
-        memory: &crate::memory::Memory,
-        senders: &mut [Sender],
-        scratch: &mut Vec<u8>,
-    ) -> Option<u64> {
-        let Ok(frame) = arrived else {
-            self.wrong.malformed += 1;
-            return None;
-        };
-        if frame.first_len < MIN_FRAME {
-            // No server need split a frame there, and none of ours are so short.
-            self.wrong.length += u64::from(frame.len != frame.first_len);
-            self.foreign += u64::from(frame.len == frame.first_len);
-            return None;
-        }
-        let Some(stamp) = frame::read_stamp(memory, frame.at) else {
-            self.foreign += 1;
-            return None;
-        };
-        let Some(sender) = senders.get_mut(usize::from(stamp.queue)) else {
-            self.wrong.forged += 1;
-            return None;
-        };
-        match sender.account.arrive(stamp.number) {
-            Arrival::New => {}
-            Arrival::Duplicate => {
-                self.wrong.duplicate += 1;
-                return None;
-            }
-            Arrival::Forged => {
-                self.wrong.forged += 1;
-                return None;
-            }
-        }
-        if frame.len != sender.frame_len {
-            self.wrong.length += 1;
-            return None;
-        }
-        if stamp.is_checked() {
-            pieces.copy(scratch);
-            self.checked += 1;
-            if !frame::is_intact(scratch) {
-                self.wrong.corrupt += 1;
-                return None;
-            }
-        }
-        self.received += 1;
-        self.bytes += u64::from(frame.len);
-        Some(stamp.time)
-    }
-
-    /// A frame that the server made.
-    #[inline]
-    fn take_made(
-        &mut self,
-        arrived: Result<Arrived, Malformed>,
-        pieces: &Pieces<'_>,
-        len: u32,
-        scratch: &mut Vec<u8>,
-    ) {
-        let Ok(frame) = arrived else {
-            self.wrong.malformed += 1;
-            return;
-        };
-        if frame.len != len {
-            self.wrong.length += 1;
-            return;
-        }
-        self.made += 1;
-        if self.made.is_multiple_of(CHECK_EVERY) {
-            pieces.copy(scratch);
-            self.checked += 1;
-            if !frame::is_plausible(scratch) {
-                self.wrong.corrupt += 1;
-                return;
-            }
-        }
-        self.received += 1;
-        self.bytes += u64::from(frame.len);
     }
 }

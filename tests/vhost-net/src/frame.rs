@@ -7,7 +7,7 @@
 //! | 16-23 | the frame's number in that queue |
 //! | 24-31 | when it was made available, in nanoseconds |
 //! | 32-39 | in one of [`CHECK_EVERY`] frames: [`sum`] of all other bytes |
-//! | 40- | in those frames bytes that follow from the number; in others what an earlier frame left there |
+//! | 40- | in those frames bytes that follow from the number; in others what an earlier one left |
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,7 +19,8 @@ pub const HEADER_LEN: u32 = 12;
 pub const NUM_BUFFERS: usize = 10;
 /// The shortest frame that has room for a stamp and a sum.
 pub const MIN_FRAME: u32 = 64;
-/// The longest one without a VLAN tag, and the check sequence that is not there: as DPDK's `--txpkts=1518`.
+/// The longest one without a VLAN tag, and the check sequence that is not there: as DPDK's
+/// `--txpkts=1518`.
 pub const MAX_FRAME: u32 = 1518;
 /// For local experiments (IEEE 802).
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -94,7 +95,8 @@ fn fill(memory: &Memory, at: usize, len: u32, number: u64) {
     memory.write(at + SUM, &frame[SUM..]);
 }
 
-/// A sum over a frame's length and all its bytes but those of the sum: one that depends on their order.
+/// A sum over a frame's length and all its bytes but those of the sum: one that depends on their
+/// order.
 pub fn sum(frame: &[u8]) -> u64 {
     let mut sum = frame.len() as u64 ^ 0xcbf2_9ce4_8422_2325;
     for (at, bytes) in frame.chunks(8).enumerate() {
@@ -109,7 +111,8 @@ pub fn sum(frame: &[u8]) -> u64 {
     sum
 }
 
-/// Reads the stamp of a frame of at least [`MIN_FRAME`] bytes where it lies; `None` where it is no frame of this client's.
+/// Reads the stamp of a frame of at least [`MIN_FRAME`] bytes where it lies; `None` where it is no
+/// frame of this client's.
 #[inline]
 pub fn read_stamp(memory: &Memory, at: usize) -> Option<Stamp> {
     let [kind @ .., low, high] = memory.load_u32(at + TYPE, Relaxed).to_ne_bytes();
@@ -126,8 +129,17 @@ pub fn is_intact(frame: &[u8]) -> bool {
     said.map(u64::from_le_bytes) == Some(sum(frame))
 }
 
-/// Whether an IPv4 header's checksum is right, and the frame as long as its header says; frames of other protocols pass. For frames
-/// that a server makes.
+/// The part of a frame that a server makes that is the same in all of them: IPv4 and UDP headers
+/// (what testpmd sends behind them is what was in its buffers), or the whole frame.
+pub fn constant_part(frame: &[u8]) -> &[u8] {
+    match frame.get(12..14) {
+        Some([0x08, 0x00]) => frame.get(..14 + 20 + 8).unwrap_or(frame),
+        _ => frame,
+    }
+}
+
+/// Whether an IPv4 header's checksum is right, and the frame as long as its header says; frames of
+/// other protocols pass. For frames that a server makes.
 pub fn is_plausible(frame: &[u8]) -> bool {
     let Some([0x08, 0x00]) = frame.get(12..14) else {
         return true;
@@ -192,7 +204,8 @@ mod tests {
 
     #[test]
     fn a_header_of_ipv4_is_checked_and_others_pass() {
-        // RFC 1071's own kind of example: a header known to be right (20 bytes, UDP, 10.0.0.1 to 10.0.0.2).
+        // RFC 1071's own kind of example: a header known to be right (20 bytes, UDP, 10.0.0.1 to
+        // 10.0.0.2).
         let mut frame = vec![0; 64];
         frame[12] = 8;
         let header = [

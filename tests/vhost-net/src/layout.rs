@@ -3,7 +3,7 @@
 //! ```text
 //! ring 0 (receive of pair 0), ring 1 (transmit of pair 0), ring 2 …   see `vhost_client::areas`
 //! buffers of ring 0, of ring 1, …    one per entry
-//! a buffer: 52 bytes free │ header, 12 bytes │ frame            the frame on a cache line, as DPDK's buffers have it
+//! a buffer: 52 bytes free │ header, 12 bytes │ frame      on a cache line, as in DPDK's buffers
 //! ```
 
 use vhost_client::areas::{self, Areas, FIRST};
@@ -20,7 +20,8 @@ const LINE: usize = 64;
 pub struct Layout {
     areas: Areas,
     buffers: usize,
-    /// Bytes from one buffer to the next, an odd number of cache lines, so that they do not all fall into the same sets.
+    /// Bytes from one buffer to the next, an odd number of cache lines, so that they do not all
+    /// fall into the same sets.
     stride: usize,
     len: usize,
 }

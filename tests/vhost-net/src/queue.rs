@@ -1,4 +1,5 @@
-//! Transmit and receive queues: buffers in a ring. The hot paths make no system call unless the device asked for a kick.
+//! Transmit and receive queues: buffers in a ring. The hot paths make no system call unless the
+//! device asked for a kick.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -104,7 +105,8 @@ impl Transmit {
         Ok(self.free.len() - before)
     }
 
-    /// Sends at most `count` frames. `stamp` writes each, at this offset, before it is made available. How many were sent.
+    /// Sends at most `count` frames. `stamp` writes each, at this offset, before it is made
+    /// available. How many were sent.
     #[inline]
     pub fn send(
         &mut self,
@@ -222,8 +224,8 @@ impl Receive {
         assert!(has_room, "the ring has an entry for each buffer");
     }
 
-    /// Takes a burst of buffers that came back, hands each whole frame to `take`, gives the buffers to the device again. How many
-    /// buffers.
+    /// Takes a burst of buffers that came back, hands each whole frame to `take`, gives the buffers
+    /// to the device again. How many buffers.
     ///
     /// # Errors
     /// The device broke the ring's protocol.

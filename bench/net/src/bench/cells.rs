@@ -1,4 +1,5 @@
-//! Frames per second of one port: both directions and the loop, over each kind of ring; a round trip; two ports.
+//! Frames per second of one port: both directions and the loop, over each kind of ring; a round
+//! trip; two ports.
 
 use std::path::PathBuf;
 
@@ -129,7 +130,8 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// The section: from one port to another, and a trickle back, by which a switch learns where the other port is.
+/// The section: from one port to another, and a trickle back, by which a switch learns where the
+/// other port is.
 pub fn switch(bench: &mut Bench) -> Result<()> {
     bench.record.section(
         "From one port to another at 64 bytes, split rings: our switch, testpmd's io; frames per second at the receiver",

@@ -1,13 +1,16 @@
-//! `vhost-net serve-bench`: our network server beside DPDK's vhost, on the same CPUs, under the same client.
+//! `vhost-net serve-bench`: our network server beside DPDK's vhost, on the same CPUs, under the
+//! same client.
 //!
-//! Server and client have a CPU each. A row starts both servers, which stay connected; they take turns in **windows** of a fraction of a
-//! second, each first in every other round, and the one whose turn it is not stands still (SIGSTOP). A ratio is of two windows of
-//! one round, so that what the machine does meanwhile falls on both: the same cell differs threefold within minutes on a shared
-//! machine. Tables hold medians of rounds, and the extremes beside them.
+//! Server and client have a CPU each. A row starts both servers, which stay connected; they take
+//! turns in **windows** of a fraction of a second, each first in every other round, and the one
+//! whose turn it is not stands still (SIGSTOP). A ratio is of two windows of one round, so that
+//! what the machine does meanwhile falls on both: the same cell differs threefold within minutes on
+//! a shared machine. Tables hold medians of rounds, and the extremes beside them.
 //!
-//! Frames are counted at the receiver, which is the client but for a sink: there they are counted as their buffers come back, and
-//! DPDK's own count stands beside that. Of stamped frames one in 256 is checked whole, and all are looked up in their sender's
-//! account. What is lost or wrong is printed with the row.
+//! Frames are counted at the receiver, which is the client but for a sink: there they are counted
+//! as their buffers come back, and DPDK's own count stands beside that. Of stamped frames one in
+//! 256 is checked whole, and all are looked up in their sender's account. What is lost or wrong is
+//! printed with the row.
 //!
 //! | section | what |
 //! |---|---|
@@ -15,13 +18,14 @@
 //! | `split`, `packed` | guest to host, host to guest, loop; 64 and 1,518 bytes; both servers |
 //! | `modes` | the loop in order, and with buffers that are not mergeable |
 //! | `rr` | one frame there and back |
-//! | `switch` | between two ports: our switch, which looks at addresses, and testpmd's `io`, which does not |
+//! | `switch` | between two ports: our switch, and testpmd's `io`, which looks at no address |
 //! | `quiet` | a quiet port, and a quiet disk, beside a flooding port on the same core |
-//! | `ports` | 1 to 7 ports on one core: frames in all, Jain's index, and how many with a rate each are served in full |
+//! | `ports` | 1 to 7 ports on one core: frames in all, Jain's index, where a rate each saturates it |
 //! | `tap` | frames of 64,000 bytes into a TAP interface, beside bare writes of the same frames |
 //!
-//! A peer that is missing leaves its rows empty and its keys null; nothing is measured against a guess. With `--only` a run
-//! measures some sections, and keeps the figures of the others that the report has.
+//! A peer that is missing leaves its rows empty and its keys null; nothing is measured against a
+//! guess. With `--only` a run measures some sections, and keeps the figures of the others that the
+//! report has.
 
 mod cells;
 mod docs;

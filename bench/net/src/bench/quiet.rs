@@ -1,7 +1,8 @@
 //! A quiet port, and a quiet disk, beside a port that floods the same core.
 //!
-//! The quiet one has one frame or request under way; its latency is at the 99th percentile, beside the flood and without it,
-//! in turns. The client polls both from one thread: part of what is added beside the flood is its own burst of 32.
+//! The quiet one has one frame or request under way; its latency is at the 99th percentile, beside
+//! the flood and without it, in turns. The client polls both from one thread: part of what is added
+//! beside the flood is its own burst of 32.
 
 use std::path::PathBuf;
 

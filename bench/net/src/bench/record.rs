@@ -121,7 +121,8 @@ impl Row {
         });
     }
 
-    /// How many frames a sink says it received, where it does, of how many that the client was rid of.
+    /// How many frames a sink says it received, where it does, of how many that the client was rid
+    /// of.
     pub const fn said(&mut self, received: Option<u64>, taken: u64) {
         self.said = Some((received, taken));
     }
@@ -158,7 +159,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// With the machine and the settings as its first keys; figures of sections that this run leaves out are kept.
+    /// With the machine and the settings as its first keys; figures of sections that this run
+    /// leaves out are kept.
     ///
     /// # Errors
     /// There is a report, and it cannot be read.
@@ -180,20 +182,10 @@ impl Record {
         keys.value("rounds", json!(settings.rounds));
         keys.value("window_ms", json!(settings.window.as_millis() as u64));
         keys.value("idle_policy", json!(settings.idle));
-        let mut record = Self {
+        Ok(Self {
             keys,
             has_heading: false,
-        };
-        if settings.only.is_empty() {
-            for key in [
-                "lost_at_receiver",
-                "wrong_at_receiver",
-                "checked_at_receiver",
-            ] {
-                record.number(key, 0.0);
-            }
-        }
-        Ok(record)
+        })
     }
 
     /// Prints what the run is.
@@ -217,10 +209,20 @@ impl Record {
         self.keys.get(key)
     }
 
-    /// Adds to a key.
-    fn add(&mut self, key: &str, value: u64) {
-        let so_far = self.get(key).unwrap_or(0.0);
-        self.number(key, so_far + value as f64);
+    /// Sums over all rows of ours, those of earlier runs among them.
+    fn sums(&mut self) {
+        for what in ["lost", "wrong", "checked"] {
+            let suffix = format!("_ours_{what}");
+            let rows = self
+                .keys
+                .keys()
+                .iter()
+                .filter(|(key, _)| key.ends_with(&suffix));
+            let counts: Vec<_> = rows.filter_map(|(_, count)| count.as_f64()).collect();
+            if !counts.is_empty() {
+                self.number(&format!("{what}_at_receiver"), counts.iter().sum());
+            }
+        }
     }
 
     /// A title between rows.
@@ -283,11 +285,8 @@ impl Record {
         self.number(&format!("{name}_{peer}_sent"), sent as f64);
         self.number(&format!("{name}_{peer}_wrong"), wrong as f64);
         self.number(&format!("{name}_{peer}_cpu_percent"), object::round(cpu, 1));
-        if outcome.peer == Peer::Ours {
-            self.add("lost_at_receiver", lost);
-            self.add("wrong_at_receiver", wrong);
-            self.add("checked_at_receiver", checked);
-        }
+        self.number(&format!("{name}_{peer}_checked"), checked as f64);
+        self.sums();
         let note = if self.is_near_ceiling(name, measured.median) {
             "  (near this client's ceiling)"
         } else {

@@ -50,7 +50,8 @@ pub enum Behind {
     Source(u32),
     /// Returns frames to the port they came from.
     Loop,
-    /// Two ports: frames from one go to the other. With us a switch, with DPDK `io` forwarding, which looks at nothing.
+    /// Two ports: frames from one go to the other. With us a switch, with DPDK `io` forwarding,
+    /// which looks at nothing.
     Between,
     /// An interface of the host, which is there already.
     Tap(String),
@@ -131,7 +132,8 @@ fn ours(settings: &Settings, offer: &Offer, sockets: &[PathBuf]) -> Result<Comma
     Ok(command)
 }
 
-/// DPDK without huge pages, its own thread and the forwarding one on the server's CPU. It makes its sockets in order.
+/// DPDK without huge pages, its own thread and the forwarding one on the server's CPU. It makes its
+/// sockets in order.
 fn testpmd(settings: &Settings, offer: &Offer, sockets: &[PathBuf], name: &str) -> Result<Command> {
     let (mode, more): (_, &[&str]) = match &offer.behind {
         Behind::Sink => ("rxonly", &[]),

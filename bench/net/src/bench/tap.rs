@@ -1,7 +1,9 @@
-//! Frames of 64,000 bytes into a TAP interface: through our server, and by bare writes of the same frames from the same CPU.
+//! Frames of 64,000 bytes into a TAP interface: through our server, and by bare writes of the same
+//! frames from the same CPU.
 //!
-//! Both are counted by the interface (`rx_packets`): what the kernel took. The frames are TCP segments to be segmented, to an address
-//! of no interface here, so that the kernel drops each behind its driver.
+//! Both are counted by the interface (`rx_packets`): what the kernel took. The frames are TCP
+//! segments to be segmented, to an address of no interface here, so that the kernel drops each
+//! behind its driver.
 //!
 //! UNSAFETY: `ioctl` with the requests of such a descriptor, which no safe wrapper has.
 
@@ -105,14 +107,16 @@ impl Interface {
             .write(true)
             .open("/dev/net/tun")?;
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        // SAFETY: all zero bytes are a valid `ifreq`: an array of characters and a union of plain data.
+        // SAFETY: all zero bytes are a valid `ifreq`: an array of characters and a union of plain
+        // data.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(self.0.bytes()) {
             *to = from as libc::c_char;
         }
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
         let fd = file.as_raw_fd();
-        // SAFETY: TUNSETIFF reads and writes an `ifreq`, which `request` is; the descriptor is ours.
+        // SAFETY: TUNSETIFF reads and writes an `ifreq`, which `request` is; the descriptor is
+        // ours.
         let attached = unsafe { libc::ioctl(fd, libc::TUNSETIFF, &mut request) };
         ensure!(attached >= 0, "TUNSETIFF: {}", io::Error::last_os_error());
         let size: libc::c_int = 12;

@@ -138,7 +138,8 @@ pub fn start(settings: &Settings, peer: &Peer, disks: &[Disk]) -> Result<Server>
         };
         fs::create_dir_all(directory)?;
         let path = files.other(directory);
-        // Real pages: holes would all be read from the same page of zeroes. And on the disk, not on their way to it.
+        // Real pages: holes would all be read from the same page of zeroes. And on the disk, not on
+        // their way to it.
         let mut file = File::create(&path)?;
         file.write_all(&vec![0x5a; (kind.mib() as usize) << 20])?;
         file.sync_all().map(|()| path)
@@ -231,7 +232,8 @@ fn qsd(
 /// Megabytes of memory that DPDK is given: enough for a malloc disk of 256 MiB, without huge pages.
 const DPDK_MIB: u32 = 1024;
 
-/// Sockets are named as ours are. Its malloc and aio back ends stand for RAM disks and files; O_DIRECT it takes by itself.
+/// Sockets are named as ours are. Its malloc and aio back ends stand for RAM disks and files;
+/// O_DIRECT it takes by itself.
 fn spdk(
     settings: &Settings,
     disks: &[Disk],

@@ -1,5 +1,5 @@
-//! The device's side of rings, simple and obviously correct, with an inflight region or without one: what tests of the clients
-//! serve rings with, as an oracle.
+//! The device's side of rings, simple and obviously correct, with an inflight region or without
+//! one: what tests of the clients serve rings with, as an oracle.
 //!
 //! A ring that makes no sense panics: the driver is a test's own.
 #![expect(

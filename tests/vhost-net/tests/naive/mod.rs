@@ -1,5 +1,5 @@
-//! A network server that is simple and obviously correct, unless told to misbehave: it sends each frame back over the pair it came
-//! by, in their order, buffer by buffer.
+//! A network server that is simple and obviously correct, unless told to misbehave: it sends each
+//! frame back over the pair it came by, in their order, buffer by buffer.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -99,7 +99,8 @@ impl Naive {
         bytes
     }
 
-    /// Writes header and frame into as many receive buffers as they take; drops them where there are too few.
+    /// Writes header and frame into as many receive buffers as they take; drops them where there
+    /// are too few.
     fn write(&self, guest: &Guest, ring: &mut Ring, bytes: &[u8]) {
         let Ring { device, taken, .. } = ring;
         let room = |taken: &VecDeque<Chain>| {
