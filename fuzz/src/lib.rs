@@ -2,7 +2,7 @@
 //!
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from,
 //! made by code): [`vhost_user_messages`], [`export_session`], [`block_requests`], [`split_ring`],
-//! [`packed_ring`], [`dma_mapper`] (what drivers can ask a mapper for), [`iova_allocators`]
+//! [`packed_ring`], [`dma_mapper`] (what drivers can ask a mapper for), [`net_control`], [`iova_allocators`]
 //! (histories of address spaces), [`vfio_info`] (what a kernel says of an IOMMU and a region), and
 //! [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
@@ -23,6 +23,7 @@ mod fds;
 mod held_disk;
 mod input;
 pub mod iova_allocators;
+pub mod net_control;
 mod offer;
 pub mod packed_ring;
 pub mod racing;

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{
-    Access, Dma, Gpa, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Run, Window,
+    Access, Dma, Gpa, Hva, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, PhysMem, Run, Window,
 };
 
 use crate::Input;
@@ -182,6 +182,11 @@ impl Dma for Racing {
     ) -> Result<Lease, LeaseStop> {
         self.tick();
         self.flat.lease(iova, len, intent)
+    }
+
+    fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)> {
+        self.tick();
+        self.flat.host(iova, len, intent)
     }
 
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {

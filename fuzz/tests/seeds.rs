@@ -15,6 +15,7 @@ fn seeds_find_nothing_but_what_was_planted() {
         (fuzz::packed_ring::seeds, fuzz::packed_ring::run),
         (fuzz::dma_mapper::seeds, fuzz::dma_mapper::run),
         (fuzz::iova_allocators::seeds, fuzz::iova_allocators::run),
+        (fuzz::net_control::seeds, fuzz::net_control::run),
         (fuzz::vfio_info::seeds, fuzz::vfio_info::run),
         (fuzz::self_test::seeds, fuzz::self_test::run),
     ] {

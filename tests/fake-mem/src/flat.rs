@@ -1,8 +1,8 @@
 //! An identity IOMMU with holes, and a device's door through it.
 
 use guest_mem::{
-    Access, Dma, DmaFault, Gpa, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable, Leases,
-    PAGE_SIZE, Perm, PhysMem, Run, SourceId, View, Wanted, Window, left_in_span,
+    Access, Dma, DmaFault, Gpa, Hva, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable,
+    Leases, PAGE_SIZE, Perm, PhysMem, Run, SourceId, View, Wanted, Window, left_in_span,
 };
 
 use crate::ArrayMem;
@@ -208,6 +208,10 @@ impl<M: PhysMem> Dma for FlatDma<M> {
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop> {
         self.view().lease(iova, len, intent)
+    }
+
+    fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)> {
+        self.view().host(iova, len, intent)
     }
 
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {

@@ -232,6 +232,11 @@ impl<D: Dma> Dma for PendingDma<D> {
         self.inner.lease(iova, len, intent)
     }
 
+    fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)> {
+        self.injector.pass(Kind::Host, iova.raw())?;
+        self.inner.host(iova, len, intent)
+    }
+
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
         self.injector.pass(Kind::Locate, iova.raw())?;
         self.inner.locate(iova, len, perm)

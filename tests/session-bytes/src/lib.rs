@@ -23,6 +23,7 @@ pub fn feed(data: &[u8]) {
         features: feature::ACCESS_PLATFORM | feature::RING_PACKED | 0xff,
         protocol: SUPPORTED,
         queues: 3,
+        rings_per_queue: 1,
         max_ring_size: MAX_RING_SIZE,
         max_regions: 4,
     };

@@ -275,6 +275,7 @@ pub fn serve(path: &Path, cpu: Option<usize>, writes_status: bool) -> io::Result
             | vhost_user::wire::ProtocolFeatures::MQ
             | vhost_user::wire::ProtocolFeatures::REPLY_ACK,
         queues: 64,
+        rings_per_queue: 1,
         max_ring_size: 32768,
         max_regions: 8,
     };

@@ -46,6 +46,7 @@ impl Server {
                 | ProtocolFeatures::RESET_DEVICE
                 | ProtocolFeatures::INFLIGHT_SHMFD,
             queues: 4,
+            rings_per_queue: 1,
             max_ring_size: 256,
             max_regions: 4,
         };

@@ -13,7 +13,7 @@
 use std::marker::PhantomData;
 
 use guest_mem::{
-    Access, Dma, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, Run, Stop, Wanted, Window,
+    Access, Dma, Hva, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, Run, Stop, Wanted, Window,
 };
 use vio::blk::request::{HEADER_LEN, kind};
 use vio::blk::{Blk, BlkClass, BlkQueue};
@@ -166,6 +166,11 @@ impl<D: Dma> Dma for Spy<'_, D> {
     ) -> Result<Lease, LeaseStop> {
         self.attack.see_data(iova);
         self.dma.lease(iova, len, intent)
+    }
+
+    fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)> {
+        self.attack.see_data(iova);
+        self.dma.host(iova, len, intent)
     }
 
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {

@@ -49,6 +49,12 @@ pub trait Dma {
     /// device returns, since no invalidation is processed before that; afterwards it has to be asked for again.
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
 
+    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in this process, and how long it is: for
+    /// copies that finish before the call into the device returns (see [`VolatileSlice`](crate::VolatileSlice)). The answer
+    /// holds until then, as no invalidation is processed and no page evicted before; what outlives the call takes a
+    /// [`lease`](Dma::lease). Call again from where it ends for the rest.
+    fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)>;
+
     /// Asks for the memory of all these ranges at once, where an access to one of them has answered [`Stop::Pending`] or
     /// may do so: a request then waits once, and not for each piece in turn. `Ok` if all is there. What is refused is left
     /// to whoever accesses it. Without effect where memory is always there.

@@ -93,6 +93,13 @@ pub(crate) fn mapping_of(
     Some((mapping, pointer))
 }
 
+/// The pointer to `[hva, hva + len)`, if `keep` keeps it: valid for as long as `keep` is held.
+#[inline]
+pub(crate) fn pointer_of(keep: &KeepAlive, hva: Hva, len: u64) -> Option<NonNull<u8>> {
+    let mapping = keep.downcast_ref::<MappingSet>()?.find(hva, len)?;
+    mapping.pointer(hva, len)
+}
+
 /// Whether `keep` keeps all of `[hva, hva + len)` mapped: true only of memory that this crate mapped,
 /// and of a range inside one mapping.
 ///

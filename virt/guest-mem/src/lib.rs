@@ -10,6 +10,7 @@
 //! | copy a few bytes now | [`Dma::read`], [`Dma::write`] | nothing: done when they return |
 //! | look at an index again and again | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
 //! | let the kernel do I/O there | [`Dma::lease`] | [`Dma::release`], before it publishes completion |
+//! | copy between buffers in place, in this call | [`Dma::host`], [`VolatileSlice`] | nothing |
 //! | say which pages its driver names | [`Dma::locate`] | nothing: nothing was accessed |
 //!
 //! Every access answers data, [`Stop::Pending`] or [`Stop::Fault`]. An invalidation that revokes a
@@ -90,6 +91,7 @@ mod shared;
 mod sigbus;
 mod slot;
 mod view;
+mod volatile;
 mod watch;
 mod window;
 mod word;
@@ -116,5 +118,6 @@ pub use regpage::{RegPage, RegisterPage};
 pub use shared::SharedFile;
 pub use slot::SlotMapping;
 pub use view::View;
+pub use volatile::VolatileSlice;
 pub use watch::WatchWord;
 pub use window::Window;

@@ -193,6 +193,20 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
             .translate_run(self.mem, self.source, iova, u64::from(len), perm)
     }
 
+    #[inline]
+    fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)> {
+        check_range(iova, u64::from(len))?;
+        let perm = intent.perm();
+        let run = self
+            .iommu
+            .translate_run(self.mem, self.source, iova, u64::from(len), perm)?;
+        // At most `len`, so it fits.
+        match self.mem.host(run.gpa, run.len, intent) {
+            Ok(hva) => Ok((hva, run.len as u32)),
+            Err(stop) => first_piece(self.mem, run.gpa, run.len as u32, intent, stop),
+        }
+    }
+
     /// Tables may be absent as well: what lies behind one is asked for when it has come, and everything else now.
     #[cold]
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {

@@ -113,6 +113,33 @@ pub(crate) unsafe fn copy_in(src: &[u8], dst: *mut u8) {
     unsafe { copy::into_shared(src.as_ptr(), dst, src.len()) }
 }
 
+/// Copies `len` bytes of shared memory to shared memory. Orders nothing. Where the two overlap, the
+/// bytes there are any mixture.
+///
+/// # Safety
+/// Both ranges are mapped for the duration of the call, the second writable, and reached by nobody in
+/// this process through references.
+#[inline]
+pub(crate) unsafe fn copy_between(src: *mut u8, dst: *mut u8, len: usize) {
+    // SAFETY: instructions outside the compiler's sight, to which overlap is no matter of soundness.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        copy::copy(src, dst, len);
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        let mut buf = [0; 512];
+        for at in (0..len).step_by(buf.len()) {
+            let part = &mut buf[..(len - at).min(512)];
+            // SAFETY: `at` and the part behind it lie inside both ranges.
+            unsafe {
+                copy_out(src.add(at), part);
+                copy_in(part, dst.add(at));
+            }
+        }
+    }
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use instructions as copy;
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]

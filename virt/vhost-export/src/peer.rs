@@ -63,12 +63,21 @@ pub fn has_inflight_regions() -> bool {
     })
 }
 
-fn protocol() -> ProtocolFeatures {
-    match has_inflight_regions() {
-        true => PROTOCOL,
-        false => ProtocolFeatures(PROTOCOL.0 & !ProtocolFeatures::INFLIGHT_SHMFD.0),
+/// What is served to the front ends of a device of this type. Those of network devices have its configuration themselves,
+/// and QEMU warns of an offer.
+fn protocol(device_type: u16) -> ProtocolFeatures {
+    let mut protocol = PROTOCOL;
+    if !has_inflight_regions() {
+        protocol = protocol.without(ProtocolFeatures::INFLIGHT_SHMFD);
     }
+    if device_type == NETWORK {
+        protocol = protocol.without(ProtocolFeatures::CONFIG);
+    }
+    protocol
 }
+
+/// Device type of network devices (virtio 1.2 §5).
+const NETWORK: u16 = 1;
 
 /// Something the session waits for, or the end of the connection.
 pub(crate) enum Task {
@@ -174,8 +183,13 @@ impl<M: RegionMemory> Peer<M> {
         let session = Session::new(Config {
             // Devices behind a vIOMMU would need IOTLB messages.
             features: device.features() & !feature::ACCESS_PLATFORM,
-            protocol: protocol(),
+            protocol: protocol(device.device_type()),
             queues: device.queue_sizes().len() as u16,
+            rings_per_queue: if device.device_type() == NETWORK {
+                2
+            } else {
+                1
+            },
             max_ring_size,
             max_regions: MAX_REGIONS,
         })
@@ -589,7 +603,7 @@ impl<M: RegionMemory> Peer<M> {
         let mut view = self.memory.view();
         self.is_watched = true;
         let mut count = 0;
-        device.for_each_ring(|ring| {
+        device.for_each_due_ring(|ring| {
             if count == self.watches.len() {
                 self.watches.push(None);
             }

@@ -18,7 +18,7 @@
 //! let (near, far) = UnixStream::pair()?;
 //! let back_end = thread::spawn(move || {
 //!     let (features, protocol) = (1 << 32, SUPPORTED); // VIRTIO_F_VERSION_1
-//!     let device = Config { features, protocol, queues: 2, max_ring_size: 256, max_regions: 8 };
+//!     let device = Config { features, protocol, queues: 2, rings_per_queue: 1, max_ring_size: 256, max_regions: 8 };
 //!     let mut session = Session::new(device).expect("numbers in their ranges");
 //!     let (mut receiver, mut sender) = (Receiver::default(), Sender::default());
 //!     // Until the front end closes its end. This socket blocks, so a message is always there; a daemon would poll.

@@ -158,6 +158,7 @@ impl<C: DeviceClass> Device<C> {
         if index == C::FIRST {
             core.first = core.queues.len() - 1;
         }
+        core.class.set_enabled(index, true);
         Ok(())
     }
 
@@ -165,6 +166,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn pause_queue(&mut self, index: u16, is_paused: bool) {
         if let Some(at) = self.core.position(index) {
             self.core.queues[at].is_enabled = !is_paused;
+            self.core.class.set_enabled(index, !is_paused);
         }
     }
 
@@ -185,6 +187,7 @@ impl<C: DeviceClass> Device<C> {
         let Self { core, stats } = self;
         let at = core.position(index)?;
         core.queues[at].is_enabled = false;
+        core.class.set_enabled(index, false);
         if core.life.may_touch() && core.queues[at].ring.parked().is_none() {
             let mut visit = Visit::alone(core.now_ns);
             core.publish(
@@ -262,6 +265,16 @@ impl<C: DeviceClass> Device<C> {
     pub fn for_each_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
         let queues = self.core.queues.iter_mut();
         queues.for_each(|queue| each(&mut queue.ring));
+    }
+
+    /// As [`for_each_ring`](Self::for_each_ring), of rings in which a chain would be work by itself.
+    pub fn for_each_due_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
+        let Core { class, queues, .. } = &mut self.core;
+        for queue in queues.iter_mut() {
+            if class.is_due(queue) {
+                each(&mut queue.ring);
+            }
+        }
     }
 
     /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.

@@ -9,6 +9,8 @@
 pub mod cost {
     /// A request, with its descriptors, header and status.
     pub const REQUEST: u64 = 200;
+    /// A frame, with its descriptors and header: they come in bursts, whose misses overlap.
+    pub const FRAME: u64 = 50;
     /// Each descriptor beyond the first four of a chain.
     pub const DESCRIPTOR: u64 = 5;
     /// A lease begun in vain, because the request needs more than there are.

@@ -14,7 +14,7 @@ use platform::layout;
 use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
-use vio::net::{Net, NetIo, Responder, Tap};
+use vio::net::{Net, NetPort, Responder, Tap};
 use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
@@ -235,7 +235,7 @@ fn block<F>(
 }
 
 fn network(net: NetConfig) -> Result<Net> {
-    let io: Box<dyn NetIo> = match net.backend {
+    let io: Box<dyn NetPort> = match net.backend {
         NetBackend::Responder(ip) => Box::new(Responder::new(RESPONDER_MAC, ip)),
         NetBackend::Tap { name, file } => {
             Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP interface {name}"))?)

@@ -33,6 +33,7 @@ mod ledger;
 mod machine;
 mod memory;
 mod net;
+pub(crate) use net::open_tap;
 mod plugs;
 mod ram;
 mod remote;

@@ -110,7 +110,7 @@ struct InterfaceRequest {
 
 /// Opens the interface, which has to be there unless `is_made` says that the kernel may make one of that name; that one goes
 /// with the process.
-fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
+pub(crate) fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
     if name.is_empty()
         || name.len() > 15
         || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')

@@ -107,6 +107,26 @@ were flushed, or the image; the death of the daemon alone may not. Files are loc
 readers; a lock is waited for (2 s if somebody can be seen to hold it, 30 s for what a killed process left in flight). locking=off goes \
 without, and then nothing keeps two writers apart. bps counts what is discarded and zeroed, too.";
 
+const NET_HELP: &str = "\
+Serve a network device (and serve others, by giving the option again).
+
+    id=NAME                 its name in log and counters
+    socket=PATH             vhost-user socket to listen on
+    mode=OCTAL, group=NAME  as for --block
+    tap=NAME                frames go to this TAP interface, which has to be there, and come from it
+    sink                    every frame is taken, and forgotten
+    source                  frames come as fast as there are buffers for them
+    frame=N                 their length in bytes, 60 to 1518 (60)
+    loop                    every frame comes back
+    pairs=N                 pairs of queues, 1 to 64 (sink and source; otherwise 1)
+    queue-size=N            entries of a ring at most, a power of two to 1024
+    packed=on|off           off: packed rings are not offered
+    weight=N                its share of a core beside other busy devices, 1 to 1000
+    fps=N, fps-burst=N      frames a second, of both directions together, and how many at once after a rest
+    bps=N, bps-burst=N      bytes a second, the same way
+
+Address, MTU and control queue are the front end's own. sink, source and loop are for measurements.";
+
 /// Arguments of `exitless serve`.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
@@ -118,6 +138,10 @@ pub struct ServeArgs {
     /// A block device: see `--help`.
     #[arg(long, value_name = "KEY=VALUE,…", long_help = BLOCK_HELP)]
     pub block: Vec<String>,
+
+    /// A network device: see `--help`.
+    #[arg(long, value_name = "KEY=VALUE,…", long_help = NET_HELP)]
+    pub net: Vec<String>,
 
     /// Host CPUs to pin the cores to, one each: `3` or `2,4-6`.
     #[arg(long, visible_alias = "pin", value_name = "LIST")]

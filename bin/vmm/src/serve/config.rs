@@ -14,6 +14,7 @@ use vio::{Rate, RateLimits};
 
 use super::access::Access;
 use super::args::ServeArgs;
+use super::net::{NetConfig, NetSpec};
 use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, in_range};
 use crate::values::keys::Keys;
 use crate::values::{counted, file, size};
@@ -28,8 +29,10 @@ const MAX_CORES: usize = 64;
 pub struct Config {
     /// The cores.
     pub cores: Cores,
-    /// The devices: at least one, with different names and sockets.
+    /// Disks; all devices together are at least one, with different names and sockets.
     pub blocks: Vec<BlockConfig>,
+    /// Network devices.
+    pub nets: Vec<NetConfig>,
     /// Where counters are written.
     pub stats: Option<PathBuf>,
 }
@@ -115,6 +118,8 @@ struct File {
     cores: CoresSpec,
     #[serde(default)]
     block: Vec<BlockSpec>,
+    #[serde(default)]
+    net: Vec<NetSpec>,
     stats: Option<PathBuf>,
 }
 
@@ -138,12 +143,16 @@ fn parse(option: &str, text: &str) -> Result<BlockSpec> {
     Ok(spec)
 }
 
-fn check(spec: &BlockSpec) -> Result<BlockConfig> {
-    let id = spec.id.clone().context("it has no id")?;
+/// Name and socket of a device.
+///
+/// # Errors
+/// One of them is missing, or none that there can be.
+pub fn id_and_socket(id: Option<&String>, socket: Option<&PathBuf>) -> Result<(String, PathBuf)> {
+    let id = id.cloned().context("it has no id")?;
     if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         bail!("id {id:?} is not 1 to 20 printable ASCII characters");
     }
-    let socket = spec.socket.clone().context("it has no socket")?;
+    let socket = socket.cloned().context("it has no socket")?;
     let length = socket.as_os_str().as_bytes().len();
     if length == 0 || length > MAX_SOCKET {
         bail!(
@@ -151,6 +160,11 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
             socket.display()
         );
     }
+    Ok((id, socket))
+}
+
+fn check(spec: &BlockSpec) -> Result<BlockConfig> {
+    let (id, socket) = id_and_socket(spec.id.as_ref(), spec.socket.as_ref())?;
     let path = spec
         .path
         .as_deref()
@@ -222,20 +236,40 @@ impl Config {
             let spec = parse(&option, text)?;
             blocks.push(check(&spec).context(option)?);
         }
-        check_all(&blocks)?;
-        Ok(Self {
+        let mut nets = Vec::new();
+        for (number, spec) in file.net.iter().enumerate() {
+            let path = args.config.as_deref().unwrap_or(Path::new(""));
+            let checked = spec.check();
+            nets.push(checked.with_context(|| format!("{}: net number {number}", path.display()))?);
+        }
+        for text in &args.net {
+            let option = format!("--net {text}");
+            nets.push(NetSpec::parse(&option, text)?.check().context(option)?);
+        }
+        let config = Self {
             cores: cores(args, &file.cores)?,
             blocks,
+            nets,
             stats: args.stats.clone().or(file.stats),
-        })
+        };
+        check_all(&config)?;
+        Ok(config)
     }
 }
 
 impl Config {
     /// How many devices on how many cores.
     pub fn extent(&self) -> String {
-        let devices = counted(self.blocks.len(), "device");
+        let devices = counted(self.blocks.len() + self.nets.len(), "device");
         format!("{devices} on {}", counted(self.cores.count, "core"))
+    }
+
+    /// Name, socket and access of every device, disks first.
+    pub fn sockets(&self) -> impl Iterator<Item = (&str, &Path, Access)> {
+        let blocks = self.blocks.iter();
+        let blocks = blocks.map(|block| (&*block.id, &*block.socket, block.access));
+        let nets = self.nets.iter();
+        blocks.chain(nets.map(|net| (&*net.id, &*net.socket, net.access)))
     }
 }
 
@@ -261,7 +295,11 @@ fn source(path: &str, format: Option<Format>) -> Result<Source> {
     }
 }
 
-fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option<Rate>> {
+/// A limit.
+///
+/// # Errors
+/// A burst without one, or one of nothing.
+pub fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option<Rate>> {
     match (per_second, burst) {
         (None, None) => Ok(None),
         (None, Some(_)) => bail!("{key}-burst without {key}"),
@@ -274,15 +312,16 @@ fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option
     }
 }
 
-fn check_all(blocks: &[BlockConfig]) -> Result<()> {
-    if blocks.is_empty() {
-        bail!("there is no device to serve: give --block, or a --config file with [[block]]");
-    }
-    if blocks.len() > MAX_DEVICES {
+fn check_all(config: &Config) -> Result<()> {
+    let blocks = &config.blocks;
+    let devices = blocks.len() + config.nets.len();
+    if devices == 0 {
         bail!(
-            "{} devices, where {MAX_DEVICES} can be served",
-            blocks.len()
+            "there is no device to serve: give --block or --net, or a --config file with [[block]] or [[net]]"
         );
+    }
+    if devices > MAX_DEVICES {
+        bail!("{devices} devices, where {MAX_DEVICES} can be served");
     }
     let in_memory = blocks.iter().map(|block| match block.source {
         Source::Ram(bytes) => bytes,
@@ -300,12 +339,12 @@ fn check_all(blocks: &[BlockConfig]) -> Result<()> {
         }
     }
     let (mut ids, mut sockets) = (HashSet::new(), HashSet::new());
-    for block in blocks {
-        if !ids.insert(&block.id) {
-            bail!("two devices have the id {:?}", block.id);
+    for (id, socket, _) in config.sockets() {
+        if !ids.insert(id) {
+            bail!("two devices have the id {id:?}");
         }
-        if !sockets.insert(&block.socket) {
-            bail!("two devices have the socket {}", block.socket.display());
+        if !sockets.insert(socket) {
+            bail!("two devices have the socket {}", socket.display());
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Sockets, exports and cores, from the start to a signal.
 
+use std::fmt::Display;
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -8,11 +9,12 @@ use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Reply, StuckCause};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
-use vio::blk::{Blk, BlkClass};
+use vio::{Device, DeviceClass};
 
-use super::config::{BlockConfig, Config, Cores};
+use super::config::{Config, Cores};
 use super::counters;
 use super::of_device;
+use super::poller::Served;
 use super::prepare;
 use super::purpose::Purpose;
 use super::sockets::Sockets;
@@ -42,19 +44,26 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
         .context("the thread for signals")?;
     raise_descriptor_limit(&config);
     check_calls();
-    // All disks before the first socket: until every one can be served, none is.
+    // All devices before the first socket: until every one can be served, none is.
     let disks = match prepare::disks(&config, Purpose::Start, composition) {
         // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };
     let mut sockets = Sockets::default();
+    let nets = prepare::nets(&config, Purpose::Start)?;
     let listeners = prepare::listen(&config, Purpose::Start, &mut sockets)?;
-    let exports = config.blocks.iter().zip(disks).zip(listeners);
-    let exports = exports.map(|((block, blk), listener)| {
-        export(block, blk, listener, &config.cores).with_context(|| of_device(block))
-    });
-    let exports = exports.collect::<Result<Vec<_>>>()?;
+    let mut listeners = listeners.into_iter();
+    let (cores, mut exports) = (&config.cores, Vec::new());
+    // In the order of their listeners.
+    for ((block, blk), listener) in config.blocks.iter().zip(disks).zip(listeners.by_ref()) {
+        let export = export(&block.id, block.weight, blk, listener, cores);
+        exports.push(Served::Block(export.with_context(|| of_device(&block.id))?));
+    }
+    for ((net, device), listener) in config.nets.iter().zip(nets).zip(listeners) {
+        let export = export(&net.id, net.weight, device, listener, cores);
+        exports.push(Served::Net(export.with_context(|| of_device(&net.id))?));
+    }
     let mut fleet = start(&config.cores, composition)?;
     let mut handles = Vec::new();
     for export in exports {
@@ -113,15 +122,17 @@ fn check_calls() {
 
 /// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
 /// closes their images. Their last counters.
-fn wind_down(fleet: &mut Fleet<Export<BlkClass>>, config: &Config) -> Vec<(String, ExportStats)> {
-    let name = |block: &BlockConfig| format!("device {} ({})", block.id, block.source);
+fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Vec<(String, ExportStats)> {
+    let name = |id: &str, what: &dyn Display| (id.to_owned(), format!("device {id} ({what})"));
     let blocks = config.blocks.iter();
+    let blocks = blocks.map(|block| name(&block.id, &block.source));
+    let nets = config.nets.iter();
     let names: Names<String> = blocks
-        .map(|block| (block.id.clone(), name(block)))
+        .chain(nets.map(|net| name(&net.id, &net.behind)))
         .collect();
     let mut stats = Vec::new();
     let mut closing = Dropping::default();
-    let take = |export: Export<BlkClass>| {
+    let take = |export: Served| {
         let id = export.id().to_owned();
         stats.push((id.clone(), export.stats()));
         closing.begin(names[&id].clone(), export.into_device());
@@ -134,7 +145,7 @@ fn wind_down(fleet: &mut Fleet<Export<BlkClass>>, config: &Config) -> Vec<(Strin
 }
 
 /// The cores, without devices.
-fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Export<BlkClass>>> {
+fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Served>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
         if stuck.cause == StuckCause::Panicked {
@@ -158,18 +169,19 @@ fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Export<Bl
         .context("starting a core")
 }
 
-fn export(
-    block: &BlockConfig,
-    blk: Blk,
+fn export<C: DeviceClass>(
+    id: &str,
+    weight: u32,
+    device: Device<C>,
     listener: UnixListener,
     cores: &Cores,
-) -> Result<Export<BlkClass>> {
+) -> Result<Export<C>> {
     let config = ExportConfig {
-        weight: block.weight,
+        weight,
         call_delay_ns: cores.call_delay_ns,
-        ..ExportConfig::new(block.id.clone())
+        ..ExportConfig::new(id)
     };
-    Export::new(config, blk, listener).context("its socket")
+    Export::new(config, device, listener).context("its socket")
 }
 
 /// Each device keeps several descriptors open: as many as the system lets us have. Says so if that is not enough for all.
@@ -207,5 +219,9 @@ fn descriptors(config: &Config) -> u64 {
     let devices: u64 = devices
         .map(|block| DEVICE + QUEUE * u64::from(block.queues))
         .sum();
-    PROCESS + CORE * config.cores.count as u64 + devices
+    let nets = config.nets.iter();
+    let nets: u64 = nets
+        .map(|net| DEVICE + QUEUE * (2 * u64::from(net.pairs) + 1))
+        .sum();
+    PROCESS + CORE * config.cores.count as u64 + devices + nets
 }

@@ -1,8 +1,8 @@
-//! `exitless serve`: block devices for any VMM, over vhost-user, all served by a few cores.
+//! `exitless serve`: block and network devices for any VMM, over vhost-user, all served by a few cores.
 //!
 //! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both)
 //! → `prepare` the way to devices that can be reached, of a start and of `--check`: `disk` the back
-//! end of each, `sockets` (`access`: for whom) → `daemon` exports, sidecores, until a signal ends
+//! end of each disk, `net` each network device, `sockets` (`access`: for whom) → `daemon` exports (`poller`), sidecores, until a signal ends
 //! it; `counters` what they have done.
 //!
 //! Requests are none of this module's affair: see the crates `vhost-export`, `vio`
@@ -14,6 +14,8 @@ mod config;
 mod counters;
 mod daemon;
 mod disk;
+mod net;
+mod poller;
 mod prepare;
 mod purpose;
 mod sockets;
@@ -24,13 +26,11 @@ use anyhow::Result;
 
 pub use args::ServeArgs;
 
-use config::BlockConfig;
-
 use crate::composition::Composition;
 
 /// Says which device an error is of.
-fn of_device(block: &BlockConfig) -> String {
-    format!("device {}", block.id)
+fn of_device(id: &str) -> String {
+    format!("device {id}")
 }
 
 /// Runs the daemon of a program of this composition; the exit status.

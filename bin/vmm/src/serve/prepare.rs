@@ -12,9 +12,11 @@ use std::os::unix::net::UnixListener;
 
 use anyhow::{Context, Result, bail};
 use vio::blk::Blk;
+use vio::net::Net;
 
 use super::config::{Config, Cores};
 use super::disk::{self, ImagesInUse};
+use super::net;
 use super::of_device;
 use super::purpose::Purpose;
 use super::sockets::{self, Sockets};
@@ -31,13 +33,13 @@ pub fn begin(config: &Config, composition: &dyn Composition) -> Result<()> {
     if let Some(path) = &config.stats {
         output::check("--stats", path)?;
     }
-    composition.check_daemon(config.blocks.len())?;
+    composition.check_daemon(config.blocks.len() + config.nets.len())?;
     lacks::say_if_nothing_is_kept();
     let mut places = HashSet::new();
-    for block in &config.blocks {
-        let place = sockets::check(&block.socket).with_context(|| of_device(block))?;
+    for (id, socket, _) in config.sockets() {
+        let place = sockets::check(socket).with_context(|| of_device(id))?;
         if !places.insert(place) {
-            let socket = block.socket.display();
+            let socket = socket.display();
             bail!("two devices have the socket {socket}, which one of them names by another path");
         }
     }
@@ -54,12 +56,22 @@ pub fn disks(config: &Config, purpose: Purpose, composition: &dyn Composition) -
     blocks
         .map(|(number, block)| {
             let wrap = |io| composition.disk(number, io);
-            disk::open(block, wrap, purpose, &mut images).with_context(|| of_device(block))
+            disk::open(block, wrap, purpose, &mut images).with_context(|| of_device(&block.id))
         })
         .collect()
 }
 
-/// Makes the socket of every device.
+/// Opens what is behind every network device.
+///
+/// # Errors
+/// Names the device, and what the host lacks.
+pub fn nets(config: &Config, purpose: Purpose) -> Result<Vec<Net>> {
+    let nets = config.nets.iter();
+    nets.map(|net| net::open(net, purpose).with_context(|| of_device(&net.id)))
+        .collect()
+}
+
+/// Makes the socket of every device, disks first.
 ///
 /// # Errors
 /// Names the device and its socket.
@@ -68,11 +80,11 @@ pub fn listen(
     purpose: Purpose,
     sockets: &mut Sockets,
 ) -> Result<Vec<UnixListener>> {
-    let blocks = config.blocks.iter();
-    blocks
-        .map(|block| {
-            let listener = sockets.listen(&block.socket, block.access, purpose);
-            listener.with_context(|| of_device(block))
+    config
+        .sockets()
+        .map(|(id, socket, access)| {
+            let listener = sockets.listen(socket, access, purpose);
+            listener.with_context(|| of_device(id))
         })
         .collect()
 }
@@ -84,6 +96,7 @@ pub fn listen(
 pub fn check(config: &Config, composition: &dyn Composition) -> Result<()> {
     begin(config, composition)?;
     disks(config, Purpose::Check, composition)?;
+    nets(config, Purpose::Check)?;
     listen(config, Purpose::Check, &mut Sockets::default()).map(drop)
 }
 

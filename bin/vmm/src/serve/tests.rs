@@ -7,6 +7,7 @@ use clap::Parser;
 use super::args::ServeArgs;
 use super::config::{Config, Source};
 use super::disk::{self, ImagesInUse};
+use super::net::Behind;
 use super::purpose::Purpose;
 
 #[derive(Parser)]
@@ -260,4 +261,66 @@ fn an_image_of_which_nobody_said_so_is_not_served_as_raw_blocks() {
     content.rotate_right(1);
     std::fs::write(file.path(), content).expect("its content");
     open("").expect("a raw disk");
+}
+
+#[test]
+fn a_network_device_stands_beside_disks() {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let text = "[[net]]\nid = \"n\"\nsocket = \"n.sock\"\nsource = true\nframe = 64\npairs = 4\n";
+    file.write_all(text.as_bytes()).expect("it is written");
+    let path = file.path().to_str().expect("a plain path").to_owned();
+    let config = load(&[
+        "--config",
+        &path,
+        "--block",
+        "id=b,path=null:1G,socket=b.sock",
+        "--net",
+        "id=m,socket=m.sock,sink,weight=3,fps=1K,bps=1M,packed=off,queue-size=256",
+    ])
+    .expect("a good configuration");
+    assert_eq!((config.blocks.len(), config.nets.len()), (1, 2));
+    assert_eq!(config.nets[0].behind, Behind::Source(64));
+    assert_eq!(config.nets[0].pairs, 4);
+    let net = &config.nets[1];
+    assert_eq!(net.behind, Behind::Sink);
+    assert_eq!((net.weight, net.packed, net.queue_size), (3, false, 256));
+    assert_eq!(
+        net.limits.operations.map(|rate| rate.per_second),
+        Some(1024)
+    );
+    assert!(config.extent().starts_with("3 devices"));
+    let sockets: Vec<_> = config.sockets().map(|(id, ..)| id).collect();
+    assert_eq!(sockets, ["b", "n", "m"]);
+}
+
+#[test]
+fn mistakes_of_a_network_device_are_named() {
+    for (net, says) in [
+        ("socket=s,sink", "it has no id"),
+        ("id=a,sink", "it has no socket"),
+        ("id=a,socket=s", "one of tap=NAME, sink, source and loop"),
+        (
+            "id=a,socket=s,sink,loop",
+            "one of tap=NAME, sink, source and loop",
+        ),
+        ("id=a,socket=s,sink=1", "sink takes no value"),
+        ("id=a,socket=s,sink,frame=64", "frame is for source"),
+        ("id=a,socket=s,source,frame=59", "frame is 60 to 1518"),
+        ("id=a,socket=s,loop,pairs=2", "loop has one pair"),
+        ("id=a,socket=s,sink,pairs=65", "pairs is 1 to 64"),
+        ("id=a,socket=s,sink,queue-size=100", "a power of two"),
+        ("id=a,socket=s,sink,fps-burst=3", "fps-burst without fps"),
+        ("id=a,socket=s,sink,iops=3", "unknown key \"iops\""),
+    ] {
+        let error = refused(&["--net", net]);
+        assert!(error.contains(says), "{net}: {error}");
+        assert!(error.contains("--net"), "{error}");
+    }
+    let twice = [
+        "--block",
+        "id=a,path=null:4K,socket=s",
+        "--net",
+        "id=a,socket=t,sink",
+    ];
+    assert!(refused(&twice).contains("two devices have the id"));
 }

@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use guest_mem::{Access, DmaFault, Gpa, Iova, NoIommu, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket};
+use guest_mem::{
+    Access, DmaFault, Gpa, Iova, KeepAlive, NoIommu, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket,
+};
 use machine::{
     Absent, Op, RemappingUnit, Target, UnitControl, UnitPoll, UnitSink, Wires, functions, units,
 };
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Nanos, Poller, Reply, Turn, Wakes};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, Transfer};
-use vio::net::{Net, NetIo};
+use vio::net::{FrameData, FrameReceiver, Net, NetHeader, NetPort, RxFrame, TxFrame};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::{COMMON, MSIX_TABLE, NOTIFY, NOTIFY_STRIDE};
 use vtd::spec::registers as reg;
@@ -155,25 +157,37 @@ impl Cable {
     }
 }
 
-impl NetIo for Cable {
-    fn receive(&mut self, buf: &mut [u8]) -> Option<usize> {
-        let frame = self.0.lock().unwrap().under_way.pop_front()?;
-        buf[..frame.len()].copy_from_slice(&frame);
-        Some(frame.len())
-    }
-
-    fn send(&mut self, frame: &[u8]) -> bool {
+impl NetPort for Cable {
+    fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], _keep: &KeepAlive) -> usize {
         let mut cable = self.0.lock().unwrap();
-        cable.under_way.push_back(frame.to_vec());
-        cable.sent.push(frame.to_vec());
-        true
+        for frame in frames {
+            let mut bytes = vec![0; frame.len as usize];
+            frame.read(0, &mut bytes);
+            cable.under_way.push_back(bytes.clone());
+            cable.sent.push(bytes);
+        }
+        0
     }
 
-    fn is_readable(&mut self) -> bool {
+    fn has_frames(&mut self, _pair: u16) -> bool {
         !self.0.lock().unwrap().under_way.is_empty()
     }
 
-    fn wake_fds(&self, _: &mut Vec<std::os::fd::RawFd>) {}
+    fn receive(&mut self, _pair: u16, to: &mut dyn FrameReceiver) {
+        let mut cable = self.0.lock().unwrap();
+        while let Some(frame) = cable.under_way.front()
+            && to.room() != 0
+        {
+            let frame = RxFrame {
+                header: NetHeader::PLAIN,
+                data: FrameData::Bytes(frame),
+            };
+            if to.deliver(&[frame]) == 0 {
+                return;
+            }
+            cable.under_way.pop_front();
+        }
+    }
 
     fn reset(&mut self) {
         self.0.lock().unwrap().under_way.clear();

@@ -7,14 +7,17 @@ use std::sync::Arc;
 use crate::common::front::{copy, event};
 use crate::common::{PATIENCE, until};
 use fake_driver::{AnyDriver, Rings};
-use guest_mem::{ForeignRam, ForeignRegion, Gpa, PhysMem};
+use guest_mem::{ForeignRam, ForeignRegion, Gpa, KeepAlive, PhysMem};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
 use vhost_blk::memory::Memory;
 use vhost_export::{Export, ExportConfig, ExportMessage};
 use vhost_user::frontend::{Connection, Ring};
 use vhost_user::wire::{MemRegion, ProtocolFeatures};
 use vio::feature;
-use vio::net::{HEADER_LEN, Net, NetClass, NetIo, RX, TX};
+use vio::net::{
+    FrameData, FrameReceiver, HEADER_LEN, Net, NetClass, NetHeader, NetPort, RX, RxFrame, TX,
+    TxFrame, Waits,
+};
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
 const MEMORY: u64 = 1 << 20;
@@ -24,28 +27,57 @@ const SENT: u64 = 0x4_0000;
 const RECEIVED: u64 = 0x5_0000;
 
 /// One end of a pair of sockets is the network.
-struct Wire(UnixDatagram);
+struct Wire {
+    socket: UnixDatagram,
+    /// Read and not delivered.
+    next: Option<Vec<u8>>,
+}
 
-impl NetIo for Wire {
-    fn receive(&mut self, buf: &mut [u8]) -> Option<usize> {
-        self.0.recv(buf).ok()
+impl NetPort for Wire {
+    fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], _keep: &KeepAlive) -> usize {
+        let sent = frames.iter().filter(|frame| {
+            let mut bytes = vec![0; frame.len as usize];
+            frame.read(0, &mut bytes);
+            self.socket.send(&bytes).is_ok()
+        });
+        frames.len() - sent.count()
     }
 
-    fn send(&mut self, frame: &[u8]) -> bool {
-        self.0.send(frame).is_ok()
+    fn has_frames(&mut self, _pair: u16) -> bool {
+        self.look();
+        self.next.is_some()
     }
 
-    fn is_readable(&mut self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+    fn receive(&mut self, _pair: u16, to: &mut dyn FrameReceiver) {
+        while to.room() != 0 {
+            self.look();
+            let Some(next) = &self.next else { return };
+            let frame = RxFrame {
+                header: NetHeader::PLAIN,
+                data: FrameData::Bytes(next),
+            };
+            if to.deliver(&[frame]) == 0 {
+                return;
+            }
+            self.next = None;
+        }
     }
 
-    fn wake_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.push(self.0.as_raw_fd());
+    fn wake_fds(&self, _pair: u16, _waits: Waits, fds: &mut Vec<RawFd>) {
+        fds.push(self.socket.as_raw_fd());
     }
 
     fn reset(&mut self) {}
+}
+
+impl Wire {
+    fn look(&mut self) {
+        let mut buf = [0; 2048];
+        if self.next.is_none() {
+            let read = self.socket.recv(&mut buf).ok();
+            self.next = read.map(|len| buf[..len].to_vec());
+        }
+    }
 }
 
 /// A server, the other end of its wire, and a guest with two rings.
@@ -69,7 +101,11 @@ impl Scene {
         ours.set_nonblocking(true).expect("a step of the session");
         wire.set_read_timeout(Some(PATIENCE))
             .expect("a step of the session");
-        let net = Net::new(MAC, 256, Box::new(Wire(ours))).expect("a step of the session");
+        let wire_end = Wire {
+            socket: ours,
+            next: None,
+        };
+        let net = Net::new(MAC, 256, Box::new(wire_end)).expect("a step of the session");
         let listener = UnixListener::bind(&path).expect("a step of the session");
         let config = ExportConfig::new("net");
         let export =

@@ -202,6 +202,7 @@ impl Player {
             features: plan.features,
             protocol: plan.protocol & SUPPORTED,
             queues: plan.queues,
+            rings_per_queue: 1,
             max_ring_size: plan.max_ring_size,
             max_regions: 8,
         })

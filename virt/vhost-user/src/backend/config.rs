@@ -28,6 +28,9 @@ pub struct Config {
     pub protocol: ProtocolFeatures,
     /// Rings, 1 to [`MAX_QUEUES`].
     pub queues: u16,
+    /// Rings that GET_QUEUE_NUM counts as one, at least 1: 2 for network devices, whose front ends count pairs. A ring
+    /// left over, as their control queue, is not counted.
+    pub rings_per_queue: u16,
     /// Entries a ring may have, 1 to [`MAX_RING_SIZE`].
     pub max_ring_size: u16,
     /// Memory regions accepted, at least 1. Each keeps a descriptor open.
@@ -61,6 +64,11 @@ impl Config {
             value => Err(ConfigError::Range { field, value }),
         };
         range("queues", self.queues.into(), MAX_QUEUES.into())?;
+        range(
+            "rings_per_queue",
+            self.rings_per_queue.into(),
+            self.queues.into(),
+        )?;
         range(
             "max_ring_size",
             self.max_ring_size.into(),

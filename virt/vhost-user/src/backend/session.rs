@@ -264,7 +264,9 @@ impl Session {
                     Change::Protocol(protocol),
                 ))
             }
-            Request::GetQueueNum => value(self.config.queues.into()),
+            Request::GetQueueNum => {
+                value((self.config.queues / self.config.rings_per_queue).into())
+            }
             Request::GetMaxMemSlots => value(self.config.max_regions as u64),
             Request::SetBackendReqFd(fd) => {
                 Ok(event(Event::BackendChannel(fd.into()), Change::None))

@@ -47,6 +47,7 @@ fn config() -> Config {
         features: DEVICE_BITS | feature::RING_PACKED | feature::ACCESS_PLATFORM,
         protocol: SUPPORTED,
         queues: 2,
+        rings_per_queue: 1,
         max_ring_size: 1024,
         max_regions: 3,
     }

@@ -66,6 +66,8 @@ pub struct Context<'a, E: Environment> {
     pub stats: &'a mut DeviceStats,
     /// Reason for a reset that a hook has reported and the body has not collected.
     pub(super) violation: Option<Violation>,
+    /// A hook has changed the configuration space, and the body has not collected that.
+    pub(super) is_config_changed: bool,
 }
 
 impl<'a, E: Environment> Context<'a, E> {
@@ -81,7 +83,13 @@ impl<'a, E: Environment> Context<'a, E> {
             visit,
             stats,
             violation: None,
+            is_config_changed: false,
         }
+    }
+
+    /// The configuration space has changed, which the driver is to be notified of.
+    pub fn config_changed(&mut self) {
+        self.is_config_changed = true;
     }
 
     /// The device needs a reset, for a reason that is no stop of one queue.
@@ -101,7 +109,9 @@ impl<'a, E: Environment> Context<'a, E> {
         let mut view = wrap(self.dma);
         let mut inner = Context::<F>::new(&mut view, self.irq, self.visit, self.stats);
         let result = use_it(&mut inner);
-        self.violation = self.violation.or(inner.violation);
+        let (violation, is_config_changed) = (inner.violation, inner.is_config_changed);
+        self.violation = self.violation.or(violation);
+        self.is_config_changed |= is_config_changed;
         result
     }
 }
@@ -160,6 +170,10 @@ pub trait DeviceClass: Sized {
 
     /// A queue is gone, and with it what it had taken, of which nothing is in flight.
     fn forget(&mut self, _index: u16, _queue: Self::Queue) {}
+
+    /// Chains are taken from queue `index` from now on, or are not, until it is
+    /// [forgotten](Self::forget).
+    fn set_enabled(&mut self, _index: u16, _is_enabled: bool) {}
 
     /// Saves its state; nothing is in flight, and everything was shown.
     fn save(&self) -> Self::Saved;
@@ -337,6 +351,10 @@ macro_rules! forward_class {
 
         fn forget(&mut self, index: u16, queue: Self::Queue) {
             self.class.forget(index, queue);
+        }
+
+        fn set_enabled(&mut self, index: u16, is_enabled: bool) {
+            self.class.set_enabled(index, is_enabled);
         }
 
         fn save(&self) -> Self::Saved {

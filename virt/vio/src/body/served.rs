@@ -113,6 +113,13 @@ impl<Q> ServedQueue<Q> {
         Ok(())
     }
 
+    /// The request of `token` is over, with `len` bytes written: it is staged by
+    /// [`stage_answers`](Self::stage_answers) or by the body before it publishes.
+    #[inline]
+    pub fn end(&mut self, token: Token, len: u32) {
+        self.ended.push_back((token, len));
+    }
+
     /// The request of `token` is over, with `len` bytes written. After an error it was not staged:
     /// give the token again.
     ///

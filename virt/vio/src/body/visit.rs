@@ -47,6 +47,9 @@ impl<C: DeviceClass> Core<C> {
         if let Some(violation) = cx.violation.take() {
             self.life.fail(violation);
         }
+        if std::mem::take(&mut cx.is_config_changed) {
+            self.life.config_changed();
+        }
     }
 
     /// The queue whose turn is the `turn`-th, of at least one; `turn` is at most their number, and

@@ -1,80 +1,129 @@
-//! virtio-net (virtio 1.2 §5.1), as a polled device.
+//! virtio-net (virtio 1.2 §5.1), as a polled device over a [`NetPort`].
 //!
-//! *Advertised*: MAC, STATUS (link up), MRG_RXBUF, INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM.
-//! *Not implemented*: checksum and segmentation offloads, the control queue, more than one queue pair,
-//! an MTU other than 1500.
+//! *Advertised*: MAC, STATUS, MTU, MRG_RXBUF, MQ (where the port has several pairs), the control queue with CTRL_RX,
+//! CTRL_RX_EXTRA, CTRL_VLAN, CTRL_MAC_ADDR, GUEST_ANNOUNCE and CTRL_GUEST_OFFLOADS, the offloads of the port (CSUM, TSO4,
+//! TSO6, ECN, USO, in either direction), INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM; RING_PACKED and IN_ORDER if
+//! asked for.
+//! *Not implemented*: RSS, hash reports, notification coalescing, SPEED_DUPLEX, UFO, guest header lengths.
 //!
-//! Frames are copied inline, so nothing is ever in flight and no lease is held. A visit sends and
-//! receives while it lasts, and publishes each ring at its end.
+//! Queues: receive 2n and transmit 2n + 1 of pair n; the control queue is behind all pairs of a driver that has accepted
+//! MQ, and behind the first one otherwise (§5.1.2).
 //!
-//! Transmit: copy the frame, consume its chain, send, stage, publish. A wait before the chain is consumed repeats the copy, one
-//! behind it the staging: nothing that the network has seen. Receive: take a frame, look for buffers for all of it, write it,
-//! consume their chains, stage, publish. A frame that finds too few buffers is held (one), and those behind it stay in the back end's bounded queue; one that
-//! cannot fit at all is dropped. A buffer that faults is given back with length 0, which drivers count
-//! as a short frame.
+//! Frames move in bursts ([`BURST`]), and are copied once, between the driver's buffers and the port, inline: only a port
+//! that [keeps](PortCapabilities::keeps_frames) frames has any in flight. A visit sends and receives while it lasts, and
+//! publishes each ring at its end. `port` has the interface, `transmit` and `receive` the two directions, `control` the
+//! commands, `filter` what they set.
+//!
+//! Repeating after a wait: a wait before a chain is consumed repeats the walk, one behind it the staging: nothing that the
+//! network has seen. A frame that finds too few receive buffers stays the port's; one that cannot fit at all is dropped.
+//!
+//! What the driver says is not trusted: a header is checked against what was negotiated and against the frame's length
+//! ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it is to be segmented; commands are bounded
+//! (`control`). What is wrong with a frame drops it, and counts as an error.
 
 mod checksum;
+mod control;
+mod filter;
+mod header;
+mod patterns;
+mod pieces;
+mod port;
+mod receive;
 mod responder;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
 mod tap;
+mod transmit;
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use guest_mem::{Access, Dma, Intent, KeepAlive, Stop, Wanted};
+use guest_mem::{Access, Dma, Intent, KeepAlive, Wanted};
 use serde::{Deserialize, Serialize};
 
 pub use checksum::Checksum;
+pub use control::class as control_class;
+pub use filter::{Filter, MAC_ENTRIES, Mac, MacList};
+pub use header::{F_DATA_VALID, F_NEEDS_CSUM, HEADER_LEN, HeaderError, NetHeader, Offloads, gso};
+pub use patterns::{Loop, Sink, Source};
+pub use port::{
+    BURST, Collected, FrameData, FrameReceiver, MAX_FRAME, NetPort, PLAIN_FRAME, PortCapabilities,
+    RxFrame, TxFrame, Waits,
+};
 pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
-use crate::device::{Activity, read_space};
+use crate::device::{Activity, CancelReason, read_space};
 use crate::queue_config::{feature, is_queue_size};
-use crate::ring::{Ahead, Chain, RingStop, Segment, Violation, write_row};
+use crate::ring::{Ahead, Chain, RingStop};
 use crate::saved::SavedState;
+use crate::throttle::{RateLimits, Throttle};
 use crate::visit::cost;
+use transmit::Kept;
 
-/// Largest frame: 14 bytes of Ethernet header, a VLAN tag, 1500 bytes.
-pub const MAX_FRAME: usize = 1518;
 /// Smallest frame worth sending: its Ethernet header.
 const MIN_FRAME: u32 = 14;
-/// `struct virtio_net_hdr` (§5.1.6), with `num_buffers`, as VERSION_1 has it always.
-pub const HEADER_LEN: usize = 12;
-/// Offset of `num_buffers` in it.
-const NUM_BUFFERS: usize = 10;
-/// Receive queue of the one pair.
+/// Receive queue of the first pair.
 pub const RX: u16 = 0;
-/// Transmit queue of the one pair.
+/// Transmit queue of the first pair.
 pub const TX: u16 = 1;
+/// Most queue pairs.
+pub const MAX_PAIRS: u16 = 64;
+/// Entries of the control queue at most.
+const CONTROL_SIZE: u16 = 64;
 /// VIRTIO_NET_S_LINK_UP.
 const LINK_UP: u16 = 1;
+/// VIRTIO_NET_S_ANNOUNCE.
+const ANNOUNCE: u16 = 2;
 
 /// Feature bits (§5.1.3).
 pub mod net_feature {
+    /// VIRTIO_NET_F_CSUM (0): the driver may leave checksums to the device.
+    pub const CSUM: u64 = 1 << 0;
+    /// VIRTIO_NET_F_GUEST_CSUM (1): the driver takes frames whose checksum is left over.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change at any time what it takes.
+    pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
+    /// VIRTIO_NET_F_MTU (3): the device says what the network's MTU is.
+    pub const MTU: u64 = 1 << 3;
+    /// VIRTIO_NET_F_GUEST_TSO4 (7): the driver takes unsegmented TCP over IPv4.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// VIRTIO_NET_F_GUEST_TSO6 (8): the driver takes unsegmented TCP over IPv6.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// VIRTIO_NET_F_GUEST_ECN (9): the driver takes unsegmented TCP with CWR.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// VIRTIO_NET_F_HOST_TSO4 (11): the driver may send unsegmented TCP over IPv4.
+    pub const HOST_TSO4: u64 = 1 << 11;
+    /// VIRTIO_NET_F_HOST_TSO6 (12): the driver may send unsegmented TCP over IPv6.
+    pub const HOST_TSO6: u64 = 1 << 12;
+    /// VIRTIO_NET_F_HOST_ECN (13): the driver may send unsegmented TCP with CWR.
+    pub const HOST_ECN: u64 = 1 << 13;
+    /// VIRTIO_NET_F_CTRL_VQ (17): there is a control queue.
+    pub const CTRL_VQ: u64 = 1 << 17;
+    /// VIRTIO_NET_F_CTRL_RX (18): the control queue takes receive modes and MAC tables.
+    pub const CTRL_RX: u64 = 1 << 18;
+    /// VIRTIO_NET_F_CTRL_VLAN (19): the control queue takes VLAN filters.
+    pub const CTRL_VLAN: u64 = 1 << 19;
+    /// VIRTIO_NET_F_CTRL_RX_EXTRA (20): the control queue takes more receive modes.
+    pub const CTRL_RX_EXTRA: u64 = 1 << 20;
+    /// VIRTIO_NET_F_GUEST_ANNOUNCE (21): the driver announces itself when asked to.
+    pub const GUEST_ANNOUNCE: u64 = 1 << 21;
+    /// VIRTIO_NET_F_MQ (22): there may be several queue pairs.
+    pub const MQ: u64 = 1 << 22;
+    /// VIRTIO_NET_F_CTRL_MAC_ADDR (23): the control queue takes a MAC address.
+    pub const CTRL_MAC_ADDR: u64 = 1 << 23;
+    /// VIRTIO_NET_F_GUEST_USO4 (54, virtio 1.3): the driver takes unsegmented UDP over IPv4.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// VIRTIO_NET_F_GUEST_USO6 (55, virtio 1.3): the driver takes unsegmented UDP over IPv6.
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// VIRTIO_NET_F_HOST_USO (56, virtio 1.3): the driver may send unsegmented UDP.
+    pub const HOST_USO: u64 = 1 << 56;
     /// VIRTIO_NET_F_MAC (5): the device says its address.
     pub const MAC: u64 = 1 << 5;
     /// VIRTIO_NET_F_MRG_RXBUF (15): a frame may take several receive buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
     /// VIRTIO_NET_F_STATUS (16): the device says whether the link is up.
     pub const STATUS: u64 = 1 << 16;
-}
-
-/// Where frames go to and come from. Never blocks. All calls come from the device's thread.
-pub trait NetIo: Send {
-    /// The next frame for the guest; `None` if there is none now. Frames longer than `buf` are dropped.
-    fn receive(&mut self, buf: &mut [u8]) -> Option<usize>;
-
-    /// A frame of the guest, at most [`MAX_FRAME`] bytes; false if it had to be dropped.
-    fn send(&mut self, frame: &[u8]) -> bool;
-
-    /// Whether `receive` would answer a frame.
-    fn is_readable(&mut self) -> bool;
-
-    /// Appends descriptors that are readable while there are frames.
-    fn wake_fds(&self, fds: &mut Vec<RawFd>);
-
-    /// The driver is gone: frames for it are stale.
-    fn reset(&mut self);
 }
 
 /// Why there is no such network device.
@@ -86,220 +135,319 @@ pub enum NetError {
     /// Queue size.
     #[error("a queue has 2 to 1024 entries, a power of two, not {0}")]
     QueueSize(u16),
+    /// Number of queue pairs.
+    #[error("a network device has 1 to {MAX_PAIRS} queue pairs, not {0}")]
+    Pairs(u16),
 }
 
 /// A virtio network device.
 pub type Net = Device<NetClass>;
 
-/// One direction, of which nothing is kept but the ring.
-type Queue = ServedQueue<()>;
+/// One queue, with what is particular to it.
+type Queue = ServedQueue<NetQueue>;
+
+/// What a queue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Receive(u16),
+    Transmit(u16),
+    Control,
+}
+
+/// State of one queue.
+pub struct NetQueue {
+    role: Role,
+    /// Frames that the port keeps, oldest first.
+    kept: VecDeque<Kept>,
+}
+
+/// State of one queue pair between visits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pair {
+    /// How far buffers were looked at that were too few for the port's next frame; the default if there was none when last
+    /// looked.
+    wanting: Ahead,
+    /// The driver had no receive buffer when last looked.
+    is_empty: bool,
+    /// The port took nothing when last asked.
+    is_blocked: bool,
+    /// Chains are taken from its receive queue.
+    receives: bool,
+    /// Chains are taken from its transmit queue.
+    sends: bool,
+}
 
 /// Class of network devices: the part of the device that is particular to them.
 pub struct NetClass {
-    features: u64,
-    queue_sizes: [u16; 2],
-    space: [u8; 8],
-    io: Box<dyn NetIo>,
-    /// A frame may take several receive buffers.
-    is_mergeable: bool,
-    /// Reused: those of the frame under way.
-    chains: Vec<Chain>,
-    /// A header, which stays zero but for `num_buffers`, and a frame.
-    rx_frame: Box<[u8; HEADER_LEN + MAX_FRAME]>,
-    /// Length of the frame held there, if one is.
-    held: Option<usize>,
-    /// How far buffers were looked at that were too few for the held frame; the default if there was none when last looked.
-    wanting: Ahead,
-    /// The driver had no receive buffer when last looked.
-    rx_empty: bool,
-    tx_frame: Box<[u8; MAX_FRAME]>,
-    /// Buffers of the frame being received, and the bytes of each chain.
-    segments: Vec<Segment>,
-    takes: Vec<u32>,
+    core: NetCore,
+    port: Box<dyn NetPort>,
 }
 
-/// Part of the saved state that only network devices have.
+/// All of the class but the port, which is given a part of it for each call.
+struct NetCore {
+    offered: u64,
+    queue_sizes: Vec<u16>,
+    /// Of the configuration.
+    own_mac: Mac,
+    mtu: u16,
+    throttle: Throttle,
+    keeps_frames: bool,
+    /// Set by the owner.
+    is_link_up: bool,
+    /// Link state as the driver reads it.
+    shown_link: bool,
+    generation: u8,
+    /// The driver is asked to announce itself, and has not acknowledged that.
+    must_announce: bool,
+
+    /// Accepted; 0 while there is no driver.
+    accepted: u64,
+    keep: Option<KeepAlive>,
+    /// Work on frames that the driver leaves to the port.
+    sender: Offloads,
+    /// Work on frames that the driver does for itself.
+    receiver: Offloads,
+    /// A frame may take several receive buffers.
+    is_mergeable: bool,
+    /// Longest frame that is sent as it is, longest of all, and longest that is received.
+    plain_frame: u32,
+    max_frame: u32,
+    max_received: u32,
+    mac: Mac,
+    filter: Filter,
+    pairs: Vec<Pair>,
+    /// Number of pairs that the driver has chosen through the control queue.
+    chosen_pairs: u16,
+    has_control: bool,
+    /// Number of pairs that the port was told.
+    told_pairs: u16,
+    /// Number of leases that the next frame lacked when last looked.
+    wants_leases: usize,
+    /// Reused: chains of the frame under way.
+    chains: Vec<Chain>,
+}
+
+/// Part of the saved state that only network devices have. Frames that the port has not delivered stay its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedNet {
-    /// A frame received and not yet delivered.
-    pub held_frame: Vec<u8>,
+    /// The device's address, as the driver has set it.
+    pub mac: Mac,
+    /// What the driver wants to receive.
+    pub filter: Filter,
+    /// Number of queue pairs in use.
+    pub pairs: u16,
+    /// Work that the driver does for itself, as GUEST_OFFLOADS has it.
+    pub guest_offloads: u64,
+    /// The driver was asked to announce itself, and has not acknowledged that.
+    pub must_announce: bool,
+    /// The owner has the link up.
+    pub is_link_up: bool,
 }
 
 impl SavedState for SavedNet {
     const TYPE: u16 = NetClass::TYPE;
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+}
+
+/// Whether `mac` is the address of a single interface.
+fn is_station(mac: &Mac) -> bool {
+    mac[0] & 1 == 0 && *mac != [0; 6]
 }
 
 impl Net {
-    /// A device with this address over `io`; queues of at most `queue_size` entries.
-    pub fn new(mac: [u8; 6], queue_size: u16, io: Box<dyn NetIo>) -> Result<Self, NetError> {
-        if mac[0] & 1 != 0 || mac == [0; 6] {
+    /// A device with this address over `port`; queues of at most `queue_size` entries, one pair.
+    pub fn new(mac: Mac, queue_size: u16, port: Box<dyn NetPort>) -> Result<Self, NetError> {
+        if !is_station(&mac) {
             return Err(NetError::Mac(mac));
         }
         if !is_queue_size(queue_size, 2) {
             return Err(NetError::QueueSize(queue_size));
         }
-        let mut space = [0; 8];
-        space[..6].copy_from_slice(&mac);
-        space[6..].copy_from_slice(&LINK_UP.to_le_bytes());
-        Ok(Self::of(NetClass {
-            features: feature::COMMON
-                | net_feature::MAC
-                | net_feature::MRG_RXBUF
-                | net_feature::STATUS,
-            queue_sizes: [queue_size; 2],
-            space,
-            io,
+        let can = port.capabilities();
+        let mut offered = feature::COMMON
+            | net_feature::MAC
+            | net_feature::MRG_RXBUF
+            | net_feature::STATUS
+            | net_feature::MTU
+            | net_feature::CTRL_VQ
+            | net_feature::CTRL_RX
+            | net_feature::CTRL_RX_EXTRA
+            | net_feature::CTRL_VLAN
+            | net_feature::CTRL_MAC_ADDR
+            | net_feature::GUEST_ANNOUNCE
+            | can.send.consistent().device_features();
+        let receive = can.receive.consistent().guest_features();
+        if receive != 0 {
+            offered |= receive | net_feature::CTRL_GUEST_OFFLOADS;
+        }
+        let core = NetCore {
+            offered,
+            queue_sizes: vec![queue_size, queue_size, CONTROL_SIZE],
+            own_mac: mac,
+            mtu: can.mtu,
+            throttle: Throttle::default(),
+            keeps_frames: can.keeps_frames,
+            is_link_up: true,
+            shown_link: true,
+            generation: 0,
+            must_announce: false,
+            accepted: 0,
+            keep: None,
+            sender: Offloads::NONE,
+            receiver: Offloads::NONE,
             is_mergeable: false,
+            plain_frame: can.max_frame(Offloads::NONE),
+            max_frame: 0,
+            max_received: 0,
+            mac,
+            filter: Filter::default(),
+            pairs: vec![Pair::default()],
+            chosen_pairs: 1,
+            has_control: false,
+            told_pairs: 1,
+            wants_leases: 0,
             chains: vec![Chain::default()],
-            rx_frame: Box::new([0; HEADER_LEN + MAX_FRAME]),
-            held: None,
-            wanting: Ahead::default(),
-            rx_empty: false,
-            tx_frame: Box::new([0; MAX_FRAME]),
-            segments: Vec::new(),
-            takes: Vec::new(),
-        }))
+        };
+        Ok(Self::of(NetClass { core, port }))
     }
 
     /// Offers packed rings too.
     #[must_use]
     pub fn with_packed(mut self) -> Self {
-        self.class_mut().features |= feature::RING_PACKED;
+        self.class_mut().core.offered |= feature::RING_PACKED;
         self
+    }
+
+    /// Offers IN_ORDER: frames end in the order in which they were made available.
+    #[must_use]
+    pub fn with_in_order(mut self) -> Self {
+        self.class_mut().core.offered |= feature::IN_ORDER;
+        self
+    }
+
+    /// Has `pairs` queue pairs.
+    ///
+    /// # Errors
+    /// None, or more than [`MAX_PAIRS`].
+    pub fn with_pairs(mut self, pairs: u16) -> Result<Self, NetError> {
+        if !(1..=MAX_PAIRS).contains(&pairs) {
+            return Err(NetError::Pairs(pairs));
+        }
+        let core = &mut self.class_mut().core;
+        let size = core.queue_sizes[0];
+        core.queue_sizes = vec![size; 2 * usize::from(pairs)];
+        core.queue_sizes.push(CONTROL_SIZE);
+        core.pairs = vec![Pair::default(); pairs.into()];
+        core.offered &= !net_feature::MQ;
+        if pairs > 1 {
+            core.offered |= net_feature::MQ;
+        }
+        Ok(self)
+    }
+
+    /// Limits frames and their bytes, of both directions together.
+    #[must_use]
+    pub fn with_limits(mut self, limits: RateLimits) -> Self {
+        self.class_mut().core.throttle = Throttle::new(limits);
+        self
+    }
+
+    /// Takes the link up or down; the driver is notified by the next visit. While it is down nothing is received, and what
+    /// is sent is dropped.
+    pub fn set_link(&mut self, is_up: bool) {
+        self.class_mut().core.is_link_up = is_up;
+    }
+
+    /// Asks the driver to announce itself to the network (§5.1.6.5.4), if it has accepted that it may be asked.
+    pub fn announce(&mut self) {
+        let core = &mut self.class_mut().core;
+        if core.accepted & net_feature::GUEST_ANNOUNCE != 0 && !core.must_announce {
+            core.must_announce = true;
+            core.generation = core.generation.wrapping_add(1);
+            self.config_changed();
+        }
     }
 }
 
 impl NetClass {
-    /// Sends one frame.
-    fn transmit<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
-        let chain = &mut self.chains[0];
-        if !queue.peek(cx.dma, chain)? {
-            return Ok(Activity::Idle);
-        }
-        let readable = chain.readable();
-        let Some(len) = readable.len().checked_sub(HEADER_LEN as u32) else {
-            return Err(queue.park(Violation::Truncated));
-        };
-        // The header asks for offloads, and none is offered: whatever it says is ignored.
-        let fits = (MIN_FRAME..=MAX_FRAME as u32).contains(&len);
-        let frame = &mut self.tx_frame[..if fits { len as usize } else { 0 }];
-        let read = match readable.read(cx.dma, HEADER_LEN as u32, frame) {
-            Ok(()) => fits,
-            Err(Stop::Fault(_)) => false,
-            Err(pending) => return Err(queue.wait_for(cx.dma, pending, wanted(chain))),
-        };
-        queue.answer(chain, 0)?;
-        cx.stats.requests += 1;
-        if read && self.io.send(frame) {
-            cx.stats.written_bytes += u64::from(len);
-        } else {
-            cx.stats.errors += 1;
-        }
-        queue.stage_answers(cx.dma)?;
-        moved(cx, len)
+    /// Number of queue pairs.
+    pub fn pairs(&self) -> u16 {
+        self.core.pairs.len() as u16
     }
 
-    /// Receives one frame.
-    fn receive<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
-        self.rx_empty = !queue.has_available(cx.dma)?;
-        if self.rx_empty {
-            return Ok(Activity::Idle);
-        }
-        let len = match self.held {
-            Some(len) => len,
-            None => match self.io.receive(&mut self.rx_frame[HEADER_LEN..]) {
-                Some(len) => len,
-                None => return Ok(Activity::Idle),
-            },
-        };
-        self.held = Some(len);
-        let all = (HEADER_LEN + len) as u32;
-        if !self.gather(cx.dma, queue, all)? {
-            // More buffers may come, unless the ring is full of them, or a frame must fit into one.
-            let is_full = queue.in_flight() == 0 && queue.is_exhausted(self.wanting);
-            if self.is_mergeable && !is_full {
-                return Ok(Activity::Idle);
-            }
-            self.held = None;
-            cx.stats.errors += 1;
-            return moved(cx, 0);
-        }
-        let count = self.takes.len() as u16;
-        let num_buffers = count.to_le_bytes();
-        self.rx_frame[NUM_BUFFERS..HEADER_LEN].copy_from_slice(&num_buffers);
-        let segments = self.segments.iter().copied();
-        let written = match write_row(cx.dma, segments, &self.rx_frame[..all as usize]) {
-            Ok(()) => true,
-            Err(Stop::Fault(_)) => false,
-            Err(pending) => {
-                let all = self.segments.iter();
-                let all = all.map(|segment| (segment.iova, segment.len, Intent::Write));
-                return Err(queue.wait_for(cx.dma, pending, all));
-            }
-        };
-        for (chain, &bytes) in self.chains.iter().zip(&self.takes) {
-            queue.answer(chain, if written { bytes } else { 0 })?;
-        }
-        self.held = None;
-        cx.stats.requests += 1;
-        if written {
-            cx.stats.read_bytes += len as u64;
-        } else {
-            cx.stats.errors += 1;
-        }
-        queue.stage_answers(cx.dma)?;
-        moved(cx, all)
+    /// Lends the port.
+    pub fn port_mut(&mut self) -> &mut dyn NetPort {
+        &mut *self.port
     }
 
-    /// Collects buffers for `all` bytes from the next chains, without consuming them; whether they suffice. Every chain has
-    /// room for a byte, so there are `all` chains at most.
-    fn gather<D: Dma>(
-        &mut self,
-        dma: &mut D,
-        queue: &mut Queue,
-        all: u32,
-    ) -> Result<bool, RingStop> {
-        self.segments.clear();
-        self.takes.clear();
-        self.wanting = Ahead::default();
-        let mut need = all;
-        while need != 0 {
-            let nth = self.takes.len();
-            if nth != 0 && !self.is_mergeable {
-                return Ok(false);
-            }
-            if nth == self.chains.len() {
-                self.chains.push(Chain::default());
-            }
-            let chain = &mut self.chains[nth];
-            if !queue.peek_ahead(dma, &mut self.wanting, chain)? {
-                return Ok(false);
-            }
-            let writable = chain.writable();
-            // §5.1.6.3.1: the header fits into the first buffer, and every buffer holds something.
-            if writable.is_empty() || (nth == 0 && writable.len() < HEADER_LEN as u32) {
-                return Err(queue.park(Violation::Truncated));
-            }
-            let take = writable.len().min(need);
-            self.segments.extend(writable.slice(0, take));
-            self.takes.push(take);
-            need -= take;
+    /// Whether frames move.
+    fn is_up(&self) -> bool {
+        self.core.is_link_up && self.port.is_up()
+    }
+
+    /// Whether the port has frames for `pair` that would be taken.
+    fn is_receiving(&mut self, pair: u16) -> bool {
+        self.is_up() && self.port.has_frames(pair)
+    }
+
+    /// Tells the port how many pairs are in use: those that the driver has chosen, or, without a control queue here, those
+    /// whose receive queues are served.
+    fn pairs_changed(&mut self) {
+        let core = &mut self.core;
+        let served = core.pairs.iter().take_while(|pair| pair.receives).count() as u16;
+        let pairs = match core.has_control {
+            true => served.min(core.chosen_pairs),
+            false => served,
+        };
+        let pairs = pairs.max(1);
+        if core.told_pairs != pairs {
+            core.told_pairs = pairs;
+            self.port.set_pairs(pairs);
         }
-        Ok(true)
+    }
+}
+
+impl NetCore {
+    /// Bits of GUEST_OFFLOADS that the driver may set.
+    fn guest_offload_bits(&self) -> u64 {
+        self.accepted & Offloads::ALL.guest_features()
+    }
+
+    fn role(&self, index: u16, features: u64) -> Option<Role> {
+        let pairs = match features & net_feature::MQ {
+            0 => 1,
+            _ => self.pairs.len() as u16,
+        };
+        match index {
+            index if index < 2 * pairs && index.is_multiple_of(2) => Some(Role::Receive(index / 2)),
+            index if index < 2 * pairs => Some(Role::Transmit(index / 2)),
+            index if index == 2 * pairs && features & net_feature::CTRL_VQ != 0 => {
+                Some(Role::Control)
+            }
+            // vhost-user: a front end that serves the control queue itself hands over pairs as it needs them.
+            index
+                if index < 2 * self.pairs.len() as u16 && features & net_feature::CTRL_VQ == 0 =>
+            {
+                Some(match index % 2 {
+                    0 => Role::Receive(index / 2),
+                    _ => Role::Transmit(index / 2),
+                })
+            }
+            _ => None,
+        }
     }
 }
 
 /// One frame of so many bytes was moved or dropped.
-fn moved<E: Environment>(cx: &mut Context<'_, E>, bytes: u32) -> Step {
+#[inline]
+fn charge<E: Environment>(cx: &mut Context<'_, E>, bytes: u32) {
     cx.visit
-        .take_request(cost::REQUEST + u64::from(bytes) / cost::BYTES_PER_NS);
-    Ok(Activity::Busy)
+        .take_request(cost::FRAME + u64::from(bytes) / cost::BYTES_PER_NS);
 }
 
 /// All that a frame in this chain may take of it.
 fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
-    const MOST: u32 = (HEADER_LEN + MAX_FRAME) as u32;
+    const MOST: u32 = HEADER_LEN as u32 + MAX_FRAME;
     let read = chain.readable().wanted(0, MOST, Intent::Read);
     read.chain(chain.writable().wanted(0, MOST, Intent::Write))
 }
@@ -308,58 +456,152 @@ impl DeviceClass for NetClass {
     const TYPE: u16 = 1;
     /// Frames that were sent before the start come first.
     const FIRST: u16 = TX;
-    type Queue = ();
+    type Queue = NetQueue;
     type Saved = SavedNet;
 
     fn features(&self) -> u64 {
-        self.features
+        self.core.offered
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &self.queue_sizes
+        &self.core.queue_sizes
     }
 
+    /// §5.1.4: address, status, number of pairs, MTU.
     fn read_config(&self, offset: u64, out: &mut [u8]) {
-        read_space(&self.space, offset, out);
+        let core = &self.core;
+        let mut space = [0; 12];
+        space[..6].copy_from_slice(&core.mac);
+        let link = if core.shown_link { LINK_UP } else { 0 };
+        let status = link | if core.must_announce { ANNOUNCE } else { 0 };
+        space[6..8].copy_from_slice(&status.to_le_bytes());
+        space[8..10].copy_from_slice(&self.pairs().to_le_bytes());
+        space[10..].copy_from_slice(&core.mtu.to_le_bytes());
+        read_space(&space, offset, out);
     }
 
-    fn queue(&self, index: u16, _features: u64) -> Option<()> {
-        (index <= TX).then_some(())
+    fn config_generation(&self) -> u8 {
+        self.core.generation
+    }
+
+    fn queue(&self, index: u16, features: u64) -> Option<NetQueue> {
+        Some(NetQueue {
+            role: self.core.role(index, features)?,
+            kept: VecDeque::new(),
+        })
     }
 
     /// A driver fills the receive ring long before there are frames.
     fn lookahead(&self, index: u16) -> usize {
-        if index == RX { 16 } else { 256 }
+        if index.is_multiple_of(2) { 16 } else { 256 }
     }
 
-    fn begin(&mut self, features: u64, _keep: KeepAlive) -> bool {
-        self.is_mergeable = features & net_feature::MRG_RXBUF != 0;
+    fn begin(&mut self, features: u64, keep: KeepAlive) -> bool {
+        let can = self.port.capabilities();
+        let core = &mut self.core;
+        core.accepted = features;
+        core.keep = Some(keep);
+        core.is_mergeable = features & net_feature::MRG_RXBUF != 0;
+        core.sender = Offloads::of_device_features(features);
+        core.receiver = Offloads::of_guest_features(features);
+        core.max_frame = can.max_frame(core.sender);
+        core.max_received = can.max_frame(core.receiver);
+        core.filter = Filter::new(features & net_feature::CTRL_VLAN != 0);
+        core.filter.promiscuous = true;
+        self.port.start(core.receiver);
         false
     }
 
     fn reset(&mut self) {
-        self.held = None;
-        self.io.reset();
+        let core = &mut self.core;
+        core.accepted = 0;
+        core.keep = None;
+        core.sender = Offloads::NONE;
+        core.receiver = Offloads::NONE;
+        core.is_mergeable = false;
+        core.mac = core.own_mac;
+        core.filter = Filter::default();
+        core.must_announce = false;
+        core.chosen_pairs = 1;
+        core.has_control = false;
+        core.told_pairs = 1;
+        core.wants_leases = 0;
+        core.pairs.fill(Pair::default());
+        self.port.reset();
     }
 
-    fn forget(&mut self, index: u16, (): ()) {
-        if index == RX {
-            self.wanting = Ahead::default();
-            self.rx_empty = false;
+    fn set_enabled(&mut self, index: u16, is_enabled: bool) {
+        match self.core.role(index, self.core.accepted) {
+            Some(Role::Receive(pair)) => self.core.pairs[usize::from(pair)].receives = is_enabled,
+            Some(Role::Transmit(pair)) => self.core.pairs[usize::from(pair)].sends = is_enabled,
+            Some(Role::Control) => self.core.has_control = is_enabled,
+            None => {}
         }
+        self.pairs_changed();
+    }
+
+    fn forget(&mut self, index: u16, queue: NetQueue) {
+        match queue.role {
+            Role::Receive(pair) => {
+                let state = &mut self.core.pairs[usize::from(pair)];
+                state.wanting = Ahead::default();
+                state.is_empty = false;
+            }
+            Role::Transmit(pair) => self.core.pairs[usize::from(pair)].is_blocked = false,
+            Role::Control => {}
+        }
+        self.set_enabled(index, false);
     }
 
     fn save(&self) -> SavedNet {
-        let held = self.held.map(|len| &self.rx_frame[HEADER_LEN..][..len]);
+        let NetCore {
+            offered: _,
+            queue_sizes: _,
+            own_mac: _,
+            mtu: _,
+            throttle: _,
+            keeps_frames: _,
+            is_link_up,
+            shown_link: _,
+            generation: _,
+            must_announce,
+            accepted: _,
+            keep: _,
+            sender: _,
+            receiver,
+            is_mergeable: _,
+            plain_frame: _,
+            max_frame: _,
+            max_received: _,
+            mac,
+            filter,
+            pairs: _,
+            chosen_pairs,
+            has_control: _,
+            told_pairs: _,
+            wants_leases: _,
+            chains: _,
+        } = &self.core;
         SavedNet {
-            held_frame: held.unwrap_or_default().to_vec(),
+            mac: *mac,
+            filter: filter.clone(),
+            pairs: *chosen_pairs,
+            guest_offloads: receiver.guest_features(),
+            must_announce: *must_announce,
+            is_link_up: *is_link_up,
         }
     }
 
+    fn may_take<D: Dma>(&self, queue: &Queue, dma: &D) -> bool {
+        let wanted = self.core.wants_leases;
+        wanted == 0 || !matches!(queue.own.role, Role::Transmit(_)) || dma.has_lease_room(wanted)
+    }
+
     fn serve<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
-        match queue.index() {
-            RX => self.receive(queue, cx),
-            _ => self.transmit(queue, cx),
+        match queue.own.role {
+            Role::Receive(pair) => self.receive(pair, queue, cx),
+            Role::Transmit(pair) => self.transmit(pair, queue, cx),
+            Role::Control => self.control(queue, cx),
         }
     }
 
@@ -367,36 +609,124 @@ impl DeviceClass for NetClass {
         dma.gather(wanted(chain))
     }
 
-    /// Where there was no buffer, the owner may have asked for our descriptors already, when they
-    /// were left out: the poll that follows puts them back.
+    /// What the port has done with of the frames that it kept; and whether the link has changed.
+    fn complete<E: Environment>(
+        &mut self,
+        queues: &mut [Queue],
+        cx: &mut Context<'_, E>,
+    ) -> Activity {
+        let mut activity = Activity::Idle;
+        if self.core.keeps_frames {
+            for queue in queues.iter_mut().filter(|queue| !queue.own.kept.is_empty()) {
+                if let Role::Transmit(pair) = queue.own.role {
+                    let done = self.port.collect(pair);
+                    cx.stats.errors += done.dropped as u64;
+                    if done.frames != 0 {
+                        self.core.end_kept(queue, cx.dma, done.frames);
+                        activity = Activity::Busy;
+                    }
+                }
+            }
+        }
+        let is_up = self.is_up();
+        if self.core.shown_link != is_up {
+            self.core.shown_link = is_up;
+            self.core.generation = self.core.generation.wrapping_add(1);
+            cx.config_changed();
+        }
+        activity
+    }
+
+    fn has_completions(&mut self) -> bool {
+        self.core.shown_link != self.is_up()
+    }
+
+    /// Where there was no buffer, the owner may have asked for our descriptors already, when they were left out: the poll
+    /// that follows puts them back.
     fn has_work<D: Dma>(
         &mut self,
         queue: &mut Queue,
         dma: &mut D,
-        _now_ns: u64,
+        now_ns: u64,
     ) -> Result<bool, RingStop> {
+        if queue.own.role != Role::Control && !self.core.throttle.is_open(now_ns) {
+            return Ok(false);
+        }
         let at = self.arm_at(queue);
         let has_chain = queue.has_available_ahead(dma, at)?;
-        Ok(has_chain && (self.rx_empty || self.is_due(queue)))
+        let was_empty = match queue.own.role {
+            Role::Receive(pair) => self.core.pairs[usize::from(pair)].is_empty,
+            _ => false,
+        };
+        Ok(has_chain && (was_empty || self.is_due(queue)))
     }
 
-    /// Buffers for frames are no work by themselves.
+    /// Buffers for frames are no work by themselves, nor are frames that the port does not take.
     fn is_due(&mut self, queue: &Queue) -> bool {
-        queue.index() != RX || self.held.is_some() || self.io.is_readable()
+        match queue.own.role {
+            Role::Receive(pair) => self.is_receiving(pair),
+            Role::Transmit(pair) => !self.is_up() || self.port.send_room(pair) != 0,
+            Role::Control => true,
+        }
     }
 
     fn arm_at(&self, queue: &Queue) -> Ahead {
-        match self.held {
-            Some(_) if queue.index() == RX => self.wanting,
-            _ => Ahead::default(),
+        match queue.own.role {
+            Role::Receive(pair) => self.core.pairs[usize::from(pair)].wanting,
+            Role::Transmit(_) | Role::Control => Ahead::default(),
         }
     }
 
+    fn arm(&mut self) {
+        self.port.arm();
+    }
+
+    fn disarm(&mut self) {
+        self.port.disarm();
+    }
+
     fn wake_fds(&self, is_open: impl Fn(u16) -> bool, fds: &mut Vec<RawFd>) {
-        // Otherwise frames have nowhere to go at the moment.
-        if self.held.is_none() && !self.rx_empty && is_open(RX) {
-            self.io.wake_fds(fds);
+        for (pair, state) in (0..).zip(&self.core.pairs) {
+            let waits = Waits {
+                // Otherwise frames have nowhere to go at the moment.
+                receive: is_open(2 * pair) && !state.is_empty && state.wanting == Ahead::default(),
+                send: is_open(2 * pair + 1) && state.is_blocked,
+            };
+            if waits.receive || waits.send {
+                self.port.wake_fds(pair, waits, fds);
+            }
         }
+    }
+
+    fn deadline(&self, now_ns: u64) -> Option<u64> {
+        let throttle = &self.core.throttle;
+        (!throttle.is_open(now_ns)).then(|| throttle.opens_at_ns())
+    }
+
+    fn is_in_flight(&self, queue: &Queue) -> bool {
+        !queue.own.kept.is_empty()
+    }
+
+    fn in_flight(&self, queues: &[Queue]) -> u32 {
+        let kept = queues.iter().map(|queue| queue.own.kept.len());
+        kept.sum::<usize>() as u32
+    }
+
+    fn cancel(&mut self, _reason: CancelReason) -> u32 {
+        if self.core.keeps_frames {
+            for pair in 0..self.pairs() {
+                self.port.cancel(pair);
+            }
+        }
+        0
+    }
+
+    fn set_memory(&mut self, keep: KeepAlive) {
+        self.core.keep = Some(keep);
+    }
+
+    fn rebind(&mut self) {
+        self.port.rebind();
     }
 }
 

@@ -4,14 +4,15 @@
 //! answers they can compute. Anything else, and anything malformed, is dropped silently.
 //!
 //! Left out: IPv6, VLAN tags, IP options (dropped from the answer), fragments (dropped).
-//! Bound: [`MAX_REPLIES`] frames of at most [`MAX_FRAME`] bytes, 389 KiB; the newest is dropped.
+//! Bound: [`MAX_REPLIES`] frames of at most [`PLAIN_FRAME`] bytes, 389 KiB; the newest is dropped.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
-use std::os::fd::RawFd;
 
 use super::checksum::Checksum;
-use super::{MAX_FRAME, NetIo};
+use super::port::{FrameData, FrameReceiver, NetPort, PLAIN_FRAME, RxFrame, TxFrame};
+use super::{BURST, NetHeader};
+use guest_mem::KeepAlive;
 
 /// Answers waiting for the guest at most.
 pub const MAX_REPLIES: usize = 256;
@@ -163,17 +164,9 @@ impl Responder {
     }
 }
 
-impl NetIo for Responder {
-    fn receive(&mut self, buf: &mut [u8]) -> Option<usize> {
-        let mut reply = self.replies.pop_front()?;
-        let len = reply.len().min(buf.len());
-        buf[..len].copy_from_slice(&reply[..len]);
-        reply.clear();
-        self.spare.push(reply);
-        Some(len)
-    }
-
-    fn send(&mut self, frame: &[u8]) -> bool {
+impl Responder {
+    /// Takes a frame up; false if it had to be dropped.
+    pub fn take(&mut self, frame: &[u8]) -> bool {
         if self.replies.len() == MAX_REPLIES {
             self.dropped += 1;
             return false;
@@ -181,7 +174,7 @@ impl NetIo for Responder {
         let mut reply = self
             .spare
             .pop()
-            .unwrap_or_else(|| Vec::with_capacity(MAX_FRAME));
+            .unwrap_or_else(|| Vec::with_capacity(PLAIN_FRAME));
         match self.answer(frame, &mut reply) {
             Some(()) => self.replies.push_back(reply),
             None => {
@@ -192,12 +185,45 @@ impl NetIo for Responder {
         true
     }
 
-    fn is_readable(&mut self) -> bool {
-        !self.replies.is_empty()
+    /// The next answer.
+    pub fn next_reply(&self) -> Option<&[u8]> {
+        self.replies.front().map(Vec::as_slice)
+    }
+}
+
+impl NetPort for Responder {
+    fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], _keep: &KeepAlive) -> usize {
+        let mut buf = [0; PLAIN_FRAME];
+        let taken = frames.iter().filter(|frame| {
+            let len = frame.read(0, &mut buf);
+            self.take(&buf[..len])
+        });
+        frames.len() - taken.count()
     }
 
-    fn wake_fds(&self, _fds: &mut Vec<RawFd>) {
-        // Answers come of what the guest sends, and that is taken up by a poll.
+    fn has_frames(&mut self, pair: u16) -> bool {
+        pair == 0 && !self.replies.is_empty()
+    }
+
+    fn receive(&mut self, _pair: u16, to: &mut dyn FrameReceiver) {
+        loop {
+            let room = to.room().min(BURST);
+            let replies = self.replies.iter().take(room);
+            let frames: Vec<RxFrame<'_>> = replies
+                .map(|reply| RxFrame {
+                    header: NetHeader::PLAIN,
+                    data: FrameData::Bytes(reply),
+                })
+                .collect();
+            let over = to.deliver(&frames);
+            if over == 0 {
+                return;
+            }
+            for mut reply in self.replies.drain(..over) {
+                reply.clear();
+                self.spare.push(reply);
+            }
+        }
     }
 
     fn reset(&mut self) {

@@ -14,7 +14,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::{MAX_FRAME, NetIo};
+use guest_mem::KeepAlive;
+
+use super::NetHeader;
+use super::port::{FrameData, FrameReceiver, NetPort, PLAIN_FRAME, RxFrame, TxFrame, Waits};
 
 /// Length of the header in front of each frame of an interface with IFF_VNET_HDR, ours and the longest we take.
 const HEADER: usize = 12;
@@ -51,6 +54,9 @@ pub struct Tap {
     file: File,
     /// Bytes in front of each frame: 0, 10 or 12.
     header: usize,
+    /// A frame that was read and that the driver has not taken.
+    held: Option<usize>,
+    frame: Box<[u8; PLAIN_FRAME]>,
 }
 
 impl Tap {
@@ -123,7 +129,12 @@ impl Tap {
                 return Err(TapError::Setup(io::Error::last_os_error()));
             }
         }
-        Ok(Self { file, header })
+        Ok(Self {
+            file,
+            header,
+            held: None,
+            frame: Box::new([0; PLAIN_FRAME]),
+        })
     }
 }
 
@@ -132,48 +143,84 @@ fn empty_request() -> libc::ifreq {
     unsafe { std::mem::zeroed() }
 }
 
-impl NetIo for Tap {
-    fn receive(&mut self, buf: &mut [u8]) -> Option<usize> {
+impl Tap {
+    /// Reads the next frame into `frame`, if there is one.
+    fn read(&mut self) -> Option<usize> {
         // Each turn takes one frame out of the interface's queue; those too long are dropped.
         for _ in 0..4 {
             let mut header = [0u8; HEADER];
             let mut spill = [0u8; 1];
             let mut vectors = [
                 IoSliceMut::new(&mut header[..self.header]),
-                IoSliceMut::new(buf),
+                IoSliceMut::new(&mut self.frame[..]),
                 IoSliceMut::new(&mut spill),
             ];
             let read = (&self.file).read_vectored(&mut vectors).ok()?;
             let len = read.checked_sub(self.header)?;
-            if len <= buf.len() {
+            if len <= PLAIN_FRAME {
                 return Some(len);
             }
         }
         None
     }
 
-    fn send(&mut self, frame: &[u8]) -> bool {
-        debug_assert!(frame.len() <= MAX_FRAME);
+    fn write(&self, frame: &[u8]) -> bool {
         let header = [0u8; HEADER];
         let vectors = [IoSlice::new(&header[..self.header]), IoSlice::new(frame)];
         (&self.file).write_vectored(&vectors).is_ok()
     }
+}
 
-    fn is_readable(&mut self) -> bool {
+impl NetPort for Tap {
+    fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], _keep: &KeepAlive) -> usize {
+        let mut buf = [0; PLAIN_FRAME];
+        let sent = frames.iter().filter(|frame| {
+            let len = frame.read(0, &mut buf);
+            self.write(&buf[..len])
+        });
+        frames.len() - sent.count()
+    }
+
+    /// A system call, until the interface is read ahead of need.
+    fn has_frames(&mut self, pair: u16) -> bool {
+        if pair != 0 {
+            return false;
+        }
+        if self.held.is_some() {
+            return true;
+        }
         let mut polled = [PollFd::new(&self.file, PollFlags::IN)];
         let ready = poll(&mut polled, Some(&Timespec::default()));
         ready == Ok(1) && polled[0].revents().contains(PollFlags::IN)
     }
 
-    fn wake_fds(&self, fds: &mut Vec<RawFd>) {
-        fds.push(self.file.as_raw_fd());
+    fn receive(&mut self, _pair: u16, to: &mut dyn FrameReceiver) {
+        while to.room() != 0 {
+            let Some(len) = self.held.take().or_else(|| self.read()) else {
+                return;
+            };
+            let frame = RxFrame {
+                header: NetHeader::PLAIN,
+                data: FrameData::Bytes(&self.frame[..len]),
+            };
+            if to.deliver(&[frame]) == 0 {
+                self.held = Some(len);
+                return;
+            }
+        }
+    }
+
+    fn wake_fds(&self, pair: u16, waits: Waits, fds: &mut Vec<RawFd>) {
+        if pair == 0 && waits.receive {
+            fds.push(self.file.as_raw_fd());
+        }
     }
 
     fn reset(&mut self) {
         // What was meant for the driver before is stale for the next one; bounded by the queue's length.
-        let mut buf = [0; MAX_FRAME];
+        self.held = None;
         for _ in 0..1024 {
-            if self.receive(&mut buf).is_none() {
+            if self.read().is_none() {
                 break;
             }
         }

@@ -335,7 +335,7 @@ pub(crate) fn slice(
     segments: &[Segment],
     offset: u32,
     len: u32,
-) -> impl Iterator<Item = Segment> + use<'_> {
+) -> impl Iterator<Item = Segment> + Clone + use<'_> {
     let mut skip = offset;
     let mut left = len;
     segments.iter().filter_map(move |segment| {
@@ -379,7 +379,7 @@ impl<'a> Buffers<'a> {
     }
 
     /// The pieces that make up bytes `offset` to `offset + len`, clipped to what there is.
-    pub fn slice(&self, offset: u32, len: u32) -> impl Iterator<Item = Segment> + use<'a> {
+    pub fn slice(&self, offset: u32, len: u32) -> impl Iterator<Item = Segment> + Clone + use<'a> {
         slice(self.segments, offset, len)
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::balloon::SavedBalloon;
 use crate::blk::SavedBlk;
-use crate::net::SavedNet;
+use crate::net::{Filter, SavedNet};
 use crate::saved::{SAVED_VERSION, SavedDevice, SavedState};
 
 fn saved<S: SavedState>(class: S) -> SavedDevice<S> {
@@ -30,7 +30,12 @@ fn refusal<S: SavedState>(text: &str) -> String {
 #[test]
 fn state_of_another_version_or_type_is_refused_by_what_was_found_and_expected() {
     let net = saved(SavedNet {
-        held_frame: vec![1, 2, 3],
+        mac: [2, 0, 0, 0, 0, 1],
+        filter: Filter::new(true),
+        pairs: 2,
+        guest_offloads: 0x83,
+        must_announce: true,
+        is_link_up: true,
     });
     let text = serde_json::to_string(&net).unwrap();
     assert_eq!(
@@ -54,8 +59,8 @@ fn state_of_another_version_or_type_is_refused_by_what_was_found_and_expected() 
         ("device_type", 2, "type of device: found 2, expected 1"),
         (
             "class_version",
-            2,
-            "version of saved devices of type 1: found 2, expected 1",
+            1,
+            "version of saved devices of type 1: found 1, expected 2",
         ),
     ] {
         // In the text, whose order is that of the fields: a value of JSON would sort them.

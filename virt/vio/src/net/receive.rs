@@ -1,0 +1,366 @@
+//! Receive queues: bursts of frames from the port into the driver's buffers.
+//!
+//! ```text
+//! port.receive ─▶ deliver(frames): for each: filter, find buffers, translate (and prefetch), take
+//!                                  then for each: header, bytes                the copies, together
+//! stage all                                                       published at the visit's end
+//! ```
+//! A frame for which there are too few buffers stays the port's, until there are more or the ring is
+//! full of them: then, or where a frame must fit into one buffer, it is dropped. A buffer that faults is
+//! given back with length 0, which drivers count as a short frame.
+
+use guest_mem::{Intent, KeepAlive, Stop};
+
+use super::header::HEADER_LEN;
+use super::pieces::{PieceRange, Pieces, Translated, copy_slices, write_slices};
+use super::port::{BURST, FrameData, FrameReceiver, NetPort, RxFrame};
+use super::{MIN_FRAME, NetClass, NetCore, Queue, charge};
+use crate::body::{Context, Environment, Step};
+use crate::device::Activity;
+use crate::ring::{Ahead, Chain, RingStop, Segment, Violation};
+
+impl NetClass {
+    pub(super) fn receive<E: Environment>(
+        &mut self,
+        pair: u16,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        let is_empty = !queue.has_available(cx.dma)?;
+        let state = &mut self.core.pairs[usize::from(pair)];
+        state.is_empty = is_empty;
+        if is_empty || !self.is_receiving(pair) {
+            return Ok(Activity::Idle);
+        }
+        let Some(keep) = self.core.keep.clone() else {
+            return Ok(Activity::Idle);
+        };
+        let Self { core, port } = self;
+        let mut buffers = ReceiveBuffers {
+            core,
+            queue,
+            cx,
+            keep: &keep,
+            pair: usize::from(pair),
+            over: 0,
+            is_short: false,
+            stopped: None,
+        };
+        let port: &mut dyn NetPort = &mut **port;
+        port.receive(pair, &mut buffers);
+        let (over, stopped) = (buffers.over, buffers.stopped);
+        queue.stage_answers(cx.dma)?;
+        match stopped {
+            Some(stop) => Err(stop),
+            None if over != 0 => Ok(Activity::Busy),
+            None => Ok(Activity::Idle),
+        }
+    }
+}
+
+/// The buffers of one receive queue during a visit.
+struct ReceiveBuffers<'a, 'b, E: Environment> {
+    core: &'a mut NetCore,
+    queue: &'a mut Queue,
+    cx: &'a mut Context<'b, E>,
+    keep: &'a KeepAlive,
+    pair: usize,
+    /// Frames over so far.
+    over: usize,
+    /// There are too few buffers for the next frame.
+    is_short: bool,
+    stopped: Option<RingStop>,
+}
+
+/// A frame whose buffers were taken, to be copied.
+#[derive(Clone, Copy, Default)]
+struct Placed {
+    /// Index of the frame in the burst.
+    frame: usize,
+    buffers: PieceRange,
+    num_buffers: u16,
+}
+
+/// Outcome of finding buffers for a frame.
+enum Found {
+    /// They were taken.
+    Placed(PieceRange, u16),
+    /// The frame is over without any.
+    Dropped,
+    /// It stays the port's.
+    Later,
+    /// Those before it are to be copied first.
+    NoRoom,
+}
+
+impl<E: Environment> FrameReceiver for ReceiveBuffers<'_, '_, E> {
+    fn room(&mut self) -> usize {
+        match self.may_go_on() && self.has_buffer() {
+            true => BURST,
+            false => 0,
+        }
+    }
+
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize {
+        let keep = self.keep;
+        let mut pieces = Pieces::new();
+        let mut placed = [Placed::default(); BURST];
+        let mut count = 0;
+        let mut over = 0;
+        while over < frames.len() && self.may_go_on() {
+            let frame = &frames[over];
+            let len = frame.data.len();
+            match self.place(frame, len, keep, &mut pieces) {
+                Ok(Found::Placed(buffers, num_buffers)) => {
+                    placed[count] = Placed {
+                        frame: over,
+                        buffers,
+                        num_buffers,
+                    };
+                    count += 1;
+                    self.cx.stats.requests += 1;
+                    self.cx.stats.read_bytes += len as u64;
+                }
+                Ok(Found::Dropped) => {}
+                Ok(Found::Later) => break,
+                Ok(Found::NoRoom) => {
+                    copy(frames, &placed[..count], &mut pieces);
+                    count = 0;
+                    continue;
+                }
+                Err(stop) => {
+                    self.stopped = Some(stop);
+                    break;
+                }
+            }
+            charge(self.cx, len as u32);
+            over += 1;
+            if count == BURST || !pieces.has_room() {
+                copy(frames, &placed[..count], &mut pieces);
+                count = 0;
+            }
+        }
+        copy(frames, &placed[..count], &mut pieces);
+        self.over += over;
+        over
+    }
+}
+
+/// Copies all that were placed, and forgets where.
+#[inline]
+fn copy(frames: &[RxFrame<'_>], placed: &[Placed], pieces: &mut Pieces<'_>) {
+    for place in placed {
+        let frame = &frames[place.frame];
+        let to = pieces.get(place.buffers);
+        let header = frame.header.to_bytes(place.num_buffers);
+        if let [only] = to
+            && let FrameData::Bytes(bytes) = frame.data
+        {
+            only.write(0, &header);
+            only.write(HEADER_LEN as u32, bytes);
+            continue;
+        }
+        write_slices(to, 0, &header);
+        match frame.data {
+            FrameData::Bytes(bytes) => {
+                write_slices(to, HEADER_LEN as u32, bytes);
+            }
+            FrameData::Guest(slices) => copy_slices(slices, to, HEADER_LEN as u32),
+        }
+    }
+    pieces.clear();
+}
+
+impl<E: Environment> ReceiveBuffers<'_, '_, E> {
+    /// Whether frames may be taken, as far as everything but buffers goes.
+    fn may_go_on(&mut self) -> bool {
+        if self.stopped.is_some() || self.is_short || self.cx.visit.is_over() {
+            return false;
+        }
+        let is_open = self.core.throttle.is_open(self.cx.visit.now_ns());
+        self.cx.stats.throttled += u64::from(!is_open);
+        is_open
+    }
+
+    fn has_buffer(&mut self) -> bool {
+        match self.queue.has_available(self.cx.dma) {
+            Ok(has_buffer) => {
+                self.core.pairs[self.pair].is_empty = !has_buffer;
+                has_buffer
+            }
+            Err(stop) => {
+                self.stopped = Some(stop);
+                false
+            }
+        }
+    }
+
+    /// Finds and takes buffers for `frame`, of `len` bytes.
+    fn place<'k>(
+        &mut self,
+        frame: &RxFrame<'_>,
+        len: usize,
+        keep: &'k KeepAlive,
+        pieces: &mut Pieces<'k>,
+    ) -> Result<Found, RingStop> {
+        if !self.core.wants(frame) {
+            return Ok(Found::Dropped);
+        }
+        if len < MIN_FRAME as usize
+            || len > self.core.max_received as usize
+            || !self.core.takes_header(frame, len)
+        {
+            self.cx.stats.errors += 1;
+            return Ok(Found::Dropped);
+        }
+        // At most `max_received`.
+        let need = (HEADER_LEN + len) as u32;
+        let (chains, enough) = match self.gather(need)? {
+            Some(found) => found,
+            None => return Ok(self.too_few()),
+        };
+        let found = self.translate(need, chains, keep, pieces);
+        let buffers = match found {
+            Ok(Translated::All(range)) => Some(range),
+            Ok(Translated::NoRoom) => return Ok(Found::NoRoom),
+            Err(Stop::Fault(_)) => None,
+            Err(pending) => {
+                let all = self.core.chains[..chains].iter();
+                let all = all.flat_map(|chain| chain.writable().wanted(0, need, Intent::Write));
+                return Err(self.queue.wait_for(self.cx.dma, pending, all));
+            }
+        };
+        let mut left = need;
+        for chain in &self.core.chains[..chains] {
+            let bytes = chain.writable().len().min(left);
+            left -= bytes;
+            let written = if buffers.is_some() { bytes } else { 0 };
+            self.queue.answer(chain, written)?;
+        }
+        self.core.pairs[self.pair].wanting = Ahead::default();
+        self.core
+            .throttle
+            .charge(self.cx.visit.now_ns(), len as u64);
+        Ok(match buffers {
+            Some(range) => Found::Placed(range, enough),
+            None => {
+                self.cx.stats.requests += 1;
+                self.cx.stats.errors += 1;
+                Found::Dropped
+            }
+        })
+    }
+
+    /// Collects buffers for `need` bytes from the next chains, without consuming them: how many chains, for code and
+    /// for the header. `None` if they do not suffice. Every chain has room for a byte, so there are `need` at most.
+    #[inline]
+    fn gather(&mut self, need: u32) -> Result<Option<(usize, u16)>, RingStop> {
+        self.core.pairs[self.pair].wanting = Ahead::default();
+        let chain = &mut self.core.chains[0];
+        if !self.queue.peek(self.cx.dma, chain)? {
+            self.core.pairs[self.pair].is_empty = true;
+            return Ok(None);
+        }
+        let room = chain.writable().len();
+        // §5.1.6.3.1: the header fits into the first buffer, and every buffer holds something.
+        if room < HEADER_LEN as u32 {
+            return Err(self.queue.park(Violation::Truncated));
+        }
+        match room >= need {
+            true => Ok(Some((1, 1))),
+            false => self.gather_more(need),
+        }
+    }
+
+    #[cold]
+    fn gather_more(&mut self, need: u32) -> Result<Option<(usize, u16)>, RingStop> {
+        let core = &mut *self.core;
+        let wanting = &mut core.pairs[self.pair].wanting;
+        let (mut left, mut nth) = (need, 0);
+        while left != 0 {
+            if nth != 0 && !core.is_mergeable {
+                return Ok(None);
+            }
+            if nth == core.chains.len() {
+                core.chains.push(Chain::default());
+            }
+            let chain = &mut core.chains[nth];
+            if !self.queue.peek_ahead(self.cx.dma, wanting, chain)? {
+                return Ok(None);
+            }
+            if chain.writable().is_empty() {
+                return Err(self.queue.park(Violation::Truncated));
+            }
+            left -= chain.writable().len().min(left);
+            nth += 1;
+        }
+        // A frame has 65,565 bytes with its header at most, and a ring 1024 chains.
+        Ok(Some((nth, u16::try_from(nth).unwrap_or(u16::MAX))))
+    }
+
+    /// What becomes of a frame for which there are too few buffers.
+    #[cold]
+    fn too_few(&mut self) -> Found {
+        let state = &mut self.core.pairs[self.pair];
+        if state.is_empty {
+            return Found::Later;
+        }
+        // More buffers may come, unless the ring is full of them, or a frame must fit into one.
+        let is_full = self.queue.in_flight() == 0 && self.queue.is_exhausted(state.wanting);
+        if self.core.is_mergeable && !is_full {
+            self.is_short = true;
+            return Found::Later;
+        }
+        state.wanting = Ahead::default();
+        self.cx.stats.errors += 1;
+        Found::Dropped
+    }
+
+    #[inline]
+    fn translate<'k>(
+        &mut self,
+        need: u32,
+        chains: usize,
+        keep: &'k KeepAlive,
+        pieces: &mut Pieces<'k>,
+    ) -> guest_mem::Access<Translated> {
+        let dma = &mut *self.cx.dma;
+        match &self.core.chains[..chains] {
+            [only] => {
+                let segments = only.writable().slice(0, need);
+                pieces.translate(dma, keep, segments, Intent::Write)
+            }
+            all => {
+                let mut left = need;
+                let segments = all.iter().flat_map(move |chain| {
+                    let take = chain.writable().len().min(left);
+                    left -= take;
+                    chain.writable().slice(0, take)
+                });
+                let segments: Vec<Segment> = segments.collect();
+                pieces.translate(dma, keep, segments.iter().copied(), Intent::Write)
+            }
+        }
+    }
+}
+
+impl NetCore {
+    /// Whether the driver's filter lets the frame pass.
+    #[inline]
+    fn wants(&self, frame: &RxFrame<'_>) -> bool {
+        // A front end that serves the control queue itself filters nothing here.
+        if !self.has_control || self.filter.passes_all() {
+            return true;
+        }
+        let mut head = [0; 18];
+        let len = frame.data.read(0, &mut head);
+        self.filter.passes(&self.mac, &head[..len])
+    }
+
+    /// Whether the frame leaves no more over than the driver has taken on.
+    #[inline]
+    fn takes_header(&self, frame: &RxFrame<'_>, len: usize) -> bool {
+        // A port that hands over more is at fault; the driver is spared.
+        frame.header.is_plain() || frame.header.check(len as u32, self.receiver).is_ok()
+    }
+}

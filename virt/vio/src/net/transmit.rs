@@ -1,0 +1,310 @@
+//! Transmit queues: bursts of frames from the driver to the port.
+//!
+//! ```text
+//! for up to BURST chains: peek, translate (and prefetch), take         the walk: misses are begun
+//! for each: header, read once and checked                              and met here
+//! port.send(all that are right)                                        one call; the port copies
+//! stage all                                                            published at the visit's end
+//! ```
+//! A wait ends the burst before the chain it concerns. What a port keeps stays taken, with a lease on
+//! each piece, until the port has done with it.
+
+use guest_mem::{Dma, Intent, KeepAlive, LeaseId, LeaseStop, Stop, VolatileSlice};
+
+use super::header::{HEADER_LEN, NetHeader, Offloads};
+use super::pieces::{PieceRange, Pieces, Translated};
+use super::port::{BURST, TxFrame};
+use super::{MIN_FRAME, NetClass, NetCore, Queue, charge, wanted};
+use crate::body::{Context, Environment, Step};
+use crate::device::Activity;
+use crate::ring::{RingStop, Token, Violation};
+
+/// A frame that the port keeps.
+pub(super) struct Kept {
+    token: Token,
+    leases: Vec<LeaseId>,
+    bytes: u32,
+}
+
+/// A frame whose chain was taken.
+#[derive(Clone, Copy)]
+struct Taken<'k> {
+    /// Where its header lies, if in one piece; otherwise it was read.
+    head: VolatileSlice<'k>,
+    header: [u8; HEADER_LEN],
+    len: u32,
+    data: PieceRange,
+    is_whole: bool,
+}
+
+/// Outcome of looking at the next chain.
+enum Walked<'k> {
+    Frame(Taken<'k>),
+    /// None, or none for which there is room in this burst.
+    End,
+}
+
+impl NetClass {
+    pub(super) fn transmit<E: Environment>(
+        &mut self,
+        pair: u16,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        if !queue.has_available(cx.dma)? {
+            return Ok(Activity::Idle);
+        }
+        let room = match self.is_up() {
+            true => self.port.send_room(pair).min(BURST),
+            // Nothing is sent, and the driver gets its buffers back.
+            false => BURST,
+        };
+        self.core.pairs[usize::from(pair)].is_blocked = room == 0;
+        if room == 0 {
+            cx.stats.backpressure += 1;
+            return Ok(Activity::Idle);
+        }
+        let Some(keep) = self.core.keep.clone() else {
+            return Ok(Activity::Idle);
+        };
+        self.burst(pair, queue, cx, &keep, room)
+    }
+
+    fn burst<E: Environment>(
+        &mut self,
+        pair: u16,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+        keep: &KeepAlive,
+        room: usize,
+    ) -> Step {
+        let is_up = self.is_up();
+        let Self { core, port } = self;
+        let keeps = core.keeps_frames && is_up;
+        let mut pieces = Pieces::new();
+        let mut taken = [const { None }; BURST];
+        let (mut count, mut stopped) = (0, None);
+        let first_kept = queue.own.kept.len();
+        while count < room && pieces.has_room() && !cx.visit.is_over() {
+            if !core.throttle.is_open(cx.visit.now_ns()) {
+                cx.stats.throttled += u64::from(count == 0);
+                break;
+            }
+            match core.walk(queue, cx, keep, &mut pieces, keeps) {
+                Ok(Walked::Frame(frame)) => {
+                    core.throttle
+                        .charge(cx.visit.now_ns(), u64::from(frame.len));
+                    charge(cx, frame.len);
+                    taken[count] = Some(frame);
+                    count += 1;
+                }
+                Ok(Walked::End) => break,
+                Err(stop) => {
+                    stopped = Some(stop);
+                    break;
+                }
+            }
+        }
+        cx.stats.requests += count as u64;
+        let mut frames = [TxFrame::EMPTY; BURST];
+        let mut right = 0;
+        for (at, frame) in taken.iter_mut().take(count).flatten().enumerate() {
+            let header = match core.sender {
+                // The driver may leave nothing over: whatever its headers say is ignored.
+                Offloads::NONE => Ok(NetHeader::PLAIN),
+                sender => {
+                    if !frame.head.is_empty() {
+                        frame.head.read(0, &mut frame.header);
+                    }
+                    NetHeader::from_bytes(&frame.header).check(frame.len, sender)
+                }
+            };
+            let header = header.ok().filter(|header| {
+                let most = match header.gso_type {
+                    0 => core.plain_frame,
+                    _ => core.max_frame,
+                };
+                frame.is_whole && is_up && (MIN_FRAME..=most).contains(&frame.len)
+            });
+            let Some(header) = header else {
+                cx.stats.errors += 1;
+                if keeps {
+                    // Behind those before it, which the port ends first.
+                    queue.own.kept[first_kept + at].bytes = 0;
+                }
+                continue;
+            };
+            frames[right] = TxFrame {
+                header,
+                len: frame.len,
+                data: pieces.get(frame.data),
+            };
+            right += 1;
+        }
+        if right != 0 {
+            let dropped = port.send(pair, &frames[..right], keep).min(right);
+            let bytes: u64 = frames[..right]
+                .iter()
+                .map(|frame| u64::from(frame.len))
+                .sum();
+            cx.stats.errors += dropped as u64;
+            // Of those dropped by the port the lengths are not known: as good as sent.
+            cx.stats.written_bytes += if dropped == right { 0 } else { bytes };
+        }
+        if keeps {
+            core.end_kept(queue, cx.dma, 0);
+        }
+        queue.stage_answers(cx.dma)?;
+        match stopped {
+            Some(stop) => Err(stop),
+            None if count != 0 => Ok(Activity::Busy),
+            None => Ok(Activity::Idle),
+        }
+    }
+}
+
+impl NetCore {
+    /// Takes the next chain, with its pieces translated.
+    fn walk<'k, E: Environment>(
+        &mut self,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+        keep: &'k KeepAlive,
+        pieces: &mut Pieces<'k>,
+        keeps: bool,
+    ) -> Result<Walked<'k>, RingStop> {
+        let chain = &mut self.chains[0];
+        if !queue.peek(cx.dma, chain)? {
+            return Ok(Walked::End);
+        }
+        let readable = chain.readable();
+        let Some(len) = readable.len().checked_sub(HEADER_LEN as u32) else {
+            return Err(queue.park(Violation::Truncated));
+        };
+        let mut frame = Taken {
+            head: VolatileSlice::EMPTY,
+            header: [0; HEADER_LEN],
+            len,
+            data: PieceRange::default(),
+            is_whole: (MIN_FRAME..=self.max_frame).contains(&len),
+        };
+        let mut leases = Vec::new();
+        if frame.is_whole {
+            match self.reach(cx.dma, keep, pieces, &mut frame, keeps, &mut leases) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Walked::End),
+                Err(Stop::Fault(_)) => frame.is_whole = false,
+                Err(pending) => {
+                    leases.into_iter().for_each(|lease| cx.dma.release(lease));
+                    let all = wanted(&self.chains[0]);
+                    return Err(queue.wait_for(cx.dma, pending, all));
+                }
+            }
+        }
+        let chain = &self.chains[0];
+        if keeps {
+            let token = queue.take(chain)?;
+            let bytes = if frame.is_whole { len } else { 0 };
+            queue.own.kept.push_back(Kept {
+                token,
+                leases,
+                bytes,
+            });
+        } else {
+            queue.answer(chain, 0)?;
+        }
+        Ok(Walked::Frame(frame))
+    }
+
+    /// Translates header and data of the frame in `chains[0]`; false if it is not for this burst.
+    fn reach<'k, D: Dma>(
+        &mut self,
+        dma: &mut D,
+        keep: &'k KeepAlive,
+        pieces: &mut Pieces<'k>,
+        frame: &mut Taken<'k>,
+        keeps: bool,
+        leases: &mut Vec<LeaseId>,
+    ) -> Result<bool, Stop> {
+        let readable = self.chains[0].readable();
+        let head = HEADER_LEN as u32;
+        if self.sender == Offloads::NONE {
+            // Not looked at.
+        } else if readable.segments()[0].len >= head
+            && let Some(first) = readable.slice(0, head).next()
+            && let (hva, len) = dma.host(first.iova, head, Intent::Read)?
+            && len == head
+            && let Some(slice) = VolatileSlice::new(keep, hva, head)
+        {
+            slice.prefetch();
+            frame.head = slice;
+        } else {
+            readable.read(dma, 0, &mut frame.header)?;
+        }
+        if keeps && !self.lease(dma, leases, frame.len)? {
+            return Ok(false);
+        }
+        let data = self.chains[0].readable().slice(head, frame.len);
+        match pieces.translate(dma, keep, data, Intent::Read)? {
+            Translated::All(range) => frame.data = range,
+            Translated::NoRoom => {
+                leases.drain(..).for_each(|lease| dma.release(lease));
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Holds the data of the frame in `chains[0]` by leases; false if there are too few now.
+    fn lease<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        leases: &mut Vec<LeaseId>,
+        len: u32,
+    ) -> Result<bool, Stop> {
+        for segment in self.chains[0].readable().slice(HEADER_LEN as u32, len) {
+            let (mut iova, mut left) = (segment.iova, segment.len);
+            while left != 0 {
+                match dma.lease(iova, left, Intent::Read) {
+                    Ok(lease) => {
+                        leases.push(lease.id);
+                        left -= lease.len;
+                        iova = iova.checked_add(lease.len.into()).unwrap_or(iova);
+                    }
+                    Err(LeaseStop::Access(stop)) => {
+                        leases.drain(..).for_each(|lease| dma.release(lease));
+                        return Err(stop);
+                    }
+                    Err(LeaseStop::Full(full)) => {
+                        let need = leases.len() + 1;
+                        leases.drain(..).for_each(|lease| dma.release(lease));
+                        if need > full.most {
+                            return Err(guest_mem::DmaFault::BadRange.into());
+                        }
+                        self.wants_leases = need;
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        self.wants_leases = 0;
+        Ok(true)
+    }
+
+    /// Ends `frames` more frames that the port has kept, and those that were never sent in front of them.
+    pub(super) fn end_kept<D: Dma>(&mut self, queue: &mut Queue, dma: &mut D, frames: usize) {
+        let mut left = frames;
+        while let Some(kept) = queue.own.kept.front() {
+            if kept.bytes != 0 {
+                if left == 0 {
+                    return;
+                }
+                left -= 1;
+            }
+            if let Some(kept) = queue.own.kept.pop_front() {
+                kept.leases.into_iter().for_each(|lease| dma.release(lease));
+                queue.end(kept.token, 0);
+            }
+        }
+    }
+}
