@@ -30,7 +30,7 @@ pub enum ServerError {
     },
     #[error("no socket within {START:?}: {last_words}")]
     Silent { last_words: String },
-    #[error("it does not stand still")]
+    #[error("it neither stops nor ends")]
     Running,
     #[error(transparent)]
     Host(#[from] io::Error),
@@ -209,7 +209,7 @@ impl Server {
             if state == Some('T') {
                 return Ok(());
             }
-            if start.elapsed() > START {
+            if state == Some('Z') || start.elapsed() > START {
                 return Err(ServerError::Running);
             }
             thread::yield_now();
@@ -224,20 +224,31 @@ impl Server {
         Ok(self.signal(Signal::CONT)?)
     }
 
-    /// Asks it to end (SIGINT), and waits. What it wrote in all.
+    /// Asks it to end, by the end of its standard input, then by SIGINT, and waits. What it wrote
+    /// in all.
     ///
     /// # Errors
     /// It is gone, or does not end.
     pub fn end(mut self) -> Result<String, ServerError> {
-        self.signal(Signal::INT)?;
+        drop(self.child.stdin.take());
+        if !self.ends_within(START / 10)? {
+            self.signal(Signal::INT)?;
+            if !self.ends_within(START / 2)? {
+                return Err(ServerError::Running);
+            }
+        }
+        Ok(self.log())
+    }
+
+    fn ends_within(&mut self, limit: Duration) -> io::Result<bool> {
         let start = Instant::now();
         while self.child.try_wait()?.is_none() {
-            if start.elapsed() > START {
-                return Err(ServerError::Running);
+            if start.elapsed() > limit {
+                return Ok(false);
             }
             thread::sleep(Duration::from_millis(5));
         }
-        Ok(self.log())
+        Ok(true)
     }
 }
 

@@ -319,6 +319,7 @@ pub fn serve_on(path: &Path, cpu: Option<usize>, kind: Kind) -> io::Result<Loopb
             | net::CTRL_VQ,
         protocol: ProtocolFeatures::MQ | ProtocolFeatures::REPLY_ACK,
         queues: 64,
+        rings_per_queue: 2,
         max_ring_size: 32768,
         max_regions: 8,
     };

@@ -115,6 +115,11 @@ impl Transmit {
         count: usize,
         mut stamp: impl FnMut(usize),
     ) -> usize {
+        let next = self.free.len().saturating_sub(count.min(BURST));
+        for &buffer in &self.free[next..] {
+            // The device has read it: getting it back takes longer than all else.
+            memory.prefetch_to_write(layout.frame(self.queue.index, buffer));
+        }
         let mut sent = 0;
         while sent < count {
             let Some(buffer) = self.free.pop() else { break };
@@ -181,6 +186,10 @@ pub struct Receive {
     pieces: Vec<(u16, u32)>,
     awaited: u16,
     batch: Vec<(u16, u32)>,
+    /// Buffers to be given to the device once there are `post_at`: fewer at a time would have both
+    /// sides write the same cache lines in turns.
+    spare: Vec<u16>,
+    post_at: usize,
 }
 
 impl Receive {
@@ -202,6 +211,8 @@ impl Receive {
             pieces: Vec::new(),
             awaited: 0,
             batch: Vec::with_capacity(BURST),
+            spare: Vec::with_capacity(2 * BURST),
+            post_at: usize::from(layout.areas().ring_size / 8).clamp(1, BURST),
         })
     }
 
@@ -211,6 +222,17 @@ impl Receive {
             self.post(memory, layout, buffer);
         }
         self.queue.publish(memory);
+    }
+
+    #[inline]
+    fn post_spare(&mut self, memory: &Memory, layout: &Layout) {
+        let mut spare = std::mem::take(&mut self.spare);
+        for &buffer in &spare {
+            self.post(memory, layout, buffer);
+        }
+        self.queue.publish(memory);
+        spare.clear();
+        self.spare = spare;
     }
 
     #[inline]
@@ -250,8 +272,8 @@ impl Receive {
         for &(buffer, len) in &batch {
             self.take_buffer(memory, layout, buffer, len, &mut take);
         }
-        if count > 0 {
-            self.queue.publish(memory);
+        if self.spare.len() >= self.post_at {
+            self.post_spare(memory, layout);
         }
         batch.clear();
         self.batch = batch;
@@ -285,7 +307,7 @@ impl Receive {
                 pieces: &[(buffer, len)],
             };
             take(Ok(arrived), &pieces);
-            self.post(memory, layout, buffer);
+            self.spare.push(buffer);
             return;
         }
         self.take_piece(memory, layout, (buffer, len), num_buffers, take);
@@ -338,9 +360,7 @@ impl Receive {
             pieces: &pieces,
         };
         take(outcome, &view);
-        for &(buffer, _) in &pieces {
-            self.post(memory, layout, buffer);
-        }
+        self.spare.extend(pieces.iter().map(|piece| piece.0));
         self.pieces = pieces;
         self.pieces.clear();
     }

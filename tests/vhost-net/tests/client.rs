@@ -34,6 +34,7 @@ fn serve(path: &Path, fault: Fault) -> Loopback {
             | net::CTRL_VQ,
         protocol: ProtocolFeatures::MQ | ProtocolFeatures::REPLY_ACK,
         queues: 4,
+        rings_per_queue: 2,
         max_ring_size: 1024,
         max_regions: 8,
     };
@@ -241,7 +242,7 @@ fn pairs_have_accounts_of_their_own() {
         matches!(
             source,
             ClientError::Pairs {
-                there: 4,
+                there: 2,
                 wanted: 5
             }
         ),

@@ -258,7 +258,9 @@ impl Bench {
             if contender.peer == Peer::Dpdk && offer.behind == server::Behind::Sink {
                 contender.server.resume()?;
                 drop(contender.driver);
-                row.said(received_by_testpmd(&contender.server.end()?), sent);
+                // Without its last table there is nothing to compare.
+                let log = contender.server.end().unwrap_or_default();
+                row.said(received_by_testpmd(&log), sent);
             }
         }
         self.record.row(&row);
