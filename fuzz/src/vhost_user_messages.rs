@@ -107,6 +107,8 @@ fn qemu(features: u64) -> Vec<Request> {
         Request::GetProtocolFeatures,
         Request::SetProtocolFeatures(SUPPORTED),
         Request::GetQueueNum,
+        Request::NetSetMtu(1500),
+        Request::SendRarp(0x0000_0605_0403_0202),
         Request::GetMaxMemSlots,
         Request::SetBackendReqFd(fd()),
         Request::SetOwner,

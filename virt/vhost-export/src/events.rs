@@ -12,7 +12,9 @@ use vhost_user::chain;
 use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
 use vhost_user::wire::Inflight;
 use vio::ring::{Parked, Ring, RingPosition, RingStart};
-use vio::{Device, DeviceClass, QueueConfig, QueueDevice, Service, StoppedQueue, feature};
+use vio::{
+    Device, DeviceClass, NetworkRequest, QueueConfig, QueueDevice, Service, StoppedQueue, feature,
+};
 
 use crate::journal::InflightRegion;
 use crate::log::say;
@@ -40,6 +42,8 @@ impl<M: RegionMemory> Peer<M> {
                 self.task = Some(Task::StopRing(index));
                 return None;
             }
+            Event::Mtu(mtu) => ask(device, NetworkRequest::Mtu(mtu)),
+            Event::Announce(mac) => ask(device, NetworkRequest::Announce(mac)),
             Event::RingsDisabled => {
                 for queue in &self.queues {
                     device.pause_queue(queue.index, true);
@@ -412,6 +416,14 @@ impl<M: RegionMemory> Peer<M> {
         } else {
             RingLayout::Split
         }
+    }
+}
+
+/// Asks a network device for something.
+fn ask(device: &mut Device<impl DeviceClass>, request: NetworkRequest) -> Outcome {
+    match device.network_request(request) {
+        true => Ok(Answer::Done),
+        false => Err(Refusal(format!("{request:?} cannot be done"))),
     }
 }
 

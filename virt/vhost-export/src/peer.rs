@@ -71,7 +71,9 @@ fn protocol(device_type: u16) -> ProtocolFeatures {
         protocol = protocol.without(ProtocolFeatures::INFLIGHT_SHMFD);
     }
     if device_type == NETWORK {
-        protocol = protocol.without(ProtocolFeatures::CONFIG);
+        protocol = protocol.without(ProtocolFeatures::CONFIG)
+            | ProtocolFeatures::RARP
+            | ProtocolFeatures::MTU;
     }
     protocol
 }

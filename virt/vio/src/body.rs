@@ -22,7 +22,8 @@ use std::path::PathBuf;
 use guest_mem::{Dma, KeepAlive, Pages, Ticket};
 
 use crate::device::{
-    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue,
+    Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Service,
+    StoppedQueue,
 };
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
 use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
@@ -234,6 +235,11 @@ impl<C: DeviceClass> Device<C> {
         core.visit(&mut Context::<OwnerEnvironment<_, _>>::new(
             dma, irq, visit, stats,
         ))
+    }
+
+    /// Does what a network device's front end asks for; false if it cannot.
+    pub fn network_request(&mut self, request: NetworkRequest) -> bool {
+        self.core.class.network_request(request)
     }
 
     /// Whether the next visit will find something to do in queue `index`.

@@ -54,6 +54,15 @@ pub enum Service {
     Stopped,
 }
 
+/// Request of a network device's front end, which a driver makes in no ring (vhost-user).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkRequest {
+    /// The driver's MTU; not done if the network does not carry it.
+    Mtu(u64),
+    /// The driver has this address, which the network is to learn.
+    Announce([u8; 6]),
+}
+
 /// On whose behalf requests in flight are cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {

@@ -41,7 +41,8 @@ pub mod visit;
 
 pub use body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 pub use device::{
-    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service, StoppedQueue, read_space,
+    Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Service,
+    StoppedQueue, read_space,
 };
 pub use line_budget::LineBudget;
 pub use queue_config::{ActivateError, QueueConfig, feature};

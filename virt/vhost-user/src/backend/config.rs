@@ -11,7 +11,9 @@ pub const MAX_RING_SIZE: u16 = 32768;
 /// Protocol features this crate knows how to serve.
 pub const SUPPORTED: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
+        | ProtocolFeatures::RARP.0
         | ProtocolFeatures::REPLY_ACK.0
+        | ProtocolFeatures::MTU.0
         | ProtocolFeatures::BACKEND_REQ.0
         | ProtocolFeatures::CONFIG.0
         | ProtocolFeatures::INFLIGHT_SHMFD.0

@@ -65,6 +65,10 @@ pub enum Event {
     InflightWanted(Inflight),
     /// An inflight region comes back from before a crash (or from an earlier [`Event::InflightWanted`]).
     InflightGiven(Inflight, SharedFd),
+    /// SEND_RARP: announce this address to the network, as a reverse ARP request from it does.
+    Announce([u8; 6]),
+    /// NET_SET_MTU: the guest's MTU; refuse one that the network does not carry.
+    Mtu(u64),
     /// RESET_DEVICE: all rings are stopped, disabled and without description; the device forgets its state.
     /// Memory, protocol features, call and err descriptors stay.
     Reset,

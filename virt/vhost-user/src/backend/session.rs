@@ -267,6 +267,11 @@ impl Session {
             Request::GetQueueNum => {
                 value((self.config.queues / self.config.rings_per_queue).into())
             }
+            Request::SendRarp(value) => {
+                let [mac @ .., _, _] = value.to_le_bytes();
+                Ok(event(Event::Announce(mac), Change::None))
+            }
+            Request::NetSetMtu(mtu) => Ok(event(Event::Mtu(mtu), Change::None)),
             Request::GetMaxMemSlots => value(self.config.max_regions as u64),
             Request::SetBackendReqFd(fd) => {
                 Ok(event(Event::BackendChannel(fd.into()), Change::None))
@@ -323,6 +328,8 @@ impl Session {
                 };
             }
             RequestId::GET_QUEUE_NUM => (ProtocolFeatures::MQ, self.config.protocol),
+            RequestId::SEND_RARP => (ProtocolFeatures::RARP, self.protocol),
+            RequestId::NET_SET_MTU => (ProtocolFeatures::MTU, self.protocol),
             RequestId::SET_BACKEND_REQ_FD => (ProtocolFeatures::BACKEND_REQ, self.protocol),
             RequestId::GET_CONFIG | RequestId::SET_CONFIG => {
                 (ProtocolFeatures::CONFIG, self.protocol)

@@ -68,6 +68,8 @@ impl Parts {
                 Request::SetProtocolFeatures(ProtocolFeatures(self.fixed()?))
             }
             RequestId::GET_QUEUE_NUM => self.nothing(Request::GetQueueNum)?,
+            RequestId::SEND_RARP => Request::SendRarp(self.fixed()?),
+            RequestId::NET_SET_MTU => Request::NetSetMtu(self.fixed()?),
             RequestId::SET_VRING_ENABLE => match self.fixed()? {
                 VringState {
                     index,

@@ -25,14 +25,22 @@ pub enum Request {
     SetVringNum(VringState),
     SetVringAddr(VringAddr),
     SetVringBase(VringState),
-    GetVringBase { index: u32 },
+    GetVringBase {
+        index: u32,
+    },
     SetVringKick(VringFd),
     SetVringCall(VringFd),
     SetVringErr(VringFd),
     GetProtocolFeatures,
     SetProtocolFeatures(ProtocolFeatures),
     GetQueueNum,
-    SetVringEnable { index: u32, enable: bool },
+    /// The address in the lowest 6 bytes.
+    SendRarp(u64),
+    NetSetMtu(u64),
+    SetVringEnable {
+        index: u32,
+        enable: bool,
+    },
     SetBackendReqFd(OwnedFd),
     Iotlb(IotlbMessage),
     GetConfig(ConfigAccess),
@@ -64,6 +72,8 @@ impl Request {
             Self::GetProtocolFeatures => RequestId::GET_PROTOCOL_FEATURES,
             Self::SetProtocolFeatures(_) => RequestId::SET_PROTOCOL_FEATURES,
             Self::GetQueueNum => RequestId::GET_QUEUE_NUM,
+            Self::SendRarp(_) => RequestId::SEND_RARP,
+            Self::NetSetMtu(_) => RequestId::NET_SET_MTU,
             Self::SetVringEnable { .. } => RequestId::SET_VRING_ENABLE,
             Self::SetBackendReqFd(_) => RequestId::SET_BACKEND_REQ_FD,
             Self::Iotlb(_) => RequestId::IOTLB_MSG,
@@ -95,9 +105,10 @@ impl Request {
             | Self::ResetDevice
             | Self::GetMaxMemSlots => (Vec::new(), Vec::new()),
             Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
-            Self::SetFeatures(value) | Self::SetProtocolFeatures(ProtocolFeatures(value)) => {
-                (bytes(&value), Vec::new())
-            }
+            Self::SetFeatures(value)
+            | Self::SetProtocolFeatures(ProtocolFeatures(value))
+            | Self::SendRarp(value)
+            | Self::NetSetMtu(value) => (bytes(&value), Vec::new()),
             Self::SetMemTable(regions) => encode_mem_table(regions),
             Self::SetVringNum(state) | Self::SetVringBase(state) => (bytes(&state), Vec::new()),
             Self::GetVringBase { index } => (bytes(&VringState { index, num: 0 }), Vec::new()),

@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use guest_mem::{Access, Dma, KeepAlive, Ticket};
 
 use super::served::ServedQueue;
-use crate::device::{Activity, CancelReason, DeviceStats, Interrupt};
+use crate::device::{Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest};
 use crate::ring::{Ahead, Chain, RingStop, Violation};
 use crate::saved::SavedState;
 use crate::visit::Visit;
@@ -300,6 +300,11 @@ pub trait DeviceClass: Sized {
     /// Another thread visits from now on.
     fn rebind(&mut self) {}
 
+    /// Does what a network device's front end asks for; false if it cannot.
+    fn network_request(&mut self, _request: NetworkRequest) -> bool {
+        false
+    }
+
     /// The file behind the device, if there is one, for messages.
     fn path(&self) -> Option<PathBuf> {
         None
@@ -452,6 +457,10 @@ macro_rules! forward_class {
 
         fn rebind(&mut self) {
             self.class.rebind();
+        }
+
+        fn network_request(&mut self, request: $crate::NetworkRequest) -> bool {
+            self.class.network_request(request)
         }
 
         fn path(&self) -> Option<std::path::PathBuf> {

@@ -21,6 +21,7 @@
 //! ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it is to be segmented; commands are bounded
 //! (`control`). What is wrong with a frame drops it, and counts as an error.
 
+mod announce;
 mod checksum;
 mod control;
 mod filter;
@@ -53,7 +54,7 @@ pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
-use crate::device::{Activity, CancelReason, read_space};
+use crate::device::{Activity, CancelReason, NetworkRequest, read_space};
 use crate::queue_config::{feature, is_queue_size};
 use crate::ring::{Ahead, Chain, RingStop};
 use crate::saved::SavedState;
@@ -69,8 +70,6 @@ pub const RX: u16 = 0;
 pub const TX: u16 = 1;
 /// Most queue pairs.
 pub const MAX_PAIRS: u16 = 64;
-/// Entries of the control queue at most.
-const CONTROL_SIZE: u16 = 64;
 /// VIRTIO_NET_S_LINK_UP.
 const LINK_UP: u16 = 1;
 /// VIRTIO_NET_S_ANNOUNCE.
@@ -282,7 +281,7 @@ impl Net {
         }
         let core = NetCore {
             offered,
-            queue_sizes: vec![queue_size, queue_size, CONTROL_SIZE],
+            queue_sizes: vec![queue_size; 3],
             own_mac: mac,
             mtu: can.mtu,
             throttle: Throttle::default(),
@@ -335,8 +334,7 @@ impl Net {
         }
         let core = &mut self.class_mut().core;
         let size = core.queue_sizes[0];
-        core.queue_sizes = vec![size; 2 * usize::from(pairs)];
-        core.queue_sizes.push(CONTROL_SIZE);
+        core.queue_sizes = vec![size; 2 * usize::from(pairs) + 1];
         core.pairs = vec![Pair::default(); pairs.into()];
         core.offered &= !net_feature::MQ;
         if pairs > 1 {
@@ -719,6 +717,15 @@ impl DeviceClass for NetClass {
             }
         }
         0
+    }
+
+    fn network_request(&mut self, request: NetworkRequest) -> bool {
+        match request {
+            NetworkRequest::Mtu(mtu) => (68..=self.core.mtu.into()).contains(&mtu),
+            NetworkRequest::Announce(mac) => {
+                is_station(&mac) && announce::send(&mut *self.port, &mac)
+            }
+        }
     }
 
     fn set_memory(&mut self, keep: KeepAlive) {

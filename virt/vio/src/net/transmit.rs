@@ -92,9 +92,10 @@ impl NetClass {
             }
             match core.walk(queue, cx, keep, &mut pieces, keeps) {
                 Ok(Walked::Frame(frame)) => {
-                    core.throttle
-                        .charge(cx.visit.now_ns(), u64::from(frame.len));
-                    charge(cx, frame.len);
+                    // One of another length is not looked at.
+                    let bytes = if frame.is_whole { frame.len } else { 0 };
+                    core.throttle.charge(cx.visit.now_ns(), bytes.into());
+                    charge(cx, bytes);
                     taken[count] = Some(frame);
                     count += 1;
                 }

@@ -240,3 +240,51 @@ fn an_inflight_region_is_made_kept_and_given_back() {
     let event = peer.ok(Request::SetInflightFd(region, fd));
     assert!(matches!(event, Some(Event::InflightGiven(got, _)) if got == region));
 }
+
+#[test]
+fn a_network_device_counts_pairs_and_hears_of_mtu_and_address() {
+    let mut peer = Peer::new();
+    peer.session = Session::new(Config {
+        queues: 5,
+        rings_per_queue: 2,
+        ..config()
+    })
+    .unwrap();
+    peer.asks_for_acks = true;
+    peer.ok(Request::SetProtocolFeatures(SUPPORTED));
+    assert_eq!(
+        peer.value(Request::GetQueueNum),
+        2,
+        "the control queue is none"
+    );
+    peer.ok(Request::SetFeatures(
+        DEVICE_BITS | feature::PROTOCOL_FEATURES,
+    ));
+    // The fifth ring is there all the same.
+    assert!(peer.ok(Request::SetVringNum(state(4, 128))).is_none());
+    assert!(matches!(
+        peer.ok(Request::NetSetMtu(9000)),
+        Some(Event::Mtu(9000))
+    ));
+    let announced = peer.ok(Request::SendRarp(0x0605_0403_0202));
+    assert!(matches!(
+        announced,
+        Some(Event::Announce([2, 2, 3, 4, 5, 6]))
+    ));
+    for per_queue in [0, 3] {
+        let config = Config {
+            rings_per_queue: per_queue,
+            ..config()
+        };
+        assert!(Session::new(config).is_err(), "{per_queue} of 2 rings");
+    }
+    // Neither is heard without its feature.
+    let mut peer = Peer::new();
+    peer.ok(Request::SetProtocolFeatures(ProtocolFeatures::REPLY_ACK));
+    for request in [Request::NetSetMtu(1500), Request::SendRarp(2)] {
+        assert!(matches!(
+            peer.refused(request),
+            RequestError::NotNegotiated { .. }
+        ));
+    }
+}

@@ -251,6 +251,39 @@ fn an_announcement_is_asked_for_until_it_is_acknowledged() {
 }
 
 #[test]
+fn a_front_end_announces_its_address_and_says_its_mtu() {
+    let wire = Wire::default();
+    let mut net = Net::new(GUEST_MAC, 256, Box::new(wire.clone())).unwrap();
+    assert!(net.network_request(NetworkRequest::Announce(OTHER)));
+    assert!(!net.network_request(NetworkRequest::Announce(GROUP)));
+    let sent = std::mem::take(&mut wire.ends().from_guest);
+    assert_eq!(sent.len(), 1);
+    // RFC 903: asks who it is itself.
+    assert_eq!(
+        (sent[0].len(), &sent[0][..6], &sent[0][6..12]),
+        (60, &[0xff; 6][..], &OTHER[..])
+    );
+    assert_eq!(sent[0][12..22], [0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    assert_eq!(
+        (&sent[0][22..28], &sent[0][32..38]),
+        (&OTHER[..], &OTHER[..])
+    );
+    for (mtu, is_carried) in [
+        (67, false),
+        (68, true),
+        (1500, true),
+        (1501, false),
+        (u64::MAX, false),
+    ] {
+        assert_eq!(
+            net.network_request(NetworkRequest::Mtu(mtu)),
+            is_carried,
+            "{mtu}"
+        );
+    }
+}
+
+#[test]
 fn the_link_goes_and_comes_at_run_time() {
     both(|mask| {
         let mut it = Controlled::new(1, mask);
