@@ -341,6 +341,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::drive::Patience;
 
     #[test]
     fn every_kind_moves_frames_over_every_kind_of_ring_and_none_is_wrong() {
@@ -361,6 +362,12 @@ mod tests {
                     Kind::Loop => PortSpec::looped(&socket, options, Load::Window(8), 1518),
                 };
                 let mut driver = Driver::connect(&[spec]).unwrap();
+                // The server has no CPU of its own here.
+                let long = Duration::from_secs(10);
+                driver.set_patience(Patience {
+                    silence: long,
+                    drain: long,
+                });
                 let time = Duration::from_millis(50);
                 let report = driver.measure(Duration::ZERO, time, None).unwrap();
                 let port = &report.ports[0];
