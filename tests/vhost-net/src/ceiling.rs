@@ -50,7 +50,6 @@ struct Ring {
     size: u16,
     /// User addresses of the three areas.
     areas: [u64; 3],
-    /// Offsets of those, once they are known.
     next_avail: u16,
     avail_wrap: bool,
     seen: u16,
