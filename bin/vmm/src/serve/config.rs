@@ -4,18 +4,18 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use sidecore::IdlePolicy;
-use vio::{Rate, RateLimits};
+use vio::RateLimits;
 
 use super::access::Access;
 use super::args::ServeArgs;
+use super::fields::{id_and_socket, rate};
 use super::net::{NetConfig, NetSpec};
-use crate::values::block::{self, BlockSpec, Format, MAX_SOCKET, in_range};
+use crate::values::block::{self, BlockSpec, Format, in_range};
 use crate::values::keys::Keys;
 use crate::values::{counted, file, size};
 use crate::{host_memory, moved};
@@ -141,26 +141,6 @@ fn parse(option: &str, text: &str) -> Result<BlockSpec> {
     let spec = BlockSpec::take(&mut keys, &block::ALL)?;
     keys.finish()?;
     Ok(spec)
-}
-
-/// Name and socket of a device.
-///
-/// # Errors
-/// One of them is missing, or none that there can be.
-pub fn id_and_socket(id: Option<&String>, socket: Option<&PathBuf>) -> Result<(String, PathBuf)> {
-    let id = id.cloned().context("it has no id")?;
-    if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
-        bail!("id {id:?} is not 1 to 20 printable ASCII characters");
-    }
-    let socket = socket.cloned().context("it has no socket")?;
-    let length = socket.as_os_str().as_bytes().len();
-    if length == 0 || length > MAX_SOCKET {
-        bail!(
-            "socket {} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}",
-            socket.display()
-        );
-    }
-    Ok((id, socket))
 }
 
 fn check(spec: &BlockSpec) -> Result<BlockConfig> {
@@ -292,23 +272,6 @@ fn source(path: &str, format: Option<Format>) -> Result<Source> {
         (None, _) if path.is_empty() => bail!("path is empty"),
         (None, None | Some(Format::Raw)) => Ok(Source::Raw(path.into())),
         (None, Some(Format::Qcow2)) => Ok(Source::Qcow2(path.into())),
-    }
-}
-
-/// A limit.
-///
-/// # Errors
-/// A burst without one, or one of nothing.
-pub fn rate(key: &str, per_second: Option<u64>, burst: Option<u64>) -> Result<Option<Rate>> {
-    match (per_second, burst) {
-        (None, None) => Ok(None),
-        (None, Some(_)) => bail!("{key}-burst without {key}"),
-        (Some(0), _) => bail!("{key} is at least 1"),
-        (Some(_), Some(0)) => bail!("{key}-burst is at least 1"),
-        (Some(per_second), burst) => Ok(Some(Rate {
-            per_second,
-            burst: burst.unwrap_or(0),
-        })),
     }
 }
 

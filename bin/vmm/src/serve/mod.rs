@@ -14,6 +14,7 @@ mod config;
 mod counters;
 mod daemon;
 mod disk;
+mod fields;
 mod net;
 mod poller;
 mod prepare;

@@ -9,7 +9,7 @@ use vio::RateLimits;
 use vio::net::{Loop, MAX_PAIRS, Net, NetPort, PLAIN_FRAME, Sink, Source, Tap};
 
 use super::access::Access;
-use super::config::{id_and_socket, rate};
+use super::fields::{id_and_socket, rate};
 use super::purpose::Purpose;
 use crate::run::open_tap;
 use crate::values::block::in_range;

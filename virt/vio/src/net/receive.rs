@@ -328,7 +328,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         match &self.core.chains[..chains] {
             [only] => {
                 let segments = only.writable().slice(0, need);
-                pieces.translate(dma, keep, segments, Intent::Write)
+                pieces.translate(dma, keep, segments, Intent::Overwrite)
             }
             all => {
                 let mut left = need;
@@ -338,7 +338,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
                     chain.writable().slice(0, take)
                 });
                 let segments: Vec<Segment> = segments.collect();
-                pieces.translate(dma, keep, segments.iter().copied(), Intent::Write)
+                pieces.translate(dma, keep, segments.iter().copied(), Intent::Overwrite)
             }
         }
     }
