@@ -66,7 +66,9 @@ fn page(keys: &Object) -> String {
         line(format!("- {key}: {}", keys.text(key)));
     }
     for key in ["rounds", "window_ms", "rtt_ns", "load_average"] {
-        let value = keys.get(key).map_or("not measured".to_owned(), short);
+        let value = keys
+            .get(key)
+            .map_or("not measured".to_owned(), |value| value.to_string());
         line(format!("- {key}: {value}"));
     }
     line("\n## What is judged\n".to_owned());
