@@ -7,7 +7,7 @@ SHELL := /bin/bash
 LAB := target/release/exitless-lab
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,13 @@ bench-serve: build ## block devices for other VMMs, beside qemu-storage-daemon, 
 
 bench-serve-old: build ## block devices for other VMMs, beside this program of an old commit: six rows, 11 rounds in turns, 5 minutes -> target/report/serve-old.json
 	@old=$$(./scripts/old.sh exitless); cargo run --release --quiet -p serve-bench -- serve-bench --only pairs --repetitions 11 --report $(REPORT)/serve-old.json --beside "$$old serve {blocks} --cpu {cpu} --idle {idle}"
+
+# Each section alone takes less than two minutes: `--only split`, and so on (`vhost-net help serve-bench`).
+bench-serve-net: build ## network ports for other VMMs, beside DPDK's vhost (testpmd; packages dpdk and dpdk-dev) where it is installed: five minutes on 2 idle CPUs -> target/report/serve-net.json, docs/serve-net-results.md
+	cargo run --release --quiet -p net-bench -- serve-bench --report $(REPORT)/serve-net.json --docs docs/serve-net-results.md
+
+bench-serve-net-docs: setup ## docs/serve-net-results.md from the figures of the last bench-serve-net
+	cargo run --release --quiet -p net-bench -- docs --report $(REPORT)/serve-net.json --docs docs/serve-net-results.md
 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(LAB) serve-lab --report $(REPORT)/serve-lab.json

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vhost_user::frontend::{CallError, Connection, InflightRegion, Offer, Ring};
+use vhost_client::link::{self, Link, LinkError, Wanted};
+use vhost_user::frontend::{CallError, Connection, InflightRegion, Ring};
 use vhost_user::wire::{ProtocolFeatures, Request, feature as vhost_feature};
 
 use crate::layout::Layout;
@@ -130,21 +131,14 @@ impl BlkConfig {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
-    #[error("cannot connect to {path}")]
-    Connect { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Link(#[from] LinkError),
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("cannot make the guest's memory or eventfds")]
     Memory(#[source] io::Error),
     #[error("the back end does not offer {what}")]
     NotOffered { what: &'static str },
-    #[error(
-        "the back end does not offer features {features:#x} and protocol features {protocol:?}"
-    )]
-    Missing {
-        features: u64,
-        protocol: ProtocolFeatures,
-    },
     #[error(
         "the back end offers other features than before it was restarted: {now:#x} for {before:#x}"
     )]
@@ -266,10 +260,7 @@ impl Client {
 
     /// Whether the back end closed the connection.
     pub fn is_hung_up(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut fds = [PollFd::new(self.connection.socket(), PollFlags::RDHUP)];
-        let at_once = Timespec::default();
-        matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
+        link::is_hung_up(&self.connection)
     }
 
     /// Ends the connection as a VMM that goes: for [`reconnect`](Self::reconnect).
@@ -434,7 +425,7 @@ impl Client {
             for queue in &mut self.queues {
                 // Some back ends signal once when they get the descriptor; no request ended by that.
                 queue.take_calls();
-                queue.calls = 0;
+                queue.notifiers.calls = 0;
             }
         }
         Ok(())
@@ -443,44 +434,25 @@ impl Client {
 
 /// A ring as it is told to the back end, which is to go on at `base`.
 pub fn ring<'a>(layout: &Layout, index: u8, queue: &'a Queue, base: u32) -> Ring<'a> {
-    let places = layout.places(index.into());
-    Ring {
-        index,
-        size: layout.ring_size,
-        base,
-        desc: layout.user(places.desc),
-        avail: layout.user(places.driver),
-        used: layout.user(places.device),
-        kick: queue.kick_fd(),
-        call: queue.call_fd(),
-        err: None,
-    }
+    layout.areas().described(index, base, &queue.notifiers)
 }
 
 fn negotiate(path: &Path, options: &Options) -> Result<Negotiated, ClientError> {
-    let opened = Connection::open_within(options.timeout, path, None, options.timeout);
-    let mut connection = opened.map_err(|source| ClientError::Connect {
-        path: path.to_owned(),
-        source,
-    })?;
-    let is_wanted = options.features & vhost_feature::PROTOCOL_FEATURES != 0;
-    let Offer {
-        features: offered,
+    let wanted = Wanted {
+        features: options.features,
+        protocol: options.protocol,
+        required: options.required,
+        timeout: options.timeout,
+    };
+    let Link {
+        mut connection,
+        features,
         protocol,
         queues,
-    } = connection.negotiate(is_wanted.then_some(options.protocol))?;
+    } = Link::open(path, &wanted)?;
     if queues < u64::from(options.queues) {
         let what = "so many queues";
         return Err(ClientError::NotOffered { what });
-    }
-    let features = offered & options.features;
-    let missing = (
-        options.required.0 & !features,
-        options.required.1.without(protocol),
-    );
-    if missing != (0, ProtocolFeatures::NONE) {
-        let (features, protocol) = missing;
-        return Err(ClientError::Missing { features, protocol });
     }
     let config = match protocol.contains(ProtocolFeatures::CONFIG) {
         true => BlkConfig::of(&connection.config(CONFIG_LEN)?),

@@ -17,7 +17,7 @@ use rustix::event::{Timespec, epoll};
 use crate::client::{Client, ClientError, Options};
 use crate::hist::Histogram;
 use crate::load::{Arrivals, Mix, Mode, Pacing, Requests, VmSpec};
-use crate::process;
+use crate::process::{self, thread_cpu};
 use crate::queue::{SECTOR, Status};
 use crate::stats::{Errors, Latency, Report, VmReport, jain};
 use seeded::Random;
@@ -274,7 +274,7 @@ impl Driver<'_> {
                 if matches!(self.run.mode, Mode::Poll) {
                     queue.take_calls();
                 }
-                (queue.kicks, queue.calls) = (0, 0);
+                queue.notifiers.start_counting();
             }
         }
     }
@@ -505,8 +505,8 @@ impl Driver<'_> {
         for (vm, spec) in self.vms.iter_mut().zip(&self.run.vms) {
             for queue in &mut vm.client.queues {
                 queue.take_calls();
-                report.kicks += queue.kicks;
-                report.calls += queue.calls;
+                report.kicks += queue.notifiers.kicks;
+                report.calls += queue.notifiers.calls;
             }
             latency.merge(&vm.latency);
             after_step.merge(&vm.after_step);
@@ -617,12 +617,6 @@ fn divide(pacing: Pacing, queues: usize) -> Pacing {
             to: part(to),
         },
     }
-}
-
-/// Nanoseconds of processor time of this thread.
-pub(crate) fn thread_cpu() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@
 //! data:    one block per slot                               the second memory region, if there are two
 //! ```
 
+use vhost_client::areas::{self, Areas, FIRST, SECOND};
 use vhost_user::wire::MemRegion;
 
-use crate::ring::{Places, Ring, Table};
+use crate::ring::{Places, Table};
 
 const PAGE: usize = 4096;
 /// Bytes of a slot and of an indirect table.
@@ -19,12 +20,6 @@ const SLOT: usize = 64;
 const STATUS: usize = 16;
 /// In a slot: the range of a discard or write-zeroes request.
 const RANGE: usize = 32;
-
-/// Guest-physical and user address of the first region; far from 0 and from each other, so that a back end
-/// that mistakes one for the other does not get away with it.
-const FIRST: (u64, u64) = (0x4000_0000, 0x7e00_0000_0000);
-/// Of the second region, which does not touch the first in either space.
-const SECOND: (u64, u64) = (0x1_8000_0000, 0x7f00_0000_0000);
 
 /// Offsets in one front end's memory.
 #[derive(Clone, Debug)]
@@ -37,9 +32,8 @@ pub struct Layout {
     pub depth: u16,
     /// Bytes of a slot's data.
     pub block: u32,
-    is_packed: bool,
     two_regions: bool,
-    ring_len: usize,
+    areas: Areas,
     slots: usize,
     tables: usize,
     data: usize,
@@ -56,11 +50,8 @@ impl Layout {
         is_packed: bool,
         two_regions: bool,
     ) -> Self {
-        let ring_len = Ring::area_lens(ring_size, is_packed)
-            .iter()
-            .map(|len| len.next_multiple_of(PAGE))
-            .sum::<usize>();
-        let slots = ring_len * usize::from(queues);
+        let areas = Areas::new(ring_size, is_packed);
+        let slots = areas.len(queues);
         let all = usize::from(queues) * usize::from(depth);
         let tables = slots + SLOT * all;
         let data = (tables + SLOT * all).next_multiple_of(PAGE);
@@ -70,9 +61,8 @@ impl Layout {
             ring_size,
             depth,
             block,
-            is_packed,
             two_regions,
-            ring_len,
+            areas,
             slots,
             tables,
             data,
@@ -95,16 +85,14 @@ impl Layout {
         self.slots
     }
 
+    /// The rings' areas.
+    pub const fn areas(&self) -> &Areas {
+        &self.areas
+    }
+
     /// A queue's areas.
     pub fn places(&self, queue: u16) -> Places {
-        let desc = self.ring_len * usize::from(queue);
-        let [desc_len, driver_len, _] = Ring::area_lens(self.ring_size, self.is_packed);
-        let driver = desc + desc_len.next_multiple_of(PAGE);
-        Places {
-            desc,
-            driver,
-            device: driver + driver_len.next_multiple_of(PAGE),
-        }
+        self.areas.places(queue)
     }
 
     const fn index(&self, queue: u16, slot: u16) -> usize {
@@ -155,23 +143,17 @@ impl Layout {
 
     /// The user address of an offset in the rings.
     pub const fn user(&self, offset: usize) -> u64 {
-        FIRST.1 + offset as u64
+        areas::user(offset)
     }
 
     /// The regions as the back end is told.
     pub fn regions(&self) -> Vec<MemRegion> {
-        let region = |(guest_addr, user_addr), start: usize, end: usize| MemRegion {
-            guest_addr,
-            size: (end - start) as u64,
-            user_addr,
-            mmap_offset: start as u64,
-        };
         match self.two_regions {
             true => vec![
-                region(FIRST, 0, self.data),
-                region(SECOND, self.data, self.len),
+                areas::region(FIRST, 0, self.data),
+                areas::region(SECOND, self.data, self.len),
             ],
-            false => vec![region(FIRST, 0, self.len)],
+            false => vec![areas::region(FIRST, 0, self.len)],
         }
     }
 }

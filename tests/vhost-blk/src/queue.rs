@@ -3,10 +3,10 @@
 //! Follows virtio 1.2 §5.2.6. The hot path is [`Queue::submit`], [`Queue::publish`] and [`Queue::complete`];
 //! it makes no system call unless the device asked for a kick.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::event::{EventfdFlags, eventfd};
+use vhost_client::notifiers::Notifiers;
 
 use crate::layout::Layout;
 use crate::memory::Memory;
@@ -89,12 +89,8 @@ pub struct Queue {
     is_indirect: bool,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    kick: OwnedFd,
-    call: OwnedFd,
-    /// Kicks written: what a guest pays with an exit.
-    pub kicks: u64,
-    /// Calls read: what a guest takes as interrupts.
-    pub calls: u64,
+    /// Its two eventfds.
+    pub notifiers: Notifiers,
 }
 
 impl Queue {
@@ -103,7 +99,6 @@ impl Queue {
     /// # Errors
     /// No eventfds are left.
     pub fn new(index: u16, layout: &Layout, features: u64) -> Result<Self, rustix::io::Errno> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let idle = Slot {
             op: Op::Read,
             extent: Extent {
@@ -118,21 +113,18 @@ impl Queue {
             is_indirect: features & feature::INDIRECT != 0,
             slots: vec![idle; layout.depth.into()],
             free: (0..layout.depth).rev().collect(),
-            kick: eventfd(0, flags)?,
-            call: eventfd(0, flags)?,
-            kicks: 0,
-            calls: 0,
+            notifiers: Notifiers::new()?,
         })
     }
 
     /// The eventfd written to kick.
     pub fn kick_fd(&self) -> BorrowedFd<'_> {
-        self.kick.as_fd()
+        self.notifiers.kick_fd()
     }
 
     /// The eventfd that calls arrive on.
     pub fn call_fd(&self) -> BorrowedFd<'_> {
-        self.call.as_fd()
+        self.notifiers.call_fd()
     }
 
     /// The ring itself.
@@ -233,23 +225,13 @@ impl Queue {
     }
 
     /// Kicks.
-    #[cold]
     pub fn kick(&mut self) {
-        self.kicks += 1;
-        // Fails only if 2^64 - 2 kicks wait unread, and then one more says nothing new.
-        let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
+        self.notifiers.kick();
     }
 
     /// Reads and counts the calls that came.
     pub fn take_calls(&mut self) -> u64 {
-        let mut count = [0; 8];
-        // An error is EAGAIN: none came.
-        let calls = match rustix::io::read(&self.call, &mut count) {
-            Ok(8) => u64::from_ne_bytes(count),
-            _ => 0,
-        };
-        self.calls += calls;
-        calls
+        self.notifiers.take_calls()
     }
 
     /// The next request that ended.

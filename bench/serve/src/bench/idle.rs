@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{Aio, Bench, Disk, Kind, Peer, Server, all};
+use super::{Aio, Bench, Disk, Kind, Peer, Server, all, server};
 use vhost_blk::client::{Client, Options};
 use vhost_blk::drive::drive;
 use vhost_blk::load::Mode;
@@ -51,7 +51,7 @@ pub fn idle(bench: &mut Bench) -> Result<()> {
 
 /// Percent of a CPU, KiB of its own more than before, KiB in all. Disks of files are loaded first, at depth 32.
 fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f64, i64, u64)> {
-    let server = Server::start(&bench.settings, peer, &Disk::many(kind, count))?;
+    let server = server::start(&bench.settings, peer, &Disk::many(kind, count))?;
     let gone = || format!("the server is gone: {}", server.last_words());
     let before = memory_use(server.pid()).with_context(gone)?;
     if kind != Kind::Null {

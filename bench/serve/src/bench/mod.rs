@@ -313,7 +313,7 @@ impl Bench {
         if let Some(missing) = peer.missing(&self.settings) {
             bail!("{missing}");
         }
-        let server = Server::start(&self.settings, peer, disks)?;
+        let server = server::start(&self.settings, peer, disks)?;
         host::pin(self.settings.client_cpu)?;
         let mut run = load(self, &server);
         if let Some(Kind::Ram(mib)) = disks.first().map(|disk| disk.kind)

@@ -1,23 +1,18 @@
-//! Servers as child processes: a command line, sockets, one CPU, and their end.
+//! Who serves, and their command lines.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use serde_json::json;
+use vhost_client::server::{Files, is_installed};
+
+pub use vhost_client::server::Server;
 
 use super::Settings;
-use vhost_blk::host;
 
-/// How long a server may take until its sockets are there.
-const START: Duration = Duration::from_secs(20);
 /// Who serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
@@ -56,12 +51,7 @@ impl Peer {
                 return (!vhost.is_file()).then(|| format!("{} is missing", vhost.display()));
             }
         };
-        let places = std::env::var_os("PATH").unwrap_or_default();
-        let is_there = match program.contains('/') {
-            true => Path::new(program).is_file(),
-            false => std::env::split_paths(&places).any(|place| place.join(program).is_file()),
-        };
-        (!is_there).then(|| format!("{program} is missing"))
+        (!is_installed(program)).then(|| format!("{program} is missing"))
     }
 
     /// A word for tables and keys.
@@ -130,145 +120,40 @@ impl Disk {
     }
 }
 
-/// A running server. Killed when dropped; its sockets and images go with it.
-#[derive(Debug)]
-pub struct Server {
-    child: Child,
-    sockets: Vec<PathBuf>,
-    files: Files,
-}
-
-/// What lies about for it, removed with it.
-#[derive(Debug)]
-struct Files {
-    directory: PathBuf,
-    images: Vec<PathBuf>,
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        // What was never made cannot be removed.
-        let _ = fs::remove_dir_all(&self.directory);
-        for image in &self.images {
-            let _ = fs::remove_file(image);
-        }
+/// Starts a server on its CPU and waits until its last socket takes connections.
+///
+/// # Errors
+/// It is not installed, ended at once, or took too long.
+pub fn start(settings: &Settings, peer: &Peer, disks: &[Disk]) -> Result<Server> {
+    if disks.is_empty() {
+        bail!("a server without disks");
     }
-}
-
-impl Server {
-    /// Starts a server on its CPU and waits until all sockets take connections.
-    ///
-    /// # Errors
-    /// It is not installed, ended at once, or took too long.
-    pub fn start(settings: &Settings, peer: &Peer, disks: &[Disk]) -> Result<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // Short: a socket's path has 108 bytes at most.
-        let name = format!("vb{}-{number}", std::process::id());
-        let directory = std::env::temp_dir().join(&name);
-        fs::create_dir_all(&directory)?;
-        let mut files = Files {
-            directory,
-            images: Vec::new(),
+    let mut files = Files::new()?;
+    let sockets = files.sockets(disks.len());
+    let directory = files.directory().to_owned();
+    let mut image = |kind: Kind| {
+        let directory = match kind {
+            Kind::Buffered(_) | Kind::Direct(_) => settings.files.as_path(),
+            Kind::Null | Kind::Ram(_) | Kind::Tmpfs(_) => Path::new("/dev/shm"),
         };
-        let socket = |at| files.directory.join(format!("{at}.s"));
-        let sockets: Vec<_> = (0..disks.len()).map(socket).collect();
-        let mut image = |kind: Kind| {
-            let directory = match kind {
-                Kind::Buffered(_) | Kind::Direct(_) => settings.files.as_path(),
-                Kind::Null | Kind::Ram(_) | Kind::Tmpfs(_) => Path::new("/dev/shm"),
-            };
-            fs::create_dir_all(directory)?;
-            let path = directory.join(format!("{name}-{}", files.images.len()));
-            files.images.push(path.clone());
-            // Real pages: holes would all be read from the same page of zeroes. And on the disk, not on their way to it.
-            let mut file = File::create(&path)?;
-            file.write_all(&vec![0x5a; (kind.mib() as usize) << 20])?;
-            file.sync_all().map(|()| path)
-        };
-        let offered: Vec<_> = disks.iter().zip(&sockets).collect();
-        let mut command = match peer {
-            Peer::Ours => ours(
-                settings,
-                &settings.ours,
-                &settings.idle,
-                &offered,
-                &mut image,
-            )?,
-            Peer::OursIdle(idle) => ours(settings, &settings.ours, idle, &offered, &mut image)?,
-            Peer::Beside(line) => ours(settings, line, &settings.idle, &offered, &mut image)?,
-            Peer::Spdk => spdk(settings, disks, &files.directory, &mut image)?,
-            Peer::Qsd(aio) => qsd(&settings.qsd, *aio, disks, &sockets, &mut image)?,
-        };
-        let log = File::create(files.directory.join("log"))?;
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        // The child inherits this thread's CPU, and so do all threads it makes.
-        let before = sched_getaffinity(None)?;
-        host::pin(settings.server_cpu)?;
-        let child = command.spawn();
-        sched_setaffinity(None, &before)?;
-        let program = command.get_program().to_string_lossy().into_owned();
-        let child = child.with_context(|| format!("{program} cannot be started"))?;
-        let mut server = Self {
-            child,
-            sockets,
-            files,
-        };
-        server.wait()?;
-        Ok(server)
-    }
-
-    fn wait(&mut self) -> Result<()> {
-        let start = Instant::now();
-        // The last socket only: servers make them in order, and each connection here is one more to serve.
-        let Some(last) = self.sockets.last() else {
-            bail!("a server without disks");
-        };
-        loop {
-            if UnixStream::connect(last).is_ok() {
-                // It sees that connection end before the next one comes.
-                thread::sleep(Duration::from_millis(20));
-                return Ok(());
-            }
-            if let Some(status) = self.child.try_wait()? {
-                bail!("ended with {status}: {}", self.last_words());
-            }
-            if start.elapsed() > START {
-                bail!("no socket within {START:?}: {}", self.last_words());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Where its disks listen.
-    pub fn sockets(&self) -> &[PathBuf] {
-        &self.sockets
-    }
-
-    /// The last line it wrote.
-    pub fn last_words(&self) -> String {
-        let log = fs::read_to_string(self.files.directory.join("log")).unwrap_or_default();
-        log.lines()
-            .last()
-            .unwrap_or("the server said nothing")
-            .to_owned()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+        fs::create_dir_all(directory)?;
+        let path = files.other(directory);
+        // Real pages: holes would all be read from the same page of zeroes. And on the disk, not on
+        // their way to it.
+        let mut file = File::create(&path)?;
+        file.write_all(&vec![0x5a; (kind.mib() as usize) << 20])?;
+        file.sync_all().map(|()| path)
+    };
+    let offered: Vec<_> = disks.iter().zip(&sockets).collect();
+    let idle = &settings.idle;
+    let command = match peer {
+        Peer::Ours => ours(settings, &settings.ours, idle, &offered, &mut image)?,
+        Peer::OursIdle(idle) => ours(settings, &settings.ours, idle, &offered, &mut image)?,
+        Peer::Beside(line) => ours(settings, line, idle, &offered, &mut image)?,
+        Peer::Spdk => spdk(settings, disks, &directory, &mut image)?,
+        Peer::Qsd(aio) => qsd(&settings.qsd, *aio, disks, &sockets, &mut image)?,
+    };
+    Ok(Server::start(command, settings.server_cpu, files, sockets)?)
 }
 
 fn ours(
@@ -347,7 +232,8 @@ fn qsd(
 /// Megabytes of memory that DPDK is given: enough for a malloc disk of 256 MiB, without huge pages.
 const DPDK_MIB: u32 = 1024;
 
-/// Sockets are named as ours are. Its malloc and aio back ends stand for RAM disks and files; O_DIRECT it takes by itself.
+/// Sockets are named as ours are. Its malloc and aio back ends stand for RAM disks and files;
+/// O_DIRECT it takes by itself.
 fn spdk(
     settings: &Settings,
     disks: &[Disk],

@@ -3,9 +3,6 @@
 //! It sleeps whenever its rings are empty, asks for a kick by event index or flag, executes what it took in
 //! reverse order, and returns one request at a time (in ring order and in batches with IN_ORDER).
 
-mod packed;
-mod split;
-
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,12 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vhost_blk::loopback::{Guest, Next, Service, kick_fd};
 use vhost_blk::memory::Memory;
 use vhost_blk::ring::feature;
+use vhost_client::naive::{Chain, Device, Part, device};
 use vhost_user::backend::{RingBase, RingConfig, RingLayout};
 use vhost_user::inflight::{self, queue_region_len};
 use vhost_user::wire::Inflight;
-
-use packed::Packed;
-use split::Split;
 
 pub const SECTORS: u64 = 2048;
 
@@ -46,32 +41,6 @@ pub enum Fault {
     DieEvery(u32),
 }
 
-/// A chain as the driver described it.
-pub struct Chain {
-    /// Head (split) or buffer identifier (packed).
-    pub id: u16,
-    /// Descriptors it takes in the ring.
-    pub descs: u16,
-    /// Of an inflight region.
-    pub slot: Option<inflight::Slot>,
-    pub segments: Vec<(u64, u32, bool)>,
-}
-
-/// What both kinds of ring do.
-pub trait Device: Send {
-    fn take(&mut self, guest: &Guest) -> Option<Chain>;
-    /// Returns one, or with IN_ORDER a batch by its last.
-    fn give(&mut self, guest: &Guest, chain: &Chain, descs: u16, count: u16, len: u32);
-    /// Asks for a kick; whether there is still nothing.
-    fn arm(&mut self, guest: &Guest) -> bool;
-    fn disarm(&mut self, guest: &Guest);
-    /// Whether the driver wants a call for what was given since it was asked last.
-    fn wants_call(&mut self, guest: &Guest) -> bool;
-    fn base(&self) -> RingBase;
-    /// Requests that a predecessor left.
-    fn replay(&mut self) -> Vec<Chain>;
-}
-
 struct Ring {
     index: u8,
     device: Box<dyn Device>,
@@ -94,40 +63,6 @@ pub struct Naive {
     calls: u32,
     deaths: Arc<AtomicU32>,
     in_order: bool,
-}
-
-/// An inflight region's part for one queue.
-#[derive(Clone)]
-pub struct Part {
-    memory: Arc<Memory>,
-    at: usize,
-    len: usize,
-}
-
-impl inflight::Region for Part {
-    fn size(&self) -> usize {
-        self.len
-    }
-    fn load_u8(&self, at: usize) -> u8 {
-        self.memory.load_u8(self.at + at, Ordering::Acquire)
-    }
-    fn load_u16(&self, at: usize) -> u16 {
-        self.memory.load_u16(self.at + at, Ordering::Acquire)
-    }
-    fn load_u64(&self, at: usize) -> u64 {
-        self.memory.load_u64(self.at + at, Ordering::Acquire)
-    }
-    fn store_u8(&mut self, at: usize, value: u8) {
-        self.memory.store_u8(self.at + at, value, Ordering::Release);
-    }
-    fn store_u16(&mut self, at: usize, value: u16) {
-        self.memory
-            .store_u16(self.at + at, value, Ordering::Release);
-    }
-    fn store_u64(&mut self, at: usize, value: u64) {
-        self.memory
-            .store_u64(self.at + at, value, Ordering::Release);
-    }
 }
 
 impl Naive {
@@ -304,10 +239,7 @@ impl Service for Naive {
             }
         });
         let features = self.features;
-        let mut device: Box<dyn Device> = match config.layout {
-            RingLayout::Split => Box::new(Split::new(guest, config, features, part)),
-            RingLayout::Packed => Box::new(Packed::new(guest, config, features, part)),
-        };
+        let mut device = device(guest, config, features, part);
         let taken = device.replay().into();
         let ring = Ring {
             index: config.index,
@@ -408,16 +340,4 @@ impl Service for Naive {
         self.inflight = None;
         self.is_asleep = false;
     }
-}
-
-/// Reads a split-style descriptor: address, length, flags, next.
-pub fn read_desc(memory: &Memory, at: usize) -> (u64, u32, u16, u16) {
-    let high = memory.load_u32(at + 12, Ordering::Relaxed);
-    let addr = memory.load_u64(at, Ordering::Relaxed);
-    (
-        addr,
-        memory.load_u32(at + 8, Ordering::Relaxed),
-        high as u16,
-        (high >> 16) as u16,
-    )
 }

@@ -282,12 +282,17 @@ const fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Writes one 16-byte descriptor of a split ring or an indirect table.
+/// Writes one 16-byte descriptor of a split ring or an indirect table, unless it is there already: a
+/// line that both sides only read stays in both caches.
 #[inline]
 fn write_desc(memory: &Memory, offset: usize, addr: u64, len: u32, high: u32) {
     use std::sync::atomic::Ordering::Relaxed;
-    memory.store_u64(offset, addr, Relaxed);
-    memory.store_u64(offset + 8, u64::from(len) | u64::from(high) << 32, Relaxed);
+    let rest = u64::from(len) | u64::from(high) << 32;
+    for (offset, word) in [(offset, addr), (offset + 8, rest)] {
+        if memory.load_u64(offset, Relaxed) != word {
+            memory.store_u64(offset, word, Relaxed);
+        }
+    }
 }
 
 const fn segment_flags(segment: Segment) -> u16 {

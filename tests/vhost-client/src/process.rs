@@ -35,10 +35,15 @@ pub fn memory_use(pid: u32) -> Option<MemoryUse> {
     })
 }
 
+/// Nanoseconds of processor time of this thread.
+pub fn thread_cpu() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::thread_cpu;
 
     #[test]
     fn this_process_uses_processor_time_and_memory() {

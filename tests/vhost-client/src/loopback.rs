@@ -72,7 +72,9 @@ impl Guest {
 /// What serves the rings.
 pub trait Service: Send {
     /// The configuration space.
-    fn config(&self) -> [u8; 60];
+    fn config(&self) -> [u8; 60] {
+        [0; 60]
+    }
     /// Features were acknowledged.
     fn features(&mut self, _features: u64) {}
     /// A ring starts.

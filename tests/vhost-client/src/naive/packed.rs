@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use vhost_blk::loopback::Guest;
-use vhost_blk::memory::Memory;
-use vhost_blk::ring::feature;
+use crate::loopback::Guest;
+use crate::memory::Memory;
+use crate::ring::feature;
 use vhost_user::backend::{RingBase, RingConfig};
 use vhost_user::inflight::{self, PackedDesc, PackedPosition, PackedRing, PackedSizes};
 

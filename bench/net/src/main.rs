@@ -1,0 +1,11 @@
+//! `vhost-net`: see `vhost-net help`.
+#![deny(unsafe_code)]
+
+mod bench;
+mod cli;
+
+use anyhow::Result;
+
+fn main() -> Result<()> {
+    cli::run()
+}
