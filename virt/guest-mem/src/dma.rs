@@ -2,8 +2,9 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
+use crate::follow::{Attachment, Next};
 use crate::iommu::Run;
-use crate::lease::{Full, LeaseId};
+use crate::lease::{Budget, Full, LeaseId};
 use crate::window::Window;
 
 /// One device's access to guest memory: every address is an IOVA and every access is checked.
@@ -48,6 +49,19 @@ pub trait Dma {
     /// The answer opens no way to memory: nothing that a device has takes such an address. It holds until the call into the
     /// device returns, since no invalidation is processed before that; afterwards it has to be asked for again.
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
+
+    /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment) does: silently. For a device
+    /// that hands translations on to another process, and is told when they are revoked. As it stands: translation is off.
+    fn attachment(&self) -> Access<Attachment> {
+        Ok(Attachment::Off)
+    }
+
+    /// Finds the first mapping of this device that has a byte in `from..=last`, as
+    /// [`Iommu::next_mapping`](crate::Iommu::next_mapping) does: silently, from the tables as they are now. As it stands: none.
+    fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
+        let _ = (from, last, budget);
+        Ok(Next::None)
+    }
 
     /// Asks for the memory of all these ranges at once, where an access to one of them has answered [`Stop::Pending`] or
     /// may do so: a request then waits once, and not for each piece in turn. `Ok` if all is there. What is refused is left
