@@ -211,6 +211,11 @@ fn devices_that_cannot_be_understood_or_do_not_go_with_the_rest() {
         &["--disk socket=a", "--iommu none"],
     );
     device(
+        "vfio=00:04.0",
+        &["--net", "socket=a"],
+        &["--net socket=a", "--iommu none"],
+    );
+    device(
         "vfio=00:04.0,policy=async",
         &["--iommu", "none"],
         &["policy", "--iommu none has none"],
@@ -225,11 +230,6 @@ fn devices_that_cannot_be_understood_or_do_not_go_with_the_rest() {
 #[test]
 fn disks_behind_sockets() {
     let files = Files::new();
-    // The default is the emulated VT-d.
-    files.refuses(
-        &["--disk", "socket=a.sock"],
-        &["socket=a.sock", "--iommu none"],
-    );
     let refuses = |disk: &str, words: &[&str]| {
         files.refuses(&["--iommu", "none", "--disk", disk], words);
     };
@@ -283,7 +283,7 @@ fn a_tap_that_cannot_be_had() {
     );
     files.refuses(
         &["--net", "mac=52:54:00:00:00:01"],
-        &["responder or tap=NAME"],
+        &["responder, tap=NAME or socket=PATH"],
     );
     if !has_capability_net_admin() || !Path::new("/dev/net/tun").exists() {
         files.refuses(

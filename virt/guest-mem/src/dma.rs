@@ -2,8 +2,9 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
+use crate::follow::{Attachment, Next};
 use crate::iommu::Run;
-use crate::lease::{Full, LeaseId};
+use crate::lease::{Budget, Full, LeaseId};
 use crate::window::Window;
 
 /// One device's access to guest memory: every address is an IOVA and every access is checked.
@@ -54,6 +55,19 @@ pub trait Dma {
     /// holds until then, as no invalidation is processed and no page evicted before; what outlives the call takes a
     /// [`lease`](Dma::lease). Call again from where it ends for the rest.
     fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)>;
+
+    /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment) does: silently. For a device
+    /// that hands translations on to another process, and is told when they are revoked. As it stands: translation is off.
+    fn attachment(&self) -> Access<Attachment> {
+        Ok(Attachment::Off)
+    }
+
+    /// Finds the first mapping of this device that has a byte in `from..=last`, as
+    /// [`Iommu::next_mapping`](crate::Iommu::next_mapping) does: silently, from the tables as they are now. As it stands: none.
+    fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
+        let _ = (from, last, budget);
+        Ok(Next::None)
+    }
 
     /// Asks for the memory of all these ranges at once, where an access to one of them has answered [`Stop::Pending`] or
     /// may do so: a request then waits once, and not for each piece in turn. `Ok` if all is there. What is refused is left

@@ -9,8 +9,9 @@
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
 use crate::dma::{Dma, Lease, LeaseStop, Wanted};
+use crate::follow::{Attachment, Next};
 use crate::iommu::{Iommu, Run};
-use crate::lease::{LeaseId, Leases};
+use crate::lease::{Budget, LeaseId, Leases};
 use crate::phys::PhysMem;
 use crate::window::{Place, Window};
 
@@ -205,6 +206,15 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
             Ok(hva) => Ok((hva, run.len as u32)),
             Err(stop) => first_piece(self.mem, run.gpa, run.len as u32, intent, stop),
         }
+    }
+
+    fn attachment(&self) -> Access<Attachment> {
+        self.iommu.attachment(self.mem, self.source)
+    }
+
+    fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
+        self.iommu
+            .next_mapping(self.mem, self.source, from, last, budget)
     }
 
     /// Tables may be absent as well: what lies behind one is asked for when it has come, and everything else now.

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::class::Class;
+
 /// How a back end is used.
 #[derive(Clone, Debug)]
 pub struct ImportConfig {
@@ -10,10 +12,14 @@ pub struct ImportConfig {
     pub name: String,
     /// The back end's socket.
     pub path: PathBuf,
-    /// Queues the guest gets, 1 to 16.
+    /// What it serves.
+    pub class: Class,
+    /// Queues the guest gets: 1 to 16 of a block device, 2 of a network device.
     pub queues: u16,
     /// Entries of each at most, a power of two.
     pub queue_size: u16,
+    /// The device is behind an IOMMU: the back end translates by what it is told over the connection.
+    pub has_iommu: bool,
     /// How long somebody has to listen before the start fails.
     pub patience: Duration,
     /// How long any reply may take, but that to a stop, which waits for the back end's requests.
@@ -21,13 +27,15 @@ pub struct ImportConfig {
 }
 
 impl ImportConfig {
-    /// One queue of 256 entries; 1 s for the listener, 5 s for a reply.
+    /// A block device of one queue of 256 entries; 1 s for the listener, 5 s for a reply.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
             path: path.into(),
+            class: Class::Block,
             queues: 1,
             queue_size: 256,
+            has_iommu: false,
             patience: Duration::from_secs(1),
             reply_limit: Duration::from_secs(5),
         }

@@ -56,6 +56,9 @@ pub enum ImportError {
         "the back end died with requests in flight and offers no INFLIGHT_SHMFD: they are lost"
     )]
     Lost,
+    /// It was killed, and its successor cannot be told where to go on.
+    #[error("the rings cannot be read where the driver has put them")]
+    Rings,
     /// The host refused descriptors or a thread.
     #[error("the host refuses what the connection needs")]
     Host(#[source] io::Error),

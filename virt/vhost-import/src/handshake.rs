@@ -1,68 +1,61 @@
-//! What a back end must offer to be a disk of ours, and the descriptors of its rings.
+//! What a back end must offer to be a device of ours, and the descriptors of its rings.
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use vhost_user::frontend::{CallError, Connection, Ring};
+use vhost_user::frontend::{self, BackEndChannel, CallError, Connection, Ring};
 use vhost_user::wire::{ProtocolFeatures, Request, VringState, feature as vhost};
-use vio::blk::request::feature as blk;
 use vio::feature;
 
+use crate::config::ImportConfig;
 use crate::error::ImportError;
 use crate::memory::{Memory, RingPlace};
 
-/// Features that a guest may be offered. Each lives in rings and requests, which is the back end's business; what would be ours
-/// (writable configuration, resizing) is not among them.
-const FEATURES: u64 = feature::VERSION_1
-    | feature::EVENT_IDX
-    | feature::INDIRECT_DESC
-    | feature::IN_ORDER
-    | blk::SIZE_MAX
-    | blk::SEG_MAX
-    | GEOMETRY
-    | blk::RO
-    | blk::BLK_SIZE
-    | blk::FLUSH
-    | TOPOLOGY
-    | blk::MQ
-    | blk::DISCARD
-    | blk::WRITE_ZEROES;
-/// VIRTIO_BLK_F_GEOMETRY (4) and VIRTIO_BLK_F_TOPOLOGY (10): fields of the configuration.
-const GEOMETRY: u64 = 1 << 4;
-const TOPOLOGY: u64 = 1 << 10;
-
-/// Protocol features taken where offered.
+/// Protocol features taken where offered, of any class.
 const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0
-        | ProtocolFeatures::CONFIG.0
         | ProtocolFeatures::INFLIGHT_SHMFD.0
         | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
-
-/// Bytes of `struct virtio_blk_config` up to write-zeroes; back ends refuse to be asked for more than they have.
-pub(crate) const CONFIG_LEN: u32 = 60;
-/// Its field `num_queues`.
-const NUM_QUEUES: std::ops::Range<usize> = 34..36;
 
 /// What a back end offers, as far as it is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// Virtio features for the guest.
     pub features: u64,
+    /// Those of them that the back end knows, which are all that it may be told.
+    pub known: u64,
+    /// Those that it is told whatever the driver has accepted.
+    pub forced: u64,
     /// Protocol features, acknowledged.
     pub protocol: ProtocolFeatures,
     /// Configuration space, with the number of queues asked for.
     pub config: Vec<u8>,
 }
 
-/// Everything up to memory, which is shared here too.
+/// Everything up to memory, which is shared here too; and the socket for what the back end asks, if it is behind an IOMMU.
 pub(crate) fn negotiate(
     connection: &mut Connection,
     memory: &Memory,
-    queues: u16,
-    queue_size: u16,
-) -> Result<Offer, ImportError> {
-    let offer = connection.negotiate(Some(PROTOCOL))?;
+    wanted: &ImportConfig,
+) -> Result<(Offer, Option<BackEndChannel>), ImportError> {
+    let ImportConfig {
+        class,
+        queues,
+        queue_size,
+        has_iommu,
+        ..
+    } = wanted;
+    let (queues, queue_size, has_iommu) = (*queues, *queue_size, *has_iommu);
+    let asks = match has_iommu {
+        true => ProtocolFeatures::BACKEND_REQ,
+        false => ProtocolFeatures::NONE,
+    };
+    let mut offer = connection.negotiate(Some(PROTOCOL | class.protocol() | asks))?;
+    if has_iommu {
+        // A back end may offer ACCESS_PLATFORM only once it knows that it is asked for by a front end that can answer.
+        offer.features = connection.value(Request::GetFeatures)?;
+    }
     let missing = |what| Err(ImportError::NotOffered { what });
     if offer.features & feature::VERSION_1 == 0 {
         return missing("VIRTIO_F_VERSION_1");
@@ -70,18 +63,11 @@ pub(crate) fn negotiate(
     if offer.features & vhost::PROTOCOL_FEATURES == 0 {
         return missing("protocol features");
     }
-    if !offer.protocol.contains(ProtocolFeatures::CONFIG) {
-        return missing("CONFIG, so nobody knows how large its disk is");
+    if has_iommu {
+        check_iommu(&offer)?;
     }
-    if offer.queues < u64::from(queues) || (queues > 1 && offer.features & blk::MQ == 0) {
-        return Err(ImportError::Queues {
-            offered: offer.queues,
-            wanted: queues,
-        });
-    }
-    let mut config = connection.config(CONFIG_LEN)?;
-    check_config(&config)?;
-    config[NUM_QUEUES].copy_from_slice(&queues.to_le_bytes());
+    class.check_queues(&offer, queues)?;
+    let config = class.config(connection, &offer, queues)?;
     if offer.protocol.contains(ProtocolFeatures::REPLY_ACK) {
         let state = VringState {
             index: 0,
@@ -95,20 +81,41 @@ pub(crate) fn negotiate(
         };
     }
     connection.share_memory(&memory.regions(), memory.file())?;
-    Ok(Offer {
-        features: offer.features & FEATURES,
+    let channel = match has_iommu {
+        true => Some(connection.open_channel()?),
+        false => None,
+    };
+    // Behind an IOMMU the device is, whether or not its driver knows: a back end that is not told reaches everything.
+    let forced = match has_iommu {
+        true => feature::ACCESS_PLATFORM,
+        false => 0,
+    };
+    let offer = Offer {
+        features: offer.features & class.features() | class.own_features() | forced,
+        known: offer.features & (class.features() | class.own_features() | forced),
+        forced,
         protocol: offer.protocol,
         config,
-    })
+    };
+    Ok((offer, channel))
 }
 
-fn check_config(config: &[u8]) -> Result<(), ImportError> {
-    let what = match config {
-        _ if config.len() != CONFIG_LEN as usize => "its length",
-        _ if config[..8] == [0; 8] => "a disk of no sectors",
+/// What a back end needs to serve a device behind an IOMMU.
+fn check_iommu(offer: &frontend::Offer) -> Result<(), ImportError> {
+    let what = match offer.protocol {
+        protocol if !protocol.contains(ProtocolFeatures::BACKEND_REQ) => {
+            "BACKEND_REQ, so it cannot ask where an IOVA goes"
+        }
+        protocol if !protocol.contains(ProtocolFeatures::REPLY_ACK) => {
+            "REPLY_ACK, so nobody knows when it has forgotten a mapping of an IOVA"
+        }
+        // Last: some offer it only with the two above.
+        _ if offer.features & feature::ACCESS_PLATFORM == 0 => {
+            "VIRTIO_F_ACCESS_PLATFORM, so it knows of no IOMMU"
+        }
         _ => return Ok(()),
     };
-    Err(ImportError::Config { what })
+    Err(ImportError::NotOffered { what })
 }
 
 /// The descriptors of a device's rings, by queue number, and the one for errors. All eventfds that the back end has too: it can fill

@@ -11,24 +11,22 @@ use std::time::Duration;
 use guest_mem::GuestRam;
 use rustix::event::{EventfdFlags, eventfd};
 use vhost_user::frontend::Connection;
-use vio::{ActivateError, QueueConfig, RemoteDevice, feature};
+use vhost_user::wire::IotlbRange;
+use vio::{ActivateError, QueueConfig, RemoteDevice, RemoteMemory, Revoked, feature};
 
 use crate::config::ImportConfig;
 use crate::error::ImportError;
+use crate::follow::Follower;
 use crate::handshake::{self, RingFds, ring};
 use crate::link::Link;
-use crate::memory::Memory;
+use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
 
-/// Device type of a block device (virtio 1.2 §5.2).
-const BLOCK: u16 = 2;
-/// Most queues.
-const MAX_QUEUES: u16 = 16;
 /// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing to wait for but the kernel, which
 /// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// A block device that another process serves. See the crate's head.
+/// A device that another process serves. See the crate's head.
 pub struct Import {
     shared: Arc<Shared>,
     /// Taken when joined.
@@ -36,6 +34,7 @@ pub struct Import {
     /// Closed by the thread when it ends.
     ended: Receiver<()>,
     memory: Memory,
+    device_type: u16,
     features: u64,
     queue_sizes: Vec<u16>,
     config: Vec<u8>,
@@ -48,6 +47,12 @@ pub struct Import {
     is_overdue: bool,
     /// The driver has been told that the device is broken.
     is_told: bool,
+    /// The device's name in the log.
+    name: String,
+    /// Of a device behind an IOMMU.
+    follower: Option<Follower>,
+    /// The back end has not forgotten revoked mappings in time.
+    is_cut_off: bool,
 }
 
 impl fmt::Debug for Import {
@@ -78,7 +83,10 @@ impl Import {
         call: Vec<OwnedFd>,
     ) -> Result<Self, ImportError> {
         let (queues, queue_size) = (config.queues, config.queue_size);
-        assert!((1..=MAX_QUEUES).contains(&queues), "1 to 16 queues");
+        assert!(
+            config.class.has_queues(queues),
+            "as many queues as its class has"
+        );
         assert!(queue_size.is_power_of_two(), "queues of a power of two");
         let wanted = usize::from(queues);
         assert!(
@@ -94,7 +102,7 @@ impl Import {
             path: config.path.clone(),
             source,
         })?;
-        let offer = handshake::negotiate(&mut connection, &memory, queues, queue_size)?;
+        let (offer, channel) = handshake::negotiate(&mut connection, &memory, &config)?;
         let own_kick = kick
             .iter()
             .map(OwnedFd::try_clone)
@@ -103,9 +111,12 @@ impl Import {
         let err = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| ImportError::Host(errno.into()))?;
         let (features, space) = (offer.features, offer.config.clone());
+        let device_type = config.class.device_type();
+        let follower = config.has_iommu.then(|| Follower::new(memory.clone()));
+        let name = config.name.clone();
         let thread_name = format!("link-{}", config.name);
         let fds = RingFds { kick, call, err };
-        let connected = (connection, offer);
+        let connected = (connection, offer, channel);
         let link = Link::new(config, shared.clone(), memory.clone(), fds, connected);
         let (ending, ended) = mpsc::channel();
         let run = move || {
@@ -121,6 +132,7 @@ impl Import {
             thread: Some(thread),
             ended,
             memory,
+            device_type,
             features,
             queue_sizes: vec![queue_size; wanted],
             config: space,
@@ -129,17 +141,20 @@ impl Import {
             stop: None,
             is_overdue: false,
             is_told: false,
+            name,
+            follower,
+            is_cut_off: false,
         })
     }
 
     fn is_stopped(&self, number: u64) -> bool {
-        self.is_overdue || self.shared.is_done(number)
+        self.is_overdue || self.is_cut_off || self.shared.is_done(number)
     }
 }
 
 impl RemoteDevice for Import {
     fn device_type(&self) -> u16 {
-        BLOCK
+        self.device_type
     }
 
     fn features(&self) -> u64 {
@@ -159,7 +174,7 @@ impl RemoteDevice for Import {
         if features & !offered != 0 || features & feature::VERSION_1 == 0 {
             return Err(ActivateError::Features { features, offered });
         }
-        let mut rings: Vec<crate::memory::RingPlace> = Vec::with_capacity(queues.len());
+        let mut rings: Vec<RingPlace> = Vec::with_capacity(queues.len());
         for queue in queues {
             let index = queue.index;
             let Some(&max) = self.queue_sizes.get(usize::from(index)) else {
@@ -177,7 +192,10 @@ impl RemoteDevice for Import {
             if !is_aligned {
                 return Err(ActivateError::QueueAddress { index });
             }
-            let place = self.memory.place(queue);
+            let place = match self.follower {
+                Some(_) => RingPlace::at_iovas(queue),
+                None => self.memory.place(queue),
+            };
             rings.push(place.ok_or(ActivateError::QueueMemory { index })?);
         }
         self.shared.order(Order::Start(Activation {
@@ -203,6 +221,59 @@ impl RemoteDevice for Import {
         self.needs_reset() && !std::mem::replace(&mut self.is_told, true)
     }
 
+    fn serve(&mut self, memory: &mut dyn RemoteMemory, now_ns: u64) {
+        let Some(follower) = &mut self.follower else {
+            return;
+        };
+        let (has_told, has_more) = follower.serve(&self.shared.exchange, memory, now_ns);
+        if has_told {
+            self.shared.notify_thread();
+        }
+        if has_more {
+            self.shared.remind();
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.follower.as_ref().is_some_and(Follower::is_waiting)
+    }
+
+    fn keeps_translations(&self) -> bool {
+        self.follower.is_some()
+    }
+
+    fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
+        let Some(follower) = &mut self.follower else {
+            return false;
+        };
+        if self.is_cut_off {
+            return false;
+        }
+        let is_held = follower.invalidated(&self.shared.exchange, what, hold);
+        self.shared.notify_thread();
+        is_held
+    }
+
+    fn hold_overdue(&mut self, hold: u64) {
+        let Some(follower) = &mut self.follower else {
+            return;
+        };
+        if let Some(IotlbRange { first, last }) = follower.held(hold) {
+            let mappings = format_args!("{first:#x} to {last:#x}");
+            tracing::error!(device = %self.name, %mappings, "the back end has not said in time that it has forgotten revoked mappings; it is cut off, and the \
+                device needs a reset");
+        }
+        // What it has mapped cannot be taken from it: there is nothing more to wait for.
+        follower.drop_holds();
+        self.is_cut_off = true;
+        self.shared.cut_off();
+        self.shared.remind();
+    }
+
+    fn take_released(&mut self) -> Option<u64> {
+        self.follower.as_mut()?.take_released(&self.shared.exchange)
+    }
+
     fn stop(&mut self) -> bool {
         let number = match self.stop {
             Some(number) => number,
@@ -219,6 +290,11 @@ impl RemoteDevice for Import {
 
     fn reset(&mut self) {
         self.shared.order(Order::Forget);
+        if let Some(follower) = &mut self.follower {
+            follower.reset(&self.shared.exchange);
+            self.shared.notify_thread();
+        }
+        self.is_cut_off = false;
         self.generation += 1;
         self.stop = None;
         self.is_overdue = false;
@@ -236,7 +312,7 @@ impl RemoteDevice for Import {
     }
 
     fn needs_reset(&self) -> bool {
-        self.is_overdue || self.shared.broken() == self.generation
+        self.is_overdue || self.is_cut_off || self.shared.broken() == self.generation
     }
 
     fn wake_fd(&self) -> RawFd {

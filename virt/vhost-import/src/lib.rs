@@ -1,4 +1,4 @@
-//! A virtio block device of our VMM whose rings another process serves over vhost-user (the *front end's* side of
+//! A virtio device of our VMM, a disk or a network interface, whose rings another process serves over vhost-user (the *front end's* side of
 //! QEMU's `docs/interop/vhost-user.rst`): the counterpart of `vhost-export`.
 //!
 //! ```text
@@ -8,9 +8,19 @@
 //! registers ─▶ owner ─▶ Import (vio::RemoteDevice) ─ orders ─▶ link thread ─ socket ─▶ back end's session
 //! ```
 //! The data path does not come here at all: neither the VMM's threads nor its sidecore see a request. Here is the control path.
-//! Reading order: [`Import`] (the owner's handle, never blocks), `link` (the thread that talks, and connects again),
-//! `handshake` (what a back end must offer), `memory` (what is shared, ring addresses). Requests and their order are
-//! [`vhost_user::frontend`]'s.
+//! Reading order: [`Import`] (the owner's handle, never blocks), [`Class`] (what differs between disks and networks), `link` (the thread
+//! that talks, and connects again), `active` (rings, started and stopped), `handshake` (what a back end must offer), `memory` (what is
+//! shared, ring addresses). Requests and their order are [`vhost_user::frontend`]'s.
+//!
+//! **Behind an IOMMU** the back end sees IOVAs, and asks for what it has no translation of:
+//! ```text
+//! back end ─ MISS ─▶ link thread ─ question ─▶ owner: the guest's tables ─ entry, or a refusal ─▶ link thread ─ UPDATE ─▶ back end
+//! guest's unmap ─▶ owner: Import::invalidated, held ─ invalidation ─▶ link thread ─ INVALIDATE ─▶ back end ─ answer ─▶ released
+//! ```
+//! `exchange` (one order for both), `follow` (the owner's part), `iotlb` (the link thread's). Only the owner reads tables, since it alone
+//! knows in which order they change. An invalidation is held until the back end has answered; after the owner's limit
+//! ([`Import`]'s `hold_overdue`) the connection is closed and the device needs a reset. That a back end has forgotten is its word:
+//! it has all of the memory mapped, and what it has mapped cannot be taken from it.
 //!
 //! **Start.** [`Import::connect`] negotiates once, in the caller's thread, and fails with what is missing. The device then offers
 //! what that back end offered, for as long as it lives.
@@ -25,20 +35,27 @@
 //! It ends with the answer, the connection, or when the owner gives up, as a machine that ends does. What no limit reaches (descriptors of its own that are slow to close) holds the link thread, hence
 //! its own disk, and nobody else. It is trusted with guest memory, as vhost-user is built: it maps all of it.
 //!
-//! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), devices behind an IOMMU
-//! (IOTLB messages), a configuration that changes at run time (BACKEND_REQ), migration. None of them is offered to the guest.
+//! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), a network's control queue and with it
+//! more than one pair, a configuration that changes at run time, migration. None of them is offered to the guest.
 #![forbid(unsafe_code)]
 
+mod active;
+mod class;
 mod config;
 mod error;
+mod exchange;
+mod follow;
 mod handshake;
 mod import;
+mod iotlb;
 mod link;
 mod memory;
+mod reconnect;
 mod shared;
 #[cfg(test)]
 mod tests;
 
+pub use class::{Class, NetIdentity};
 pub use config::ImportConfig;
 pub use error::ImportError;
 pub use import::Import;

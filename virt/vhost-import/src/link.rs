@@ -12,60 +12,20 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost_user::chain;
-use vhost_user::frontend::{CallError, Connection, InflightRegion};
-use vhost_user::wire::{ProtocolFeatures, RequestId, feature as vhost};
-use vio::feature;
+use vhost_user::frontend::{BackEndChannel, Connection};
 
+use crate::active::{Active, Positions, StartError, stop_rings};
 use crate::config::ImportConfig;
 use crate::error::ImportError;
-use crate::handshake::{self, Offer, RingFds, ring};
-use crate::memory::{Memory, RingPlace};
-use crate::shared::{Activation, Order, Shared};
+use crate::exchange::{Command, Question};
+use crate::handshake::{self, Offer, RingFds};
+use crate::iotlb::{IotlbSession, SessionError};
+use crate::memory::{Indices, Memory};
+use crate::reconnect::Reconnect;
+use crate::shared::{Order, Shared};
 
-/// Between two tries to connect: at first, and at last.
-const RETRY_FIRST: Duration = Duration::from_millis(5);
-const RETRY_LAST: Duration = Duration::from_millis(200);
 /// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that ends sooner is no better than none.
 const STEADY: Duration = Duration::from_millis(100);
-
-/// Lines of log about the connection at once, and the time for which each more has to wait.
-const LINES: u32 = 20;
-const LINE_EVERY: Duration = Duration::from_secs(1);
-
-/// What went wrong while rings were started.
-enum StartError {
-    /// Another connection may do better.
-    Connection(CallError),
-    /// The device cannot go on.
-    Broken(ImportError),
-}
-
-impl From<CallError> for StartError {
-    fn from(error: CallError) -> Self {
-        match error.is_of_the_connection() {
-            true => Self::Connection(error),
-            false => Self::Broken(error.into()),
-        }
-    }
-}
-
-/// Where the rings go on.
-#[derive(Debug)]
-enum Positions {
-    Fresh,
-    Known(Vec<u16>),
-    ByUsedIndex,
-}
-
-/// The driver's rings.
-struct Active {
-    activation: Activation,
-    positions: Positions,
-    /// They are to be served; else they are stopped.
-    is_wanted: bool,
-    is_broken: bool,
-    inflight: Option<InflightRegion>,
-}
 
 /// See the module's head.
 pub(crate) struct Link {
@@ -78,60 +38,15 @@ pub(crate) struct Link {
     connection: Option<Connection>,
     connected_at: Instant,
     reconnect: Reconnect,
+    /// Of a device behind an IOMMU, for as long as there is a connection.
+    iotlb: Option<IotlbSession>,
+    /// Number of the last session.
+    session: u64,
+    /// Number of the last question about the rings.
+    question: u64,
     active: Option<Active>,
-}
-
-/// When to connect again.
-#[derive(Debug)]
-struct Reconnect {
-    at: Instant,
-    delay: Duration,
-    /// The last reason that was looked at for the log.
-    reason: String,
-    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time otherwise, fills no log.
-    whole_at: Instant,
-}
-
-impl Reconnect {
-    fn new() -> Self {
-        Self {
-            at: Instant::now(),
-            delay: RETRY_FIRST,
-            reason: String::new(),
-            whole_at: Instant::now(),
-        }
-    }
-
-    /// After a connection that was a good one.
-    fn at_once(&mut self) {
-        self.at = Instant::now();
-        self.delay = RETRY_FIRST;
-        self.reason.clear();
-    }
-
-    fn later(&mut self) {
-        self.at = Instant::now() + self.delay;
-        self.delay = (self.delay * 2).min(RETRY_LAST);
-    }
-
-    /// Whether this is to be logged.
-    fn is_news(&mut self, reason: &str, now: Instant) -> bool {
-        if self.reason == reason {
-            return false;
-        }
-        reason.clone_into(&mut self.reason);
-        self.admits(now)
-    }
-
-    /// Whether a line may be logged: some at once, then one each [`LINE_EVERY`].
-    fn admits(&mut self, now: Instant) -> bool {
-        let whole_at = self.whole_at.max(now);
-        let admits = whole_at - now <= (LINES - 1) * LINE_EVERY;
-        if admits {
-            self.whole_at = whole_at + LINE_EVERY;
-        }
-        admits
-    }
+    /// The rings are started on this connection.
+    is_serving: bool,
 }
 
 impl Link {
@@ -141,9 +56,9 @@ impl Link {
         shared: Arc<Shared>,
         memory: Memory,
         fds: RingFds,
-        (connection, offer): (Connection, Offer),
+        (connection, offer, channel): (Connection, Offer, Option<BackEndChannel>),
     ) -> Self {
-        Self {
+        let mut link = Self {
             config,
             shared,
             memory,
@@ -152,15 +67,32 @@ impl Link {
             connection: Some(connection),
             connected_at: Instant::now(),
             reconnect: Reconnect::new(),
+            iotlb: None,
+            session: 0,
+            question: 0,
             active: None,
+            is_serving: false,
+        };
+        link.begin_session(channel);
+        link
+    }
+
+    /// The back end's IOTLB is empty.
+    fn begin_session(&mut self, channel: Option<BackEndChannel>) {
+        self.iotlb = channel.map(IotlbSession::new);
+        if self.iotlb.is_some() {
+            self.session += 1;
+            self.shared.exchange.begin(self.session);
         }
     }
 
     /// Until it is told to end.
     pub fn run(mut self) {
         while !self.shared.is_over() {
+            self.look_for_cut_off();
             while let Some((number, order)) = self.shared.take_order() {
                 self.shared.uncancel();
+                self.look_for_cut_off();
                 self.obey(number, order);
                 self.shared.set_done(number);
                 if self.shared.is_over() {
@@ -171,7 +103,17 @@ impl Link {
                 self.shared.uncancel();
                 self.connect_again();
             }
+            self.obey_commands();
             self.wait();
+        }
+    }
+
+    /// Closes the connection if the owner has waited for the back end for long enough.
+    fn look_for_cut_off(&mut self) {
+        if self.shared.take_cut_off() {
+            let why = "it has not forgotten revoked mappings in time";
+            self.lose(why);
+            self.fail(why);
         }
     }
 
@@ -198,20 +140,63 @@ impl Link {
         }
     }
 
-    /// Starts the rings, if there is a connection to start them on; otherwise the next connection does.
+    /// Starts the rings, if there is a connection to start them on; otherwise the next connection does. Behind an IOMMU only the owner
+    /// can say where they stand, so it is asked first.
     fn start(&mut self) {
+        if !self.are_rings_wanted() || !self.settle() {
+            return;
+        }
         let (Some(connection), Some(active)) = (&mut self.connection, &mut self.active) else {
             return;
         };
-        if !active.is_wanted || active.is_broken {
+        if let Err(error) = active.set_features(connection, &self.offer) {
+            self.start_failed(error);
             return;
         }
+        let rings = &active.activation.rings;
+        if self.iotlb.is_some() {
+            self.question += 1;
+            self.shared.exchange.ask(Question::Rings {
+                number: self.question,
+                rings: rings.clone(),
+            });
+            self.shared.tell();
+            return;
+        }
+        let indices = self.memory.indices(rings);
+        self.start_at(Some(&indices));
+    }
+
+    /// The owner has said where the rings stand.
+    fn start_at_last(&mut self, indices: Option<&[Indices]>) {
+        if self.are_rings_wanted() && self.settle() {
+            self.start_at(indices);
+        }
+    }
+
+    fn are_rings_wanted(&self) -> bool {
+        let is_wanted = |active: &Active| active.is_wanted && !active.is_broken;
+        self.active.as_ref().is_some_and(is_wanted)
+    }
+
+    /// Starts the rings, which are wanted and stand there.
+    fn start_at(&mut self, indices: Option<&[Indices]>) {
+        let (Some(connection), Some(active)) = (&mut self.connection, &mut self.active) else {
+            return;
+        };
         // An error signalled before was about rings that are gone.
         sidecore::drain_eventfd(self.fds.err.as_fd());
-        match active.start(connection, &self.memory, &self.fds, self.offer.protocol) {
-            Ok(()) => {}
-            Err(StartError::Connection(error)) => self.lose(&chain(&error)),
-            Err(StartError::Broken(error)) => {
+        let class = &self.config.class;
+        match active.start(connection, indices, &self.fds, &self.offer, class) {
+            Ok(()) => self.is_serving = true,
+            Err(error) => self.start_failed(error),
+        }
+    }
+
+    fn start_failed(&mut self, error: StartError) {
+        match error {
+            StartError::Connection(error) => self.lose(&chain(&error)),
+            StartError::Broken(error) => {
                 let why = chain(&error);
                 self.lose(&why);
                 self.fail(&why);
@@ -223,18 +208,22 @@ impl Link {
         let Some(active) = &mut self.active else {
             return;
         };
-        let is_served = active.is_wanted && !matches!(active.positions, Positions::Fresh);
         active.is_wanted = false;
-        let Some(connection) = &mut self.connection else {
-            return;
-        };
-        if !is_served {
+        // An answer about rings that are not to be started now.
+        self.question += 1;
+        if !self.is_serving {
             return;
         }
         if self.shared.is_abandoned(number) {
             self.lose("it did not stop its rings in time");
             return;
         }
+        if !self.settle() {
+            return;
+        }
+        let (Some(connection), Some(active)) = (&mut self.connection, &mut self.active) else {
+            return;
+        };
         // It has stopped when its last request has ended, and a disk may take long over that. Until it says so it may write the
         // guest's memory: to go on without its answer, by closing the socket, would let it.
         connection.limit = None;
@@ -242,9 +231,98 @@ impl Link {
             Ok(bases) => {
                 connection.limit = Some(self.config.reply_limit);
                 active.positions = Positions::Known(bases);
+                self.is_serving = false;
             }
             // It has died, or nobody waits for it any more: closing the socket is the last way to say it.
             Err(error) => self.lose(&chain(&error)),
+        }
+    }
+
+    /// Carries out what the owner has said about the back end's IOTLB, as far as it keeps up.
+    fn obey_commands(&mut self) {
+        while let Some(iotlb) = &mut self.iotlb
+            && iotlb.has_room()
+            && let Some(command) = self.shared.exchange.take_command()
+        {
+            if let Command::Rings { number, indices } = command {
+                // Of several questions the last counts, and a stop is behind all of them.
+                if number == self.question {
+                    // What was cancelled has ended since.
+                    self.shared.uncancel();
+                    self.look_for_cut_off();
+                    self.start_at_last(indices.as_deref());
+                }
+                continue;
+            }
+            let connection = self.connection.as_mut();
+            let connection = connection.expect("its session ends with it");
+            if let Err(error) = iotlb.obey(connection, command) {
+                self.end_session(error);
+            }
+        }
+    }
+
+    /// Takes what has come from the back end, of both sockets.
+    fn take_input(&mut self) {
+        let (Some(connection), Some(iotlb)) = (&mut self.connection, &mut self.iotlb) else {
+            return;
+        };
+        let exchange = &self.shared.exchange;
+        let taken = iotlb
+            .take_answers(connection, exchange)
+            .and_then(|has_released| Ok(iotlb.take_requests(exchange)? | has_released));
+        match taken {
+            Ok(true) => self.shared.tell(),
+            Ok(false) => {}
+            Err(error) => self.end_session(error),
+        }
+    }
+
+    fn end_session(&mut self, error: SessionError) {
+        match error {
+            SessionError::Connection(why) => self.lose(&why),
+            SessionError::Unforgotten(why) => {
+                self.lose(&why);
+                self.fail(&why);
+            }
+        }
+    }
+
+    /// Waits until the back end has answered everything about its IOTLB, so that it can be asked something else. False: the connection
+    /// is lost.
+    fn settle(&mut self) -> bool {
+        while let Some(iotlb) = &self.iotlb
+            && !iotlb.is_settled()
+        {
+            let Some(connection) = &self.connection else {
+                break;
+            };
+            let deadline = iotlb.deadline(self.config.reply_limit);
+            let timeout = deadline.and_then(until);
+            let mut fds = [
+                PollFd::new(connection.socket(), PollFlags::IN),
+                PollFd::new(&self.shared.cancel, PollFlags::IN),
+            ];
+            let woken = poll(&mut fds, timeout.as_ref()).unwrap_or(0);
+            if woken != 0 && !fds[1].revents().is_empty() {
+                self.lose("it is not waited for any more");
+            } else if woken != 0 {
+                self.take_input();
+            } else {
+                self.look_for_deadline();
+            }
+        }
+        self.connection.is_some()
+    }
+
+    /// Ends a session whose back end does not answer.
+    fn look_for_deadline(&mut self) {
+        if let Some(iotlb) = &self.iotlb
+            && let Some(deadline) = iotlb.deadline(self.config.reply_limit)
+            && Instant::now() >= deadline
+        {
+            let error = iotlb.overdue();
+            self.end_session(error);
         }
     }
 
@@ -252,6 +330,12 @@ impl Link {
     fn lose(&mut self, why: &str) {
         if self.connection.take().is_none() {
             return;
+        }
+        self.is_serving = false;
+        if let Some(iotlb) = self.iotlb.take() {
+            iotlb.end(&self.shared.exchange);
+            self.shared.exchange.end();
+            self.shared.tell();
         }
         if self.connected_at.elapsed() >= STEADY {
             self.reconnect.at_once();
@@ -287,20 +371,18 @@ impl Link {
                 source,
             })
             .and_then(|mut connection| {
-                let offer = handshake::negotiate(
-                    &mut connection,
-                    &self.memory,
-                    self.config.queues,
-                    self.config.queue_size,
-                )?;
+                let (offer, channel) =
+                    handshake::negotiate(&mut connection, &self.memory, &self.config)?;
                 self.check_offer(&offer)?;
-                Ok((connection, offer.protocol))
+                Ok((connection, offer, channel))
             });
         match made {
-            Ok((connection, protocol)) => {
+            Ok((connection, offer, channel)) => {
                 self.connection = Some(connection);
+                self.begin_session(channel);
                 self.connected_at = Instant::now();
-                self.offer.protocol = protocol;
+                // What the guest was offered stays.
+                (self.offer.protocol, self.offer.known) = (offer.protocol, offer.known);
                 self.start();
                 if self.connection.is_some() && self.reconnect.admits(self.connected_at) {
                     tracing::info!(device = %self.config.name, "connected to the back end again");
@@ -329,13 +411,13 @@ impl Link {
     }
 
     fn wait(&mut self) {
-        let timeout = match self.connection {
-            Some(_) => None,
-            // At most `RETRY_LAST`.
-            None => {
-                Timespec::try_from(self.reconnect.at.saturating_duration_since(Instant::now())).ok()
-            }
+        let deadline = match (&self.connection, &self.iotlb) {
+            (Some(_), Some(iotlb)) => iotlb.deadline(self.config.reply_limit),
+            (Some(_), None) => None,
+            // At most the last delay of a reconnection.
+            (None, _) => Some(self.reconnect.at),
         };
+        let timeout = deadline.and_then(until);
         let mut fds = vec![
             PollFd::new(self.shared.orders_fd(), PollFlags::IN),
             PollFd::new(&self.fds.err, PollFlags::IN),
@@ -343,17 +425,27 @@ impl Link {
         if let Some(connection) = &self.connection {
             fds.push(PollFd::new(connection.socket(), PollFlags::IN));
         }
+        if let Some(requests) = self.iotlb.as_ref().and_then(IotlbSession::requests) {
+            fds.push(PollFd::new(requests, PollFlags::IN));
+        }
         let woken = poll(&mut fds, timeout.as_ref()).unwrap_or(0);
         if woken == 0 {
+            self.look_for_deadline();
             return;
         }
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let (has_error, has_input) = (is_ready(1), is_ready(2));
+        let has_error = is_ready(1);
+        let (has_reply, has_request) = (is_ready(2), is_ready(3));
         drop(fds);
         if has_error && sidecore::drain_eventfd(self.fds.err.as_fd()) {
             self.fail("the back end reports a ring that makes no sense");
         }
-        if has_input
+        if has_reply || has_request {
+            self.take_input();
+        }
+        // What is left in the socket of requests is its end.
+        if has_reply
+            && self.iotlb.as_ref().is_none_or(IotlbSession::is_settled)
             && let Some(connection) = &mut self.connection
             && let Err(why) = connection.check_idle()
         {
@@ -362,95 +454,7 @@ impl Link {
     }
 }
 
-impl Active {
-    fn start(
-        &mut self,
-        connection: &mut Connection,
-        memory: &Memory,
-        fds: &RingFds,
-        protocol: ProtocolFeatures,
-    ) -> Result<(), StartError> {
-        let rings = &self.activation.rings;
-        let is_restart = matches!(self.positions, Positions::ByUsedIndex);
-        connection.set_features(self.activation.features | vhost::PROTOCOL_FEATURES)?;
-        if !protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
-            self.inflight = None;
-        } else if self.inflight.is_none() && (!is_restart || is_quiet(memory, rings)) {
-            let queues = rings.iter().map(|ring| ring.index + 1).max().unwrap_or(1);
-            let size = rings.iter().map(|ring| ring.size).max().unwrap_or(1);
-            self.inflight = Some(connection.new_inflight(queues, size)?);
-        }
-        let in_order = self.activation.features & feature::IN_ORDER != 0;
-        if is_restart && self.inflight.is_none() && !in_order && !is_quiet(memory, rings) {
-            return Err(StartError::Broken(ImportError::Lost));
-        }
-        let base = |at: usize, ring: &RingPlace| match &self.positions {
-            Positions::Fresh => 0,
-            Positions::Known(bases) => bases[at],
-            Positions::ByUsedIndex => memory.used_idx(ring),
-        };
-        let rings: Vec<_> = rings
-            .iter()
-            .enumerate()
-            .map(|(at, ring)| fds.ring(ring, base(at, ring)))
-            .collect();
-        // From the first of its messages on the back end may take buffers.
-        self.positions = Positions::ByUsedIndex;
-        if let Some(region) = &self.inflight {
-            connection.give_inflight(region)?;
-        }
-        connection.start_rings(&rings)?;
-        if is_restart {
-            // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
-            // for it; one signal too many is harmless.
-            for at in rings.iter().map(|ring| usize::from(ring.index)) {
-                ring(&fds.kick[at]);
-                ring(&fds.call[at]);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Stops the rings; where each stands.
-fn stop_rings(connection: &mut Connection, rings: &[RingPlace]) -> Result<Vec<u16>, CallError> {
-    let mut bases = Vec::with_capacity(rings.len());
-    for ring in rings {
-        let base = connection.stop_ring(ring.index.into())?;
-        let request = RequestId::GET_VRING_BASE;
-        bases.push(u16::try_from(base).map_err(|_| CallError::Refused { request })?);
-    }
-    Ok(bases)
-}
-
-/// Whether every buffer made available has come back.
-fn is_quiet(memory: &Memory, rings: &[RingPlace]) -> bool {
-    rings
-        .iter()
-        .all(|ring| memory.avail_idx(ring) == memory.used_idx(ring))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_back_end_that_fails_for_ever_fills_no_log() {
-        let mut reconnect = Reconnect::new();
-        let start = Instant::now();
-        let mut said = 0;
-        // Alternately, each time after a connection that was a good one.
-        for at in 0..1000 {
-            let now = start + Duration::from_millis(100) * at;
-            reconnect.at_once();
-            said += u32::from(reconnect.is_news(["gone", "refused"][at as usize % 2], now));
-            said += u32::from(reconnect.admits(now));
-        }
-        assert!((100..=LINES + 101).contains(&said), "{said}");
-        // After a rest each is said again, once.
-        let now = start + Duration::from_secs(1000);
-        reconnect.at_once();
-        assert!(reconnect.is_news("gone", now));
-        assert!(!reconnect.is_news("gone", now));
-    }
+/// The time until then, as the system takes it; none that it cannot express.
+fn until(deadline: Instant) -> Option<Timespec> {
+    Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
 }

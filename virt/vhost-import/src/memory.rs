@@ -1,13 +1,14 @@
 //! Guest RAM as it is told to the back end.
 //!
 //! A region's *user address* is a name both sides agree upon, for ring addresses; ours says nothing about where this
-//! process has mapped anything.
+//! process has mapped anything. Behind an IOMMU rings are where the driver says, at IOVAs, and user addresses are where these go.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 
 use guest_mem::{Gpa, GuestRam, PhysMem};
-use vhost_user::wire::MemRegion;
+use vhost_user::wire::{IotlbAccess, MemRegion};
 use vio::QueueConfig;
 
 /// User address of guest-physical address 0.
@@ -17,18 +18,71 @@ const USER_BASE: u64 = 1 << 44;
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(GuestRam);
 
-/// A split ring, checked: each of its parts lies in one region.
+/// A split ring, checked: without an IOMMU each of its parts lies in one region, and else none wraps.
 #[derive(Clone, Debug)]
 pub(crate) struct RingPlace {
     pub index: u16,
     pub size: u16,
-    /// User addresses.
+    /// As the back end is told: user addresses, or IOVAs.
     pub desc: u64,
     pub avail: u64,
     pub used: u64,
-    /// Guest addresses of the two `idx` fields.
-    avail_idx: Gpa,
-    used_idx: Gpa,
+    /// As the driver says.
+    avail_at: u64,
+    used_at: u64,
+}
+
+/// Where a split ring stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Indices {
+    pub avail: u16,
+    pub used: u16,
+}
+
+/// Bytes of the parts of a split ring (virtio 1.2 §2.7; lengths with the event index words).
+const fn lengths(size: u16) -> (u64, u64, u64) {
+    let size = size as u64;
+    (16 * size, 6 + 2 * size, 6 + 8 * size)
+}
+
+impl RingPlace {
+    /// A ring at IOVAs, if none of its parts wraps.
+    pub fn at_iovas(queue: &QueueConfig) -> Option<Self> {
+        let (desc, avail, used) = (queue.desc.raw(), queue.avail.raw(), queue.used.raw());
+        let (desc_len, avail_len, used_len) = lengths(queue.size);
+        desc.checked_add(desc_len)?;
+        avail.checked_add(avail_len)?;
+        used.checked_add(used_len)?;
+        Some(Self {
+            index: queue.index,
+            size: queue.size,
+            desc,
+            avail,
+            used,
+            avail_at: avail,
+            used_at: used,
+        })
+    }
+
+    /// Its parts at IOVAs: address, length, what the device does there.
+    pub fn areas(&self) -> [(u64, u64, IotlbAccess); 3] {
+        let (desc, avail, used) = lengths(self.size);
+        [
+            (self.desc, desc, IotlbAccess::Read),
+            (self.avail, avail, IotlbAccess::Read),
+            (self.used, used, IotlbAccess::Write),
+        ]
+    }
+
+    /// Where the available ring's `idx` is.
+    pub const fn avail_idx(&self) -> u64 {
+        self.avail_at + 2
+    }
+
+    /// Where the used ring's `idx` is.
+    pub const fn used_idx(&self) -> u64 {
+        self.used_at + 2
+    }
 }
 
 impl Memory {
@@ -56,20 +110,33 @@ impl Memory {
         self.0.memfd().expect("`new` looked")
     }
 
-    /// A ring as the driver described it, if it lies in memory (virtio 1.2 §2.7; lengths with the event index words).
+    /// A ring at guest-physical addresses, if it lies in memory.
     pub fn place(&self, queue: &QueueConfig) -> Option<RingPlace> {
-        let size = u64::from(queue.size);
+        let (desc_len, avail_len, used_len) = lengths(queue.size);
         let user = |at: u64, len: u64| self.is_ram(at, len).then(|| USER_BASE + at);
         let (desc, avail, used) = (queue.desc.raw(), queue.avail.raw(), queue.used.raw());
         Some(RingPlace {
             index: queue.index,
             size: queue.size,
-            desc: user(desc, 16 * size)?,
-            avail: user(avail, 6 + 2 * size)?,
-            used: user(used, 6 + 8 * size)?,
-            avail_idx: Gpa::new(avail + 2),
-            used_idx: Gpa::new(used + 2),
+            desc: user(desc, desc_len)?,
+            avail: user(avail, avail_len)?,
+            used: user(used, used_len)?,
+            avail_at: avail,
+            used_at: used,
         })
+    }
+
+    /// First and last address of the region that has `gpa`.
+    pub fn region(&self, gpa: Gpa) -> Option<RangeInclusive<u64>> {
+        let mut regions = self.0.regions().iter();
+        let region =
+            regions.find(|region| gpa.raw().wrapping_sub(region.gpa.raw()) < region.len)?;
+        Some(region.gpa.raw()..=region.gpa.raw() + (region.len - 1))
+    }
+
+    /// The user address of memory.
+    pub const fn user_addr(&self, gpa: Gpa) -> u64 {
+        USER_BASE + gpa.raw()
     }
 
     fn is_ram(&self, at: u64, len: u64) -> bool {
@@ -79,14 +146,13 @@ impl Memory {
         })
     }
 
-    /// The used ring's `idx`.
-    pub fn used_idx(&self, ring: &RingPlace) -> u16 {
-        self.word(ring.used_idx)
-    }
-
-    /// The available ring's `idx`.
-    pub fn avail_idx(&self, ring: &RingPlace) -> u16 {
-        self.word(ring.avail_idx)
+    /// Where rings at guest-physical addresses stand.
+    pub fn indices(&self, rings: &[RingPlace]) -> Vec<Indices> {
+        let indices = |ring: &RingPlace| Indices {
+            avail: self.word(Gpa::new(ring.avail_idx())),
+            used: self.word(Gpa::new(ring.used_idx())),
+        };
+        rings.iter().map(indices).collect()
     }
 
     fn word(&self, at: Gpa) -> u16 {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use rustix::event::{EventfdFlags, eventfd};
 use sidecore::drain_eventfd;
 
+use crate::exchange::Exchange;
 use crate::handshake::ring;
 use crate::memory::RingPlace;
 
@@ -51,6 +52,10 @@ pub(crate) struct Shared {
     /// The generation that broke last; 0: none. Written by the thread.
     broken: AtomicU64,
     is_over: AtomicBool,
+    /// The connection is to be closed: the back end has been waited for long enough. Written by the owner, taken by the thread.
+    is_cut_off: AtomicBool,
+    /// About the back end's IOTLB.
+    pub exchange: Exchange,
     has_news: AtomicBool,
     /// Wakes the owner.
     news: OwnedFd,
@@ -73,6 +78,8 @@ impl Shared {
             abandoned: AtomicU64::new(0),
             broken: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
+            exchange: Exchange::default(),
             has_news: AtomicBool::new(false),
             news: fd()?,
             telling: Mutex::default(),
@@ -104,6 +111,19 @@ impl Shared {
         // SeqCst: the thread that is woken by `cancel` sees the number.
         self.abandoned.store(number, Ordering::SeqCst);
         ring(&self.cancel);
+    }
+
+    /// Something was put into the exchange for the thread.
+    pub fn notify_thread(&self) {
+        ring(&self.ordered);
+    }
+
+    /// The back end is not waited for any more, whatever it is asked.
+    pub fn cut_off(&self) {
+        // SeqCst, and first: the thread that is woken by `cancel`, or takes it back, sees it.
+        self.is_cut_off.store(true, Ordering::SeqCst);
+        ring(&self.cancel);
+        ring(&self.ordered);
     }
 
     /// The generation that has broken last.
@@ -151,6 +171,11 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop_front()
+    }
+
+    /// Whether the connection is to be closed.
+    pub fn take_cut_off(&self) -> bool {
+        self.is_cut_off.swap(false, Ordering::SeqCst)
     }
 
     pub fn is_abandoned(&self, number: u64) -> bool {

@@ -6,6 +6,8 @@
 //! A [`Connection`] is one socket, from its opening to its end. What outlives it (the memory, the rings' places and descriptors,
 //! the [`InflightRegion`]) is its user's, who says it all again over the next one. Replies are read by [`Reply::decode`].
 //!
+//! What the back end asks of us, as a miss of its IOTLB, comes over a socket of its own, the [`BackEndChannel`].
+//!
 //! A back end in a thread, and a front end that asks it for its configuration space:
 //!
 //! ```
@@ -49,11 +51,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod back_end_channel;
 mod connection;
 mod error;
 mod reply;
 mod setup;
 
+pub use back_end_channel::{BackEndChannel, ChannelError};
 pub use connection::Connection;
 pub use error::CallError;
 pub use reply::{Reply, expects_reply};

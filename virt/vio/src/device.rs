@@ -27,7 +27,7 @@
 
 use std::os::fd::RawFd;
 
-use guest_mem::{Dma, KeepAlive, Pages, Ticket};
+use guest_mem::{Dma, Iova, KeepAlive, Pages, Ticket};
 
 use crate::queue_config::{ActivateError, QueueConfig};
 use crate::ring::{RingPosition, RingStats};
@@ -75,6 +75,24 @@ pub enum CancelReason {
     Reset,
     /// The machine has ended, or the front end has gone: nobody will start the device again either.
     End,
+}
+
+/// Mappings of a device that are revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revoked {
+    /// All of them, whatever it is attached to.
+    Everything,
+    /// Those of a domain, by the IOMMU's number. What is attached to it may have changed too.
+    Domain(u32),
+    /// Pages of a domain.
+    Pages {
+        /// The IOMMU's number.
+        domain: u32,
+        /// First address.
+        first: Iova,
+        /// Last address.
+        last: Iova,
+    },
 }
 
 /// A queue that has stopped.
@@ -230,6 +248,29 @@ pub trait QueueDevice {
     /// Those of `pages` that it reaches without asking memory again, by a host address outside a lease: they cannot be evicted
     /// now. As it stands: of its rings' windows those that are current.
     fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32;
+
+    /// Whether it keeps translations beyond a call, and so is to be told of revoked ones ([`invalidated`](Self::invalidated)). Windows
+    /// and leases are kept account of by the memory itself.
+    fn hears_invalidations(&self) -> bool {
+        false
+    }
+
+    /// Mappings are revoked. Called between two visits, before the invalidation is complete; whether it waits for this device,
+    /// which then answers this name in [`take_released`](Self::take_released).
+    fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
+        let _ = (what, hold);
+        false
+    }
+
+    /// An invalidation has waited for this device for the owner's limit. It is released at once, whatever that takes.
+    fn hold_overdue(&mut self, hold: u64) {
+        let _ = hold;
+    }
+
+    /// Takes the name of an invalidation that need not wait any longer. Asked after each visit, until there is none.
+    fn take_released(&mut self) -> Option<u64> {
+        None
+    }
 
     /// Requests that the back end has not finished; at least 1 if it cannot be known that there is none.
     fn in_flight(&self) -> u32;

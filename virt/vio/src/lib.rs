@@ -41,12 +41,12 @@ pub mod visit;
 
 pub use body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 pub use device::{
-    Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Service,
+    Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Revoked, Service,
     StoppedQueue, read_space,
 };
 pub use line_budget::LineBudget;
 pub use queue_config::{ActivateError, QueueConfig, feature};
-pub use remote::{Remote, RemoteDevice};
+pub use remote::{Remote, RemoteDevice, RemoteMemory};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue, SavedState};
 pub use throttle::{Rate, RateLimits, Throttle};
 pub use visit::Visit;

@@ -5,15 +5,59 @@
 //! space, start, stop, reset, and the news that something broke. [`RemoteDevice`] is that much, without generics, so that this
 //! crate needs not know how the other side is spoken to; [`Remote`] makes a [`QueueDevice`] of it.
 //!
+//! A device behind an IOMMU hands translations on to the other side, which keeps them: [`RemoteMemory`] is where they are read, in
+//! the owner's poll, and [`RemoteDevice::invalidated`] where they end.
+//!
 //! Called by the owner's thread like any device; implementations may not block it.
 
 use std::fmt;
 use std::os::fd::RawFd;
 
-use guest_mem::{Dma, KeepAlive, Pages, Ticket};
+use guest_mem::{Access, Attachment, Budget, Dma, Iova, KeepAlive, Next, Pages, Perm, Ticket};
 
-use crate::device::{Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Service};
+use crate::device::{
+    Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Revoked, Service,
+};
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
+
+/// Guest memory as a device that is served elsewhere sees it: [`Dma`] without its generics, as far as the control path needs it.
+pub trait RemoteMemory {
+    /// See [`Dma::attachment`].
+    fn attachment(&self) -> Access<Attachment>;
+
+    /// See [`Dma::next_mapping`].
+    fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next>;
+
+    /// A little-endian word.
+    ///
+    /// # Errors
+    /// As of any access of the device, whose refusal the IOMMU records.
+    fn read_u16(&mut self, at: Iova) -> Access<u16>;
+
+    /// Has the IOMMU record that it refuses the device an access, if it does.
+    fn record_refusal(&mut self, at: Iova, perm: Perm);
+}
+
+impl<D: Dma> RemoteMemory for D {
+    fn attachment(&self) -> Access<Attachment> {
+        Dma::attachment(self)
+    }
+
+    fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
+        Dma::next_mapping(self, from, last, budget)
+    }
+
+    fn read_u16(&mut self, at: Iova) -> Access<u16> {
+        let mut bytes = [0; 2];
+        self.read(at, &mut bytes)?;
+        Ok(u16::from_le_bytes(bytes))
+    }
+
+    fn record_refusal(&mut self, at: Iova, perm: Perm) {
+        // What it answers is of no interest: the tables have been looked at.
+        let _ = self.locate(at, 1, perm);
+    }
+}
 
 /// The control path of a device that is served elsewhere. No method blocks.
 pub trait RemoteDevice: Send {
@@ -45,6 +89,38 @@ pub trait RemoteDevice: Send {
     /// Takes up what the other side, or the connection to it, has told. True: the device has just broken, and the driver
     /// is to be told that it needs a reset.
     fn take_news(&mut self) -> bool;
+
+    /// Does what the other side has asked for and guest memory is needed for, a bounded amount. Called after
+    /// [`take_news`](Self::take_news), and in every poll while [`is_waiting`](Self::is_waiting). As it stands: it asks for nothing.
+    fn serve(&mut self, memory: &mut dyn RemoteMemory, now_ns: u64) {
+        let _ = (memory, now_ns);
+    }
+
+    /// Whether something that was asked for waits for guest memory that is absent.
+    fn is_waiting(&self) -> bool {
+        false
+    }
+
+    /// Whether the other side keeps translations, so that it has to be told when they end.
+    fn keeps_translations(&self) -> bool {
+        false
+    }
+
+    /// See [`QueueDevice::invalidated`].
+    fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
+        let _ = (what, hold);
+        false
+    }
+
+    /// See [`QueueDevice::hold_overdue`].
+    fn hold_overdue(&mut self, hold: u64) {
+        let _ = hold;
+    }
+
+    /// See [`QueueDevice::take_released`].
+    fn take_released(&mut self) -> Option<u64> {
+        None
+    }
 
     /// Asks the other side to stop, once, and says whether it has.
     fn stop(&mut self) -> bool;
@@ -156,17 +232,22 @@ impl QueueDevice for Remote {
         self.is_serving = false;
     }
 
-    fn poll<D: Dma>(&mut self, _dma: &mut D, irq: &mut impl Interrupt, _now_ns: u64) -> Activity {
+    fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
         if self.service != Service::Full {
             self.is_serving = self.is_serving && !self.device.stop();
         }
-        if !self.device.has_news() {
-            return Activity::Idle;
-        }
-        if self.device.take_news() {
+        let has_news = self.device.has_news();
+        if has_news && self.device.take_news() {
             irq.config();
         }
-        Activity::Busy
+        // After the news were taken: what is asked for from here on is news again.
+        if has_news || self.device.is_waiting() {
+            self.device.serve(dma, now_ns);
+        }
+        match has_news {
+            true => Activity::Busy,
+            false => Activity::Idle,
+        }
     }
 
     fn kick(&mut self, queue: u16) {
@@ -191,6 +272,22 @@ impl QueueDevice for Remote {
     /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start to its reset.
     fn in_use<D: Dma>(&mut self, _dma: &D, pages: &Pages) -> u32 {
         if self.is_started { pages.all() } else { 0 }
+    }
+
+    fn hears_invalidations(&self) -> bool {
+        self.device.keeps_translations()
+    }
+
+    fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
+        self.device.invalidated(what, hold)
+    }
+
+    fn hold_overdue(&mut self, hold: u64) {
+        self.device.hold_overdue(hold);
+    }
+
+    fn take_released(&mut self) -> Option<u64> {
+        self.device.take_released()
     }
 
     /// How many requests there are only the other side knows.

@@ -18,20 +18,24 @@
 //! flight goes through buffers of ours and so reaches no guest memory. The end is a stop for good
 //! ([`Function::end`]), for which no driver waits.
 //!
+//! A device that keeps translations beyond a call is told of those that are revoked, and may hold the guest's wait for them until
+//! it has forgotten them too ([`QueueDevice::invalidated`]). Holds end with the device's reset.
+//!
 //! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here it is only kept true which
 //! message each queue's signal stands for, after every write that may have changed it.
 
 use std::os::fd::RawFd;
 
-use guest_mem::{Iommu, KeepAlive, Pages, PhysMem, SourceId, Ticket};
+use guest_mem::{Iommu, Iova, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Progress, TicketResult,
+    Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Hold, HoldId, Invalidation,
+    Progress, Scope, TicketResult,
 };
 use pci::bars::COMMAND_BUS_MASTER;
 use pci::config::ConfigSpace;
 use pci::msix::MsixTable;
 use platform::interrupt::{InterruptLines, Message};
-use vio::{Activity, CancelReason, Interrupt, QueueDevice, Service};
+use vio::{Activity, CancelReason, Interrupt, QueueDevice, Revoked, Service};
 
 use crate::common::{CommonConfig, Effect};
 use crate::config;
@@ -254,6 +258,13 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
+    /// Lets go of invalidations that the device holds no longer.
+    fn release_holds<C>(&mut self, out: &mut Effects<C>) {
+        while let Some(hold) = self.device.take_released() {
+            out.release(HoldId(hold));
+        }
+    }
+
     fn finish_reset<C>(&mut self, out: &mut Effects<C>) {
         if !self.common.is_resetting() || !self.is_stopped() {
             return;
@@ -283,7 +294,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         FunctionShape {
             bars: config::bar_kinds(),
             doorbells: Some((0, NOTIFY..MSIX_TABLE)),
-            hears_invalidations: false,
+            hears_invalidations: self.device.hears_invalidations(),
         }
     }
 
@@ -346,9 +357,11 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         self.kick(queue);
     }
 
-    /// None while it may not run: nobody would read what has arrived.
+    /// None while it may not run: nobody would read what has arrived. But for a device that keeps translations, which may have to
+    /// say that it has forgotten some.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
-        if self.lifecycle.is_live() {
+        let may_hold = self.lifecycle.is_active() && self.device.hears_invalidations();
+        if self.lifecycle.is_live() || may_hold {
             self.device.wake_fds().into_iter().for_each(add);
         }
     }
@@ -391,6 +404,34 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
 
     fn ticket_done(&mut self, ticket: Ticket, _result: TicketResult) {
         self.device.ticket_done(ticket);
+    }
+
+    fn invalidated(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
+        let revoked = match what.scope {
+            Scope::Interrupts => return Hold::No,
+            Scope::Source(source, ignored) if (source.0 ^ self.source.0) & !ignored != 0 => {
+                return Hold::No;
+            }
+            Scope::All | Scope::Source(..) => Revoked::Everything,
+            Scope::Domain(domain) => Revoked::Domain(domain),
+            Scope::Range { domain, iova, len } => {
+                let last = iova.raw().saturating_add(len.saturating_sub(1));
+                Revoked::Pages {
+                    domain,
+                    first: iova,
+                    last: Iova::new(last),
+                }
+            }
+        };
+        match self.device.invalidated(revoked, hold.0) {
+            true => Hold::Yes,
+            false => Hold::No,
+        }
+    }
+
+    fn hold_overdue(&mut self, hold: HoldId, out: &mut Effects<C>) {
+        self.device.hold_overdue(hold.0);
+        self.release_holds(out);
     }
 
     fn connect(&mut self, connected: &[(u16, Option<Message>)]) {
@@ -445,6 +486,7 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
             self.common.set_needs_reset();
         }
         self.finish_reset(effects);
+        self.release_holds(effects);
         match activity {
             _ if !self.is_stopped() => Progress::Stopping,
             Activity::Idle if !is_stopping => Progress::Idle,

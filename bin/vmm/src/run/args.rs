@@ -23,7 +23,7 @@ Examples:
         --iommu-mode shared --idle poll --pin 3,0,1 --ledger ledger.json --quiet
 
   A disk that one core serves to several machines (start its server first: exitless serve --help):
-    exitless run --kernel vmlinuz --initrd initramfs.cpio --iommu none --disk socket=/tmp/disk0.sock
+    exitless run --kernel vmlinuz --initrd initramfs.cpio --disk socket=/tmp/disk0.sock
 
   The host's NVMe drive at 0000:01:00.0, bound to vfio-pci; pages are pinned while the guest has them mapped for DMA:
     exitless run --kernel vmlinuz --initrd initrd.img --cmdline 'root=/dev/nvme0n1p1 console=ttyS0' \\
@@ -96,8 +96,10 @@ may make it look like an image that names any of your files. So without format i
 With barriers=off a power cut may leave the image corrupt. \
 Numbers may have K, M, G or T (powers of 1024).
 
-The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) reaches all of guest RAM, so this needs --iommu none. Of \
-the other keys it has queues, queue-size and id, which is a name for the log: the serial number is the server's. If the server is \
+The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) has all of guest RAM mapped. With --iommu vtd it has to translate \
+by what it is told of the guest's IOMMU, which exitless serve does; others need --iommu none. What the guest unmaps is told to it, and \
+the guest's unmap waits for its answer; after three seconds without one it is cut off, and the disk needs a reset. A server that is \
+not to be trusted with guest RAM cannot be kept from it by any of this. Of the other keys it has queues, queue-size and id, which is a name for the log: the serial number is the server's. If the server is \
 killed and started again, the guest waits and goes on.";
 
 const NET_HELP: &str = "\
@@ -105,9 +107,16 @@ A virtio network interface; repeat for more. One of these, and options:
 
     responder               answers ARP, ping and UDP echo; needs no privileges
     tap=NAME                the host's TAP interface NAME, which must be there
+    socket=PATH             where another process serves a vhost-user network device
     ip=A.B.C.D              of the responder (10.0.2.2)
     create=on|off           on: the interface is made, for as long as the machine runs
-    mac=XX:XX:XX:XX:XX:XX   the guest's station address";
+    mac=XX:XX:XX:XX:XX:XX   the guest's station address
+    mtu=N                   of a socket: what the guest is told, 68 to 65535
+    queue-size=N            of a socket: entries of a ring, a power of two to 1024 (256)
+    id=TEXT                 of a socket: a name for the log
+
+The process behind a socket gets one pair of queues, and what is said of --disk socket=… holds for it too; if it is killed and \
+started again, frames are lost as in any network, and the guest goes on.";
 
 const DEVICE_HELP: &str = "\
 A physical device of the host, given to the guest by VFIO; repeat for more. A list of these, without blanks:
@@ -273,7 +282,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
     pub disk: Vec<String>,
 
-    /// A virtio network interface: responder or tap=NAME; repeat for more (see --help).
+    /// A virtio network interface: responder, tap=NAME or socket=PATH; repeat for more (see --help).
     #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
 

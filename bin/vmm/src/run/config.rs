@@ -13,7 +13,7 @@ use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, MapperArg, RebootArg, Ru
 use super::balloon::BalloonSpec;
 use super::device::{self, DeviceConfig};
 use super::disks::{self, Disk};
-use super::net::NetConfig;
+use super::net::{self, NetBackend, NetConfig};
 use super::ram::{MIN_MEMORY, RamConfig};
 use super::swapped::SwapConfig;
 use crate::composition::{Composition, MachineOutline};
@@ -157,7 +157,7 @@ impl Config {
             );
         }
         let pin = pin(args)?;
-        let disks = disks::check(&args.disk, args.iommu)?;
+        let disks = disks::check(&args.disk)?;
         let nets = (0..)
             .zip(&args.net)
             .map(|(index, text)| NetConfig::check(text, index))
@@ -182,6 +182,16 @@ impl Config {
         }
         if disks.iter().any(|disk| matches!(disk, Disk::Remote(_))) {
             ram.shared_for("--disk socket=…")?;
+        }
+        net::check_sockets(&nets, &disks)?;
+        check_remote_beside_devices(args, &disks, &nets)?;
+        if nets.iter().any(NetConfig::is_remote) {
+            if swap.is_some() {
+                bail!(
+                    "--net socket=… and --resident exclude each other: its server has all of memory in use"
+                );
+            }
+            ram.shared_for("--net socket=…")?;
         }
         composition.check_machine(&MachineOutline {
             disks_in_files: &disks::in_files(&disks),
@@ -230,6 +240,32 @@ impl Config {
                 false => console(&args.console, restarts > 0)?,
             },
         })
+    }
+}
+
+/// Refuses devices that other processes serve beside assigned ones behind the emulated IOMMU.
+fn check_remote_beside_devices(
+    args: &RunArgs,
+    disks: &[Disk],
+    nets: &[NetConfig],
+) -> anyhow::Result<()> {
+    if args.device.is_empty() || args.iommu == IommuArg::None {
+        return Ok(());
+    }
+    let of_disks = disks.iter().filter_map(|disk| match disk {
+        Disk::Remote(disk) => Some(format!("--disk socket={}", disk.socket.display())),
+        Disk::File(_) => None,
+    });
+    let of_nets = nets.iter().filter_map(|net| match &net.backend {
+        NetBackend::Socket { socket, .. } => Some(format!("--net socket={}", socket.display())),
+        _ => None,
+    });
+    match of_disks.chain(of_nets).next() {
+        Some(option) => bail!(
+            "{option}: whoever serves it has all of guest RAM in use, and --device behind the emulated VT-d unit keeps \
+             memory reclaimable, so the two do not go together yet: add --iommu none"
+        ),
+        None => Ok(()),
     }
 }
 

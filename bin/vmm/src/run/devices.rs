@@ -48,6 +48,10 @@ const NET_QUEUE: u16 = 256;
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 
+/// How long an invalidation waits for the server of a device behind the emulated IOMMU to forget it. Longer than a server takes that
+/// waits for its own requests (exitless serve: a second, and the device then needs a reset).
+const REMOTE_HOLD_LIMIT: Duration = Duration::from_secs(3);
+
 /// Makes a function of the disk of this number.
 pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
 
@@ -65,10 +69,13 @@ pub fn attach<F: Functions, M: Memory<F>>(
 ) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
     let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
+    if has_remote_behind_iommu(config) {
+        owner = owner.with_hold_limit(REMOTE_HOLD_LIMIT);
+    }
     let options = UnitOptions::of(config);
     let unit = owner.add_unit(units::iommu(&options, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
-    let (names, forwarded) = add_disks(
+    let (mut names, mut forwarded) = add_disks(
         &mut plugs,
         &mut memory,
         config,
@@ -77,6 +84,16 @@ pub fn attach<F: Functions, M: Memory<F>>(
         disk_function,
     )?;
     for net in std::mem::take(&mut config.nets) {
+        let net = match net.into_remote(config.iommu.is_some()) {
+            Ok(remote) => {
+                let name = remote.option();
+                let (number, places) = remote::add(&mut plugs, remote, parts)?;
+                names.insert(number, name);
+                forwarded.push(places);
+                continue;
+            }
+            Err(net) => net,
+        };
         let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
         let queues = function.queues();
         plugs.add(function, doorbells(parts, queues)?);
@@ -186,13 +203,22 @@ fn add_disks<F: Functions, M: Memory<F>>(
             }
             Disk::Remote(disk) => {
                 let name = format!("disk socket={}", disk.socket.display());
-                let (number, places) = remote::add(plugs, disk, parts)?;
+                let remote = disk.into_remote(config.iommu.is_some());
+                let (number, places) = remote::add(plugs, remote, parts)?;
                 names.insert(number, name);
                 forwarded.push(places);
             }
         }
     }
     Ok((names, forwarded))
+}
+
+/// Whether another process serves a device behind the emulated IOMMU.
+fn has_remote_behind_iommu(config: &Config) -> bool {
+    let is_remote = |disk: &Disk| matches!(disk, Disk::Remote(_));
+    let has_remote =
+        config.disks.iter().any(is_remote) || config.nets.iter().any(NetConfig::is_remote);
+    config.iommu.is_some() && has_remote
 }
 
 fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {
@@ -240,6 +266,7 @@ fn network(net: NetConfig) -> Result<Net> {
         NetBackend::Tap { name, file } => {
             Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP interface {name}"))?)
         }
+        NetBackend::Socket { .. } => unreachable!("another process serves it"),
     };
     Ok(Net::new(net.mac, NET_QUEUE, io)?)
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 
-use super::args::IommuArg;
 use super::disk::DiskConfig;
 use super::remote_disk::RemoteDiskConfig;
 use crate::values::keys::Keys;
@@ -22,14 +21,14 @@ pub enum Disk {
 ///
 /// # Errors
 /// One is wrong, or two exclude each other.
-pub fn check(texts: &[String], iommu: IommuArg) -> anyhow::Result<Vec<Disk>> {
+pub fn check(texts: &[String]) -> anyhow::Result<Vec<Disk>> {
     let mut disks: Vec<Disk> = Vec::new();
     let mut files: Vec<(PathBuf, (u64, u64), bool)> = Vec::new();
     for (index, text) in texts.iter().enumerate() {
         let mut keys = Keys::parse("--disk", text)?;
         if let Some(socket) = keys.take("socket") {
             let disk = RemoteDiskConfig::check(socket, keys, index)?;
-            check_remote(&disk, &disks, iommu)?;
+            check_remote(&disk, &disks)?;
             disks.push(Disk::Remote(disk));
             continue;
         }
@@ -67,14 +66,8 @@ pub fn lock(disks: Vec<Disk>) -> anyhow::Result<Vec<Disk>> {
         .collect()
 }
 
-fn check_remote(disk: &RemoteDiskConfig, before: &[Disk], iommu: IommuArg) -> anyhow::Result<()> {
+fn check_remote(disk: &RemoteDiskConfig, before: &[Disk]) -> anyhow::Result<()> {
     let socket = disk.socket.display();
-    if iommu != IommuArg::None {
-        bail!(
-            "--disk socket={socket}: whoever serves it reaches all of guest RAM and knows nothing of the emulated \
-             VT-d unit, so the two do not go together yet: add --iommu none"
-        );
-    }
     let is_taken =
         |other: &Disk| matches!(other, Disk::Remote(other) if other.socket == disk.socket);
     if before.iter().any(is_taken) {

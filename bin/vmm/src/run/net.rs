@@ -1,4 +1,4 @@
-//! `--net`, checked: a TAP interface is open.
+//! `--net`, checked: a TAP interface is open, the socket of another process is not.
 //!
 //! UNSAFETY: one `ioctl` (TUNSETIFF) on a descriptor held here.
 
@@ -8,12 +8,18 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use rustix::io::Errno;
 use rustix::net::netdevice;
+use vhost_import::{Class, NetIdentity};
 
+use super::disks::Disk;
+use super::remote::RemoteConfig;
+use super::remote_disk::socket_path;
 use crate::values::keys::Keys;
+use crate::values::size;
 
 /// What is behind a network interface.
 #[derive(Debug)]
@@ -26,6 +32,17 @@ pub enum NetBackend {
         name: String,
         /// The open queue.
         file: File,
+    },
+    /// Another process, over vhost-user.
+    Socket {
+        /// Its socket.
+        socket: PathBuf,
+        /// Entries of each of the two queues.
+        queue_size: u16,
+        /// Largest packet, if the guest is told.
+        mtu: Option<u16>,
+        /// Its name in the log.
+        id: String,
     },
 }
 
@@ -55,6 +72,13 @@ impl NetConfig {
         let tap = keys.take("tap");
         let ip = keys.take("ip");
         let is_made = keys.take_optional_switch("create")?;
+        if let Some(socket) = keys.take("socket") {
+            if responder || tap.is_some() || ip.is_some() || is_made.is_some() {
+                bail!("--net {text:?}: socket=PATH goes with mac, mtu, queue-size and id alone");
+            }
+            let backend = remote(socket, keys, index)?;
+            return Ok(Self { backend, mac });
+        }
         keys.finish()?;
         let backend = match (responder, tap) {
             (true, None) if is_made.is_some() => bail!("--net: create is for tap=NAME"),
@@ -71,10 +95,95 @@ impl NetConfig {
                 let name = name.to_owned();
                 NetBackend::Tap { name, file }
             }
-            _ => bail!("--net {text:?}: say either responder or tap=NAME"),
+            _ => bail!("--net {text:?}: say responder, tap=NAME or socket=PATH"),
         };
         Ok(Self { backend, mac })
     }
+
+    /// Whether another process serves it.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.backend, NetBackend::Socket { .. })
+    }
+
+    /// The device that another process serves, or itself if none does.
+    ///
+    /// # Errors
+    /// It is served here.
+    pub fn into_remote(self, has_iommu: bool) -> Result<RemoteConfig, Self> {
+        let Self { backend, mac } = self;
+        match backend {
+            NetBackend::Socket {
+                socket,
+                queue_size,
+                mtu,
+                id,
+            } => Ok(RemoteConfig {
+                socket,
+                class: Class::Net(NetIdentity { mac, mtu }),
+                // One pair.
+                queues: 2,
+                queue_size,
+                id,
+                has_iommu,
+            }),
+            backend => Err(Self { backend, mac }),
+        }
+    }
+}
+
+/// What is left of a `--net` that another process serves.
+fn remote(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<NetBackend> {
+    /// What Linux takes: an IPv4 host's least, and what fits the field.
+    const MTU: std::ops::RangeInclusive<u64> = 68..=65_535;
+    let socket = socket_path("--net", socket)?;
+    let number = |keys: &mut Keys<'_>, key: &str| {
+        let value = keys.take(key).map(size::number).transpose();
+        value.with_context(|| format!("--net: {key}"))
+    };
+    let mtu = match number(&mut keys, "mtu")? {
+        Some(mtu) if !MTU.contains(&mtu) => bail!("--net: mtu is 68 to 65535, not {mtu}"),
+        mtu => mtu.map(|mtu| mtu as u16),
+    };
+    let queue_size = match number(&mut keys, "queue-size")? {
+        Some(size) if !(size.is_power_of_two() && (2..=1024).contains(&size)) => {
+            bail!("--net: queue-size is a power of two from 2 to 1024, not {size}")
+        }
+        size => size.map_or(256, |size| size as u16),
+    };
+    let id = match keys.take("id") {
+        Some("") => bail!("--net: id is empty"),
+        Some(id) => id.to_owned(),
+        None => format!("net{index}"),
+    };
+    keys.finish()?;
+    Ok(NetBackend::Socket {
+        socket,
+        queue_size,
+        mtu,
+        id,
+    })
+}
+
+/// Refuses sockets that serve two devices.
+///
+/// # Errors
+/// Names one.
+pub fn check_sockets(nets: &[NetConfig], disks: &[Disk]) -> anyhow::Result<()> {
+    let of_disks = disks.iter().filter_map(|disk| match disk {
+        Disk::Remote(disk) => Some(&disk.socket),
+        Disk::File(_) => None,
+    });
+    let mut taken: Vec<&PathBuf> = of_disks.collect();
+    for net in nets {
+        if let NetBackend::Socket { socket, .. } = &net.backend {
+            if taken.contains(&socket) {
+                let socket = socket.display();
+                bail!("--net socket={socket} is given twice: a socket serves one device");
+            }
+            taken.push(socket);
+        }
+    }
+    Ok(())
 }
 
 fn mac(text: &str) -> anyhow::Result<[u8; 6]> {
@@ -187,6 +296,36 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_has_two_queues_a_name_and_an_mtu_if_that_is_said() {
+        let remote = |text| {
+            let net = NetConfig::check(text, 3).unwrap();
+            let Ok(remote) = net.into_remote(true) else {
+                panic!("another process serves it");
+            };
+            remote
+        };
+        let plain = remote("socket=/tmp/n.sock");
+        assert_eq!((plain.queues, plain.queue_size), (2, 256));
+        assert_eq!(plain.id, "net3");
+        assert_eq!(plain.option(), "--net socket=/tmp/n.sock");
+        let mac = [0x52, 0x54, 0, 0x65, 0x78, 4];
+        assert_eq!(plain.class, Class::Net(NetIdentity { mac, mtu: None }));
+        let full = remote("socket=a,mac=02:00:00:00:00:09,mtu=9000,queue-size=1024,id=blue");
+        let mac = [2, 0, 0, 0, 0, 9];
+        let mtu = Some(9000);
+        assert_eq!(full.class, Class::Net(NetIdentity { mac, mtu }));
+        assert_eq!((full.queue_size, full.id.as_str()), (1024, "blue"));
+    }
+
+    #[test]
+    fn a_socket_serves_one_device() {
+        let net = |text| NetConfig::check(text, 0).unwrap();
+        assert!(check_sockets(&[net("socket=a"), net("socket=b")], &[]).is_ok());
+        let error = check_sockets(&[net("socket=a"), net("responder"), net("socket=a")], &[]);
+        assert!(error.unwrap_err().to_string().contains("twice"));
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for text in [
             "",
@@ -202,6 +341,17 @@ mod tests {
             "tap=",
             "tap=name-that-is-too-long",
             "tap=../../x",
+            "socket=",
+            "socket=a,tap=b",
+            "socket=a,responder",
+            "socket=a,ip=1.2.3.4",
+            "socket=a,mtu=67",
+            "socket=a,mtu=65536",
+            "socket=a,queue-size=3",
+            "socket=a,queue-size=2048",
+            "socket=a,id=",
+            "socket=a,queues=2",
+            "responder,mtu=1500",
         ] {
             assert!(NetConfig::check(text, 0).is_err(), "{text}");
         }

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
+use vhost_import::Class;
+
 use super::disk::of_disk;
+use super::remote::RemoteConfig;
 use crate::moved;
 use crate::values::block::{BlockSpec, MAX_SOCKET, all_but};
 use crate::values::keys::Keys;
@@ -29,13 +32,7 @@ const KEYS: [&str; 3] = ["id", "queues", "queue-size"];
 impl RemoteDiskConfig {
     /// Checks the `index`-th `--disk`, of which `socket` has been taken.
     pub fn check(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<Self> {
-        let socket = PathBuf::from(socket);
-        let length = socket.as_os_str().as_bytes().len();
-        if length == 0 || length > MAX_SOCKET {
-            bail!(
-                "--disk: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
-            );
-        }
+        let socket = socket_path("--disk", socket)?;
         // The latency is of whoever serves it.
         moved::refuse_latency(&keys, "serve", "diskN")?;
         // The socket has been taken.
@@ -60,6 +57,30 @@ impl RemoteDiskConfig {
             id,
         })
     }
+
+    /// The device that serves it.
+    pub fn into_remote(self, has_iommu: bool) -> RemoteConfig {
+        RemoteConfig {
+            socket: self.socket,
+            class: Class::Block,
+            queues: self.queues,
+            queue_size: self.queue_size,
+            id: self.id,
+            has_iommu,
+        }
+    }
+}
+
+/// The path of a back end's socket, of the right length for one.
+pub fn socket_path(option: &str, socket: &str) -> anyhow::Result<PathBuf> {
+    let socket = PathBuf::from(socket);
+    let length = socket.as_os_str().as_bytes().len();
+    if length == 0 || length > MAX_SOCKET {
+        bail!(
+            "{option}: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
+        );
+    }
+    Ok(socket)
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     let mut cases = held::quick();
     cases.extend([
         remote_disk(1),
+        remote_disk_behind(Machine::new(Mode::Logged, 1, true), 1),
         mixed(Machine::new(Mode::Shared, 4, true), 8, "poll"),
         network(Machine::new(Mode::Trap, 4, true)),
         entropy(Machine::new(Mode::Shared, 1, true)),
@@ -59,6 +60,13 @@ pub fn soak() -> Vec<Case> {
     cases.push(mixed(Machine::new(Mode::Shared, 16, true), 60, "adaptive"));
     cases.extend(elf::soak());
     cases.push(remote_disk(20));
+    // Each register mode, strict and lazy.
+    for mode in Mode::VTD {
+        cases.extend([true, false].map(|is_strict| {
+            let machine = Machine::new(mode, 2, is_strict);
+            remote_disk_behind(machine, 5)
+        }));
+    }
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
     cases.extend(swapped::soak());
@@ -345,6 +353,60 @@ fn remote_disk(kills: u32) -> Case {
             ensure!(requests > 0, "the last daemon served nothing: {said}");
             Ok(format!(
                 "{}; {requests} requests by the last daemon",
+                mixed_summary(&outcome)?
+            ))
+        },
+    )
+}
+
+/// Behind the emulated IOMMU: a disk that a daemon serves, which translates by what it is told and forgets what the guest unmaps,
+/// killed and started again while the guest writes and verifies.
+fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
+    Case::new(
+        format!(
+            "a disk served by another process, killed {kills} times under verified I/O: {}",
+            machine.name()
+        ),
+        move |host| {
+            let seconds = 2 + kills;
+            let script = format!(
+                "{} && echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 9 --depth 4",
+                check_pattern("/dev/vda"),
+            );
+            host.put("behind.img", &workloads::pattern(SEED)[..2 * MIB])?;
+            let plan = DaemonPlan {
+                disks: vec![format!("path={},queues=2", host.path("behind.img"))],
+                // Awake all of them would keep each other waiting: the lab has two processors, and a strict guest spins too.
+                idle: "sleep",
+                limit: Duration::from_secs(180 + u64::from(seconds)),
+            };
+            let mut daemon = plan.start(host)?;
+            let mut guest = machine.guest(&script);
+            guest.idle = "sleep";
+            guest.limit = plan.limit;
+            let socket = host.path(&DaemonPlan::socket(0));
+            guest.disks.push(format!("socket={socket},queues=2"));
+            let mut guest = guest.spawn(host)?;
+            if guest.wait_for("now mixed").is_ok() {
+                for _ in 0..kills {
+                    std::thread::sleep(Duration::from_secs(1));
+                    daemon.kill()?;
+                    daemon = plan.start_again(host)?;
+                }
+            }
+            let outcome = guest.wait()?;
+            let (stats, said) = daemon.end()?;
+            outcome
+                .check()
+                .with_context(|| format!("the daemon said: {said}"))?;
+            machine.check(&outcome)?;
+            let requests = stats["devices"]["disk0"]["requests"].as_u64().unwrap_or(0);
+            ensure!(requests > 0, "the last daemon served nothing: {said}");
+            let owner = &outcome.ledger["whole"]["owner"];
+            let invalidations = owner["invalidations"].as_u64().unwrap_or(0);
+            ensure!(invalidations > 0, "nothing was invalidated: {owner}");
+            Ok(format!(
+                "{}; {requests} requests by the last daemon, {invalidations} invalidations",
                 mixed_summary(&outcome)?
             ))
         },

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vhost_user::backend::{
-    Answer, Config, Event, Kick, Refusal, Region, RingBase, RingConfig, SUPPORTED, Session, Step,
+    Answer, Config, Event, Kick, Refusal, Region, RingBase, RingConfig, SUPPORTED, Session,
+    SharedFd, Step,
 };
 use vhost_user::channel::{Receiver, Sender};
-use vhost_user::wire::{Inflight, ProtocolFeatures};
+use vhost_user::wire::{Inflight, IotlbAccess, IotlbRange, ProtocolFeatures};
 
 /// How it behaves.
 #[derive(Clone, Debug)]
@@ -36,6 +37,17 @@ pub struct Plan {
     pub is_mute: bool,
     /// With each reply comes a descriptor that takes three seconds to close.
     pub lingers: bool,
+    /// It answers an invalidation when [`Seen::forgotten`] says so.
+    pub forgets_slowly: bool,
+    /// It refuses invalidations.
+    pub refuses_to_forget: bool,
+}
+
+/// What its IOTLB has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    Update(IotlbRange, u64, IotlbAccess),
+    Invalidate(IotlbRange),
 }
 
 impl Default for Plan {
@@ -55,6 +67,8 @@ impl Default for Plan {
             refuses_rings: false,
             is_mute: false,
             lingers: false,
+            forgets_slowly: false,
+            refuses_to_forget: false,
         }
     }
 }
@@ -72,6 +86,12 @@ pub struct Seen {
     /// Regions made, and regions given.
     pub inflight_made: u32,
     pub inflight_given: Vec<Inflight>,
+    /// Where it may ask.
+    pub channel: Option<SharedFd>,
+    /// What its IOTLB was told, in order.
+    pub told: Vec<Told>,
+    /// Invalidations that it may answer, where it waits for that.
+    pub forgotten: usize,
 }
 
 impl Seen {
@@ -233,6 +253,9 @@ impl Player {
                         }
                         return;
                     }
+                    if !self.may_answer(&event, socket) {
+                        return;
+                    }
                     match session.finish(self.act(event)) {
                         Ok(reply) => reply,
                         Err(_) => return,
@@ -249,6 +272,30 @@ impl Player {
                 }
             }
         }
+    }
+
+    /// Waits until an invalidation may be answered. False: nobody waits for it any more.
+    fn may_answer(&self, event: &Event, socket: &UnixStream) -> bool {
+        let &Event::IotlbInvalidate(range) = event else {
+            return true;
+        };
+        let mut seen = self.seen.lock().unwrap();
+        seen.told.push(Told::Invalidate(range));
+        if !self.plan.forgets_slowly {
+            return true;
+        }
+        while seen.forgotten == 0 {
+            drop(seen);
+            let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+            let is_gone = poll(&mut fds, Some(&Timespec::default())).unwrap() != 0;
+            if is_gone || self.is_over.load(Ordering::SeqCst) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            seen = self.seen.lock().unwrap();
+        }
+        seen.forgotten -= 1;
+        true
     }
 
     fn act(&self, event: Event) -> Result<Answer, Refusal> {
@@ -286,6 +333,15 @@ impl Player {
                 });
             }
             Event::InflightGiven(inflight, _) => seen.inflight_given.push(inflight),
+            Event::BackendChannel(channel) => seen.channel = Some(channel),
+            Event::IotlbUpdate {
+                range,
+                user_addr,
+                access,
+            } => seen.told.push(Told::Update(range, user_addr, access)),
+            Event::IotlbInvalidate(_) if self.plan.refuses_to_forget => {
+                return Err(Refusal("as planned".into()));
+            }
             _ => {}
         }
         Ok(Answer::Done)

@@ -1,7 +1,9 @@
 //! A device against a back end that is played here: the sessions are real, the disk behind them is not.
 
 mod back_end;
+mod iotlb;
 mod life;
+mod net;
 mod refusals;
 mod restarts;
 

@@ -115,8 +115,31 @@ impl Connection {
     pub fn call(&mut self, request: Request) -> Result<Option<Reply>, CallError> {
         let id = request.id();
         let deadline = self.limit.map(|limit| Instant::now() + limit);
+        if !self.send(request)? {
+            return Ok(None);
+        }
+        loop {
+            match self.reply(id)? {
+                Some(Reply::Ack { is_ok: false }) => {
+                    return Err(CallError::Refused { request: id });
+                }
+                Some(reply) => return Ok(Some(reply)),
+                None => self.wait(id, PollFlags::IN, deadline)?,
+            }
+        }
+    }
+
+    /// Sends a request and does not wait for its reply: [`reply`](Self::reply) takes it. Whether there will be one. Replies come in
+    /// the order of the requests, so until it is taken nothing else may be [called](Self::call).
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn send(&mut self, request: Request) -> Result<bool, CallError> {
+        let id = request.id();
+        let deadline = self.limit.map(|limit| Instant::now() + limit);
         let acks = self.protocol.contains(ProtocolFeatures::REPLY_ACK);
-        let asks = acks && !expects_reply(id, false);
+        // IOTLB messages are always answered, and not every back end does so unless asked.
+        let asks = acks && (!expects_reply(id, false) || id == RequestId::IOTLB_MSG);
         self.sender
             .push(request.encode(asks))
             .map_err(|error| broken(id, &error))?;
@@ -128,24 +151,20 @@ impl Connection {
         {
             self.wait(id, PollFlags::OUT, deadline)?;
         }
-        if !expects_reply(id, asks) {
-            return Ok(None);
-        }
-        loop {
-            match self.receiver.receive(&self.socket) {
-                Ok(Some(message)) => {
-                    let reply = Reply::decode(id, message).map_err(|source| CallError::Reply {
-                        request: id,
-                        source,
-                    })?;
-                    return match reply {
-                        Reply::Ack { is_ok: false } => Err(CallError::Refused { request: id }),
-                        reply => Ok(Some(reply)),
-                    };
-                }
-                Ok(None) => self.wait(id, PollFlags::IN, deadline)?,
-                Err(error) => return Err(broken(id, &error)),
-            }
+        Ok(expects_reply(id, asks))
+    }
+
+    /// Takes the reply to `request`, the oldest that was [sent](Self::send) and has not been answered, if it has come.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn reply(&mut self, request: RequestId) -> Result<Option<Reply>, CallError> {
+        match self.receiver.receive(&self.socket) {
+            Ok(Some(message)) => Reply::decode(request, message)
+                .map(Some)
+                .map_err(|source| CallError::Reply { request, source }),
+            Ok(None) => Ok(None),
+            Err(error) => Err(broken(request, &error)),
         }
     }
 

@@ -12,13 +12,21 @@ pub enum BackendRequest {
 }
 
 impl BackendRequest {
+    /// The request's number.
+    pub const fn id(&self) -> BackendRequestId {
+        match self {
+            Self::Iotlb(_) => BackendRequestId::IOTLB_MSG,
+            Self::ConfigChange => BackendRequestId::CONFIG_CHANGE_MSG,
+        }
+    }
+
     /// The message to send. `need_reply` asks for an acknowledgement (REPLY_ACK must be negotiated).
     pub fn encode(&self, need_reply: bool) -> Message {
-        let (id, payload) = match self {
-            Self::Iotlb(iotlb) => (BackendRequestId::IOTLB_MSG, iotlb.encode()),
-            Self::ConfigChange => (BackendRequestId::CONFIG_CHANGE_MSG, Vec::new()),
+        let payload = match self {
+            Self::Iotlb(iotlb) => iotlb.encode(),
+            Self::ConfigChange => Vec::new(),
         };
-        Message::new(Head::request(RequestId(id.0), need_reply), payload)
+        Message::new(Head::request(RequestId(self.id().0), need_reply), payload)
     }
 
     /// Reads a message that came from a back end; for front ends.

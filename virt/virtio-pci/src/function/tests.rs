@@ -2,9 +2,11 @@
 //! requests in flight are as the test says.
 //!
 //! * [`transitions`]: each state, and what each event makes of it.
+//! * [`holds`]: a device that keeps translations, and holds invalidations.
 //! * [`flags`]: any events at random, beside a model that keeps one flag for each cause.
 
 mod flags;
+mod holds;
 mod transitions;
 
 use fake_mem::ArrayMem;

@@ -1,0 +1,403 @@
+//! The owner's side of a back end behind an IOMMU: translates its misses, and tells it what is revoked.
+//!
+//! Translations are read from the guest's tables as they are now, silently, and past the unit's caches: for the back end keeps what it
+//! is told until it is revoked, as the unit does. It is told exactly the access that the tables allow, over as many pages as continue
+//! each other, and all of a region where nothing is translated.
+//!
+//! **Faults.** An access without a mapping is refused. The unit records it for the guest, as it would an access of the device, but
+//! only [`FAULTS`] at once and one each [`FAULT_EVERY_NS`]: a back end that misses a million times fills no log and raises no storm
+//! of fault interrupts.
+//!
+//! **Which invalidations matter** is known from the domains that entries were read from; those of other devices cost nothing.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use guest_mem::{Access, Attachment, Budget, Found, Gpa, Iova, Next, PAGE_SIZE, Perm};
+use vhost_user::wire::{IotlbAccess, IotlbRange};
+use vio::{RemoteMemory, Revoked};
+
+use crate::exchange::{Command, EVERYTHING, Entry, Exchange, Question, Told};
+use crate::memory::{Indices, Memory, RingPlace};
+
+/// Questions that are looked at in one poll: 16 µs of tables at most.
+const QUESTIONS: usize = 16;
+/// What looking for one mapping may cost, in ns: of a page, and of some forty that go on behind it.
+const LOOK_NS: u64 = 1_000;
+/// Bytes of an entry at most, where there are tables.
+const SPAN: u64 = 64 * PAGE_SIZE;
+/// Domains that are told apart. A device is attached to one at a time.
+const DOMAINS: usize = 4;
+/// Refusals that are recorded at once, and the time for which each more has to wait.
+const FAULTS: u64 = 16;
+const FAULT_EVERY_NS: u64 = 100_000_000;
+
+/// What the back end may have translations of.
+#[derive(Debug, Default)]
+struct Given {
+    /// The session that it was given to.
+    session: u64,
+    domains: Vec<u32>,
+    /// More domains than are told apart.
+    is_any: bool,
+    /// Untranslated memory.
+    is_identity: bool,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    memory: Memory,
+    given: Given,
+    /// Questions that wait for tables that are absent, with their sessions.
+    waiting: VecDeque<(u64, Question)>,
+    /// Holds that have not ended, and what each is for.
+    holds: Vec<(u64, IotlbRange)>,
+    /// Those that end without the back end's answer.
+    dropped: Vec<u64>,
+    /// When all of [`FAULTS`] may be recorded at once again.
+    whole_at_ns: u64,
+}
+
+impl Given {
+    fn is_nothing(&self) -> bool {
+        !self.is_any && !self.is_identity && self.domains.is_empty()
+    }
+
+    fn add(&mut self, session: u64, attachment: Attachment) {
+        if self.session != session {
+            *self = Self {
+                session,
+                ..Self::default()
+            };
+        }
+        match attachment {
+            Attachment::Off | Attachment::PassThrough => self.is_identity = true,
+            Attachment::Domain(domain) if self.domains.contains(&domain) => {}
+            Attachment::Domain(domain) if self.domains.len() < DOMAINS => {
+                self.domains.push(domain);
+            }
+            Attachment::Domain(_) => self.is_any = true,
+            Attachment::Absent => {}
+        }
+    }
+
+    /// What of it is revoked.
+    fn revoked(&self, what: Revoked) -> Option<IotlbRange> {
+        if self.is_nothing() {
+            return None;
+        }
+        let has = |domain| self.is_any || self.domains.contains(&domain);
+        match what {
+            Revoked::Everything => Some(EVERYTHING),
+            // A context without tables has a domain too, which is not known here.
+            Revoked::Domain(domain) => (has(domain) || self.is_identity).then_some(EVERYTHING),
+            Revoked::Pages {
+                domain,
+                first,
+                last,
+            } => {
+                let range = IotlbRange {
+                    first: first.raw(),
+                    last: last.raw().min(EVERYTHING.last),
+                };
+                (has(domain) && range.first <= range.last).then_some(range)
+            }
+        }
+    }
+}
+
+impl Follower {
+    pub fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            given: Given::default(),
+            waiting: VecDeque::new(),
+            holds: Vec::new(),
+            dropped: Vec::new(),
+            whole_at_ns: 0,
+        }
+    }
+
+    /// Whether questions wait for tables.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Answers a bounded number of questions. Whether there was anything to answer, and whether there is more.
+    pub fn serve(
+        &mut self,
+        exchange: &Exchange,
+        memory: &mut dyn RemoteMemory,
+        now_ns: u64,
+    ) -> (bool, bool) {
+        let mut has_told = false;
+        let again = std::mem::take(&mut self.waiting);
+        let mut left = QUESTIONS;
+        let new = std::iter::from_fn(|| {
+            left = left.checked_sub(1)?;
+            exchange.take_question()
+        });
+        for (session, question) in again.into_iter().chain(new) {
+            if !exchange.is_current(session) {
+                continue;
+            }
+            let answered = match &question {
+                &Question::Miss {
+                    number,
+                    iova,
+                    access,
+                } => self.miss(exchange, memory, (session, number), (iova, access), now_ns),
+                Question::Rings { number, rings } => {
+                    self.rings(exchange, memory, (session, *number), rings)
+                }
+            };
+            match answered {
+                Ok(()) => has_told = true,
+                // What it waits for ends with a message, after which this is called again.
+                Err(_) => self.waiting.push_back((session, question)),
+            }
+        }
+        (has_told, left == 0)
+    }
+
+    fn miss(
+        &mut self,
+        exchange: &Exchange,
+        memory: &mut dyn RemoteMemory,
+        (session, miss): (u64, u64),
+        (iova, access): (u64, IotlbAccess),
+        now_ns: u64,
+    ) -> Access<()> {
+        let command = match self.look_up(memory, iova, access)? {
+            Some((entry, attachment)) => {
+                self.given.add(session, attachment);
+                let miss = Some(miss);
+                Command::Update { miss, entry }
+            }
+            None => {
+                self.record_refusal(memory, iova, access, now_ns);
+                Command::Refuse { miss }
+            }
+        };
+        exchange.tell(session, command);
+        Ok(())
+    }
+
+    /// Where the rings stand, behind entries for their pages: a back end that starts them then need not ask.
+    fn rings(
+        &mut self,
+        exchange: &Exchange,
+        memory: &mut dyn RemoteMemory,
+        (session, number): (u64, u64),
+        rings: &[RingPlace],
+    ) -> Access<()> {
+        let mut entries = Vec::new();
+        for (iova, len, access) in rings.iter().flat_map(RingPlace::areas) {
+            let mut at = iova;
+            while at - iova < len
+                && let Some((entry, attachment)) = self.look_up(memory, at, access)?
+            {
+                at = entry.range.last + 1;
+                entries.push((entry, attachment));
+            }
+        }
+        let mut indices = Some(Vec::new());
+        for ring in rings {
+            let read = |memory: &mut dyn RemoteMemory, at| match memory.read_u16(Iova::new(at)) {
+                Ok(word) => Ok(Some(word)),
+                Err(guest_mem::Stop::Fault(_)) => Ok(None),
+                Err(stop) => Err(stop),
+            };
+            let avail = read(memory, ring.avail_idx())?;
+            let used = read(memory, ring.used_idx())?;
+            indices = match (indices, avail, used) {
+                (Some(mut indices), Some(avail), Some(used)) => {
+                    indices.push(Indices { avail, used });
+                    Some(indices)
+                }
+                _ => None,
+            };
+        }
+        // Neighbours often share a page, or a region.
+        let mut told: Vec<Entry> = Vec::new();
+        for (entry, attachment) in entries {
+            if told.contains(&entry) {
+                continue;
+            }
+            told.push(entry);
+            self.given.add(session, attachment);
+            exchange.tell(session, Command::Update { miss: None, entry });
+        }
+        exchange.tell(session, Command::Rings { number, indices });
+        Ok(())
+    }
+
+    /// The entry for `iova`, if the device may access it so, and what it was read from.
+    fn look_up(
+        &self,
+        memory: &dyn RemoteMemory,
+        iova: u64,
+        access: IotlbAccess,
+    ) -> Access<Option<(Entry, Attachment)>> {
+        if iova > EVERYTHING.last {
+            return Ok(None);
+        }
+        let attachment = memory.attachment()?;
+        let entry = match attachment {
+            Attachment::Absent => None,
+            Attachment::Off | Attachment::PassThrough => self.untranslated(iova),
+            Attachment::Domain(_) => self.translated(memory, iova)?,
+        };
+        let entry = entry.filter(|entry| allows(entry.access, access));
+        Ok(entry.map(|entry| (entry, attachment)))
+    }
+
+    fn untranslated(&self, iova: u64) -> Option<Entry> {
+        let region = self.memory.region(Gpa::new(iova))?;
+        Some(Entry {
+            range: IotlbRange {
+                first: *region.start(),
+                last: *region.end(),
+            },
+            user_addr: self.memory.user_addr(Gpa::new(*region.start())),
+            access: IotlbAccess::ReadWrite,
+        })
+    }
+
+    fn translated(&self, memory: &dyn RemoteMemory, iova: u64) -> Access<Option<Entry>> {
+        let page = iova & !(PAGE_SIZE - 1);
+        let last = page.saturating_add(SPAN - 1).min(EVERYTHING.last);
+        let mut budget = Budget::new(LOOK_NS);
+        let first = match memory.next_mapping(Iova::new(page), Iova::new(last), &mut budget)? {
+            Next::Found(found) if found.iova.raw() == page => found,
+            // The first page is within any budget: nothing is mapped here.
+            Next::Found(_) | Next::None | Next::Budget(_) => return Ok(None),
+        };
+        let Some(region) = self.memory.region(first.gpa) else {
+            return Ok(None);
+        };
+        let len = extended(memory, &first, last, &mut budget);
+        let len = len.min(left(&region, first.gpa));
+        Ok(Some(Entry {
+            range: IotlbRange {
+                first: page,
+                last: page + (len - 1),
+            },
+            user_addr: self.memory.user_addr(first.gpa),
+            access: match (first.can_read, first.can_write) {
+                (true, true) => IotlbAccess::ReadWrite,
+                (false, true) => IotlbAccess::Write,
+                (_, false) => IotlbAccess::Read,
+            },
+        }))
+    }
+
+    fn record_refusal(
+        &mut self,
+        memory: &mut dyn RemoteMemory,
+        iova: u64,
+        access: IotlbAccess,
+        now_ns: u64,
+    ) {
+        let whole_at_ns = self.whole_at_ns.max(now_ns);
+        if whole_at_ns - now_ns > (FAULTS - 1) * FAULT_EVERY_NS {
+            return;
+        }
+        self.whole_at_ns = whole_at_ns + FAULT_EVERY_NS;
+        let perm = match access {
+            IotlbAccess::None | IotlbAccess::Read => Perm::Read,
+            IotlbAccess::Write | IotlbAccess::ReadWrite => Perm::Write,
+        };
+        memory.record_refusal(Iova::new(iova), perm);
+    }
+
+    /// Tells the back end what is revoked; whether that is held until it has answered.
+    pub fn invalidated(&mut self, exchange: &Exchange, what: Revoked, hold: u64) -> bool {
+        let Some(range) = self.given.revoked(what) else {
+            return false;
+        };
+        match self.tell_revoked(exchange, range, Some(hold)) {
+            Told::Gone | Told::Joined => false,
+            Told::Held => {
+                self.holds.push((hold, range));
+                true
+            }
+        }
+    }
+
+    fn tell_revoked(&mut self, exchange: &Exchange, range: IotlbRange, hold: Option<u64>) -> Told {
+        let session = self.given.session;
+        let told = exchange.invalidate(session, range, hold);
+        if told == Told::Gone || range == EVERYTHING {
+            // What is given from here on is told behind it.
+            self.given = Given {
+                session,
+                ..Given::default()
+            };
+        }
+        told
+    }
+
+    /// The device is reset: no ring is served, so what is held is held for nothing. The back end forgets everything before it is
+    /// told of other rings.
+    pub fn reset(&mut self, exchange: &Exchange) {
+        if !self.given.is_nothing() {
+            self.tell_revoked(exchange, EVERYTHING, None);
+        }
+        self.drop_holds();
+    }
+
+    /// Nothing is waited for any more.
+    pub fn drop_holds(&mut self) {
+        let holds = self.holds.drain(..).map(|(hold, _)| hold);
+        self.dropped.extend(holds);
+    }
+
+    /// What `hold` is for.
+    pub fn held(&self, hold: u64) -> Option<IotlbRange> {
+        let held = self.holds.iter().find(|(name, _)| *name == hold);
+        held.map(|(_, range)| *range)
+    }
+
+    /// A hold that has ended.
+    pub fn take_released(&mut self, exchange: &Exchange) -> Option<u64> {
+        if let Some(hold) = self.dropped.pop() {
+            return Some(hold);
+        }
+        let hold = exchange.take_released()?;
+        self.holds.retain(|(name, _)| *name != hold);
+        Some(hold)
+    }
+}
+
+/// Whether an entry of `entry` is what a miss of `wanted` needs.
+fn allows(entry: IotlbAccess, wanted: IotlbAccess) -> bool {
+    match wanted {
+        // It asks for nothing.
+        IotlbAccess::None => false,
+        IotlbAccess::Read => matches!(entry, IotlbAccess::Read | IotlbAccess::ReadWrite),
+        IotlbAccess::Write => matches!(entry, IotlbAccess::Write | IotlbAccess::ReadWrite),
+        IotlbAccess::ReadWrite => entry == IotlbAccess::ReadWrite,
+    }
+}
+
+/// Bytes from `gpa` to the end of its region.
+fn left(region: &RangeInclusive<u64>, gpa: Gpa) -> u64 {
+    region.end() - gpa.raw() + 1
+}
+
+/// Bytes from `first` on that are mapped in one piece, up to `last`. Looking any further is not worth waiting.
+fn extended(memory: &dyn RemoteMemory, first: &Found, last: u64, budget: &mut Budget) -> u64 {
+    let mut len = first.len;
+    while let Some(at) = first.iova.checked_add(len)
+        && at.raw() <= last
+        && let Ok(Next::Found(next)) = memory.next_mapping(at, Iova::new(last), budget)
+        && next.iova == at
+        && Some(next.gpa) == first.gpa.checked_add(len)
+        && (next.can_read, next.can_write) == (first.can_read, first.can_write)
+    {
+        len += next.len;
+    }
+    len
+}
