@@ -133,6 +133,14 @@ impl<'c> Segments<'c> {
         payload.div_ceil(self.segmentation.size) - self.done
     }
 
+    /// Leaves out the first `count` segments, which the receiver has already.
+    #[must_use]
+    pub fn skip(mut self, count: usize) -> Self {
+        let all = self.done + self.remaining();
+        self.done = (self.done + count).min(all);
+        self
+    }
+
     /// The next segment.
     #[expect(
         clippy::should_implement_trait,

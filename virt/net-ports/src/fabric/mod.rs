@@ -1,0 +1,315 @@
+//! A switch whose ports belong to network devices: frames lie in their sender's memory until a receiver has copied them.
+//!
+//! ```text
+//! sender's visit ─ send ─▶ decision (first 18 bytes, copied) ─▶ queue of each receiver
+//! receiver's visit ─ receive ─▶ headers checked (copied), retagged ─▶ payload copied from guest to guest
+//! sender's visit ─ collect ─▶ taken by all, or too old: copied for those who have not taken it
+//! ```
+//! **One copy** from guest to guest, of the payload. What decisions rest on is copied first, and is what the receiver
+//! gets: a sender that changes a frame under way changes its payload only.
+//!
+//! **A port that takes nothing** holds no other up. Its queue is bounded ([`QUEUE`]), and what lies there for longer than
+//! [`KEEP_NS`] is copied by its sender, who then has its buffer back, up to [`COPIED`] bytes for each receiver; behind these
+//! bounds frames are dropped, for that receiver alone.
+//!
+//! A port may be used by another thread than the others'; then frames are copied between cores. One lock guards all, held for
+//! a burst; on one core it is never waited for.
+
+mod compose;
+mod port;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use guest_mem::{GuestRam, Hva, KeepAlive};
+use net_offload::VnetHeader;
+use net_switch::{Forward, HEAD_LEN, PortConfig, PortId, Switch, SwitchConfig, SwitchError};
+
+use compose::Composer;
+pub use port::SwitchPort;
+
+/// Frames that wait for one receiver at most.
+const QUEUE: usize = 1_024;
+/// Time that a frame stays in its sender's memory at most, counted when the sender looks: 50 µs.
+const KEEP_NS: u64 = 50_000;
+/// Bytes of frames that were copied for one receiver at most.
+const COPIED: usize = 1 << 20;
+
+/// What has happened in a switch to frames of, or for, one port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FabricCounters {
+    /// Frames for it that were dropped because its queue was full, or because it took none for too long.
+    pub overflowed: u64,
+    /// Frames for it that were copied before it took them.
+    pub copied: u64,
+    /// Frames of it whose header was wrong for their bytes, counted for each receiver.
+    pub wrong_headers: u64,
+}
+
+/// A switch, and what is under way in it.
+#[derive(Clone)]
+pub struct Fabric(Arc<Mutex<Shared>>);
+
+impl std::fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fabric").finish_non_exhaustive()
+    }
+}
+
+/// Bytes of a frame.
+enum Data {
+    /// In the sender's memory, where it stays until the sender has collected it.
+    Kept {
+        keep: KeepAlive,
+        slices: Vec<(Hva, u32)>,
+    },
+    Copied(Box<[u8]>),
+}
+
+/// A frame under way.
+struct Frame {
+    from: PortId,
+    /// Its number among those of its sender.
+    number: u64,
+    header: VnetHeader,
+    head: [u8; HEAD_LEN],
+    len: u32,
+    forward: Forward,
+    /// Receivers in whose queues it is.
+    receivers: u32,
+    at_ns: u64,
+    data: Data,
+}
+
+/// What the sender is still to be told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// It is in a receiver's queue, in the sender's memory.
+    Kept(usize),
+    Done,
+    Dropped,
+}
+
+struct Port {
+    receiver: net_offload::Offloads,
+    /// A driver is there.
+    is_started: bool,
+    /// Places in [`Shared::frames`], of frames for it.
+    queue: VecDeque<usize>,
+    /// Segments of the first one that it has taken.
+    segments_taken: usize,
+    copied_bytes: usize,
+    /// Length of the queue, for a look without the lock.
+    waiting: Arc<AtomicUsize>,
+    wake: Arc<OwnedFd>,
+    /// Frames of it, from number `first` on.
+    sent: VecDeque<Sent>,
+    first: u64,
+    counters: FabricCounters,
+}
+
+struct Shared {
+    switch: Switch,
+    ports: Vec<Option<Port>>,
+    frames: Vec<Option<Frame>>,
+    free: Vec<usize>,
+    spare_slices: Vec<Vec<(Hva, u32)>>,
+    composer: Composer,
+    start: Instant,
+}
+
+impl Fabric {
+    /// A switch without ports.
+    ///
+    /// # Errors
+    /// No memory for the headers of a burst.
+    pub fn new(config: SwitchConfig) -> Result<Self, guest_mem::RamError> {
+        Ok(Self(Arc::new(Mutex::new(Shared {
+            switch: Switch::new(config),
+            ports: Vec::new(),
+            frames: Vec::new(),
+            free: Vec::new(),
+            spare_slices: Vec::new(),
+            composer: Composer::new(GuestRam::in_heap(&Composer::REGION)?),
+            start: Instant::now(),
+        }))))
+    }
+
+    /// Adds a port, whose frames have at most `mtu` bytes of payload where nothing is left undone. It is removed when it is dropped.
+    ///
+    /// # Errors
+    /// There is no room, or another port is bound to the same address.
+    pub fn port(&self, config: PortConfig, mtu: u16) -> Result<SwitchPort, SwitchError> {
+        SwitchPort::new(self.clone(), config, mtu)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // A thread that panicked left at worst a frame that no port takes.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn port(&mut self, id: PortId) -> Option<&mut Port> {
+        self.ports.get_mut(id.index()).and_then(Option::as_mut)
+    }
+
+    /// Puts a frame into the queues of its receivers; what its sender is to be told.
+    fn enqueue(&mut self, frame: Frame) -> Sent {
+        let ports = frame.forward.ports;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.frames.push(None);
+            self.frames.len() - 1
+        });
+        let mut receivers = 0;
+        for id in ports.iter() {
+            let Some(port) = self.port(id).filter(|port| port.is_started) else {
+                continue;
+            };
+            if port.queue.len() == QUEUE {
+                port.counters.overflowed += 1;
+                continue;
+            }
+            port.queue.push_back(place);
+            port.show_waiting();
+            receivers += 1;
+        }
+        if receivers == 0 {
+            self.free.push(place);
+            self.reuse(frame.data);
+            return Sent::Dropped;
+        }
+        self.frames[place] = Some(Frame { receivers, ..frame });
+        Sent::Kept(place)
+    }
+
+    fn reuse(&mut self, data: Data) {
+        if let Data::Kept { mut slices, .. } = data
+            && self.spare_slices.len() < QUEUE
+        {
+            slices.clear();
+            self.spare_slices.push(slices);
+        }
+    }
+
+    /// A receiver has done with a frame, which is no longer in its queue.
+    fn release(&mut self, place: usize, receiver: PortId) {
+        let Some(frame) = &mut self.frames[place] else {
+            return;
+        };
+        frame.receivers -= 1;
+        let is_last = frame.receivers == 0;
+        let copied = match &frame.data {
+            Data::Copied(bytes) => bytes.len(),
+            Data::Kept { .. } => 0,
+        };
+        if let Some(port) = self.port(receiver) {
+            port.copied_bytes -= copied;
+        }
+        if is_last && let Some(frame) = self.frames[place].take() {
+            self.free.push(place);
+            self.tell(frame.from, frame.number);
+            self.reuse(frame.data);
+        }
+    }
+
+    /// A sender has its buffer back.
+    fn tell(&mut self, from: PortId, number: u64) {
+        if let Some(port) = self.port(from)
+            && let Some(at) = number.checked_sub(port.first)
+            && let Some(sent) = port.sent.get_mut(at as usize)
+        {
+            *sent = Sent::Done;
+        }
+    }
+
+    /// Copies a frame out of its sender's memory, for those receivers that have room for a copy; the others lose it.
+    fn copy_out(&mut self, place: usize) {
+        let Some(mut frame) = self.frames[place].take() else {
+            return;
+        };
+        let Data::Kept { keep, slices } = &frame.data else {
+            self.frames[place] = Some(frame);
+            return;
+        };
+        let bytes = compose::copy_of(keep, slices, frame.len);
+        for id in frame.forward.ports.iter() {
+            let Some(port) = self.port(id) else {
+                continue;
+            };
+            let Some(at) = port.queue.iter().position(|other| *other == place) else {
+                continue;
+            };
+            let has_room = port.copied_bytes + frame.len as usize <= COPIED;
+            if has_room && bytes.is_some() {
+                port.copied_bytes += frame.len as usize;
+                port.counters.copied += 1;
+                continue;
+            }
+            port.queue.remove(at);
+            if at == 0 {
+                port.segments_taken = 0;
+            }
+            port.show_waiting();
+            port.counters.overflowed += 1;
+            frame.receivers -= 1;
+        }
+        let (from, number) = (frame.from, frame.number);
+        match bytes.filter(|_| frame.receivers != 0) {
+            Some(bytes) => {
+                let kept = std::mem::replace(&mut frame.data, Data::Copied(bytes));
+                self.reuse(kept);
+                self.frames[place] = Some(frame);
+            }
+            None => {
+                self.free.push(place);
+                self.reuse(frame.data);
+            }
+        }
+        self.tell(from, number);
+    }
+
+    /// Takes all frames for a port out of its queue.
+    fn clear_queue(&mut self, id: PortId) {
+        while let Some(place) = self.port(id).and_then(|port| port.queue.pop_front()) {
+            self.release(place, id);
+        }
+        if let Some(port) = self.port(id) {
+            port.segments_taken = 0;
+            port.show_waiting();
+        }
+    }
+
+    /// Lets go of the memory of all frames of a port.
+    fn let_go(&mut self, id: PortId) {
+        let Some(port) = self.port(id) else { return };
+        let kept = port.sent.iter().filter_map(|sent| match sent {
+            Sent::Kept(place) => Some(*place),
+            _ => None,
+        });
+        let kept: Vec<usize> = kept.collect();
+        kept.into_iter().for_each(|place| self.copy_out(place));
+    }
+}
+
+impl Port {
+    fn show_waiting(&mut self) {
+        let len = self.queue.len();
+        // Pairs with the load of a device that is looked at: it may see this late, as it may a frame.
+        let former = self.waiting.swap(len, Ordering::Relaxed);
+        if former == 0 && len != 0 {
+            // Full means that it is readable already.
+            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+        if former != 0 && len == 0 {
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        }
+    }
+}
