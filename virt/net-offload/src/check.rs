@@ -1,8 +1,9 @@
 //! The check of a header against its frame.
 
-use crate::layout::{HeaderRoom, Ip, Layout, Transport};
-use crate::segments::Original;
-use crate::{FrameBytes, GsoType, Offloads, PartialChecksum, VnetHeader};
+use crate::layout::{HeaderRoom, Layout, Transport};
+use crate::original::Original;
+use crate::undone::{PartialChecksum, Segmentation, Undone};
+use crate::{FrameBytes, GsoType, HeaderError, Offloads, VnetHeader};
 
 /// Shortest frame: its Ethernet header.
 pub const MIN_FRAME: usize = 14;
@@ -16,90 +17,6 @@ pub const MAX_FRAME: usize = 65_550;
 pub const MAX_SEGMENTS: usize = 1_366;
 /// Most segments of one frame of UDP, which Linux has as a constant (`UDP_MAX_SEGMENTS`): a TAP refuses more.
 pub const MAX_UDP_SEGMENTS: usize = 128;
-
-/// Reason why a frame is not what its header says. It is dropped and counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HeaderError {
-    /// Fewer than [`MIN_FRAME`] bytes or more than [`MAX_FRAME`].
-    #[error("a frame of {0} bytes")]
-    FrameLength(usize),
-    /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
-    #[error("the checksum is outside the frame")]
-    ChecksumOutside,
-    /// An offload that the sender has not negotiated, or a type that does not exist.
-    #[error("segmentation of type {:#x}, which was not negotiated", .0.0)]
-    NotNegotiated(GsoType),
-    /// To be segmented, with `gso_size` 0.
-    #[error("segments of 0 bytes")]
-    SegmentSize,
-    /// To be segmented, with a checksum that is not partial, or not that of the transport header.
-    #[error("the checksum of a frame to be segmented is not its transport's")]
-    SegmentChecksum,
-    /// The frame is of another protocol than the type of segmentation.
-    #[error("the frame's protocol is not the one to be segmented")]
-    Protocol,
-    /// To be segmented, and an IP fragment.
-    #[error("a fragment cannot be segmented")]
-    Fragment,
-    /// A length in the IP or UDP header is not the frame's.
-    #[error("a length in the headers is not the frame's")]
-    Length,
-    /// Headers end early or contradict themselves.
-    #[error("malformed headers")]
-    Malformed,
-    /// Headers of more than [`MAX_HEADERS`](crate::MAX_HEADERS) bytes.
-    #[error("headers that are too long")]
-    HeadersTooLong,
-    /// More than [`MAX_SEGMENTS`] or [`MAX_UDP_SEGMENTS`].
-    #[error("{0} segments")]
-    TooManySegments(usize),
-}
-
-/// What a sender left undone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Undone {
-    Nothing,
-    Checksum(PartialChecksum),
-    Segments(Segmentation),
-}
-
-/// A frame to be segmented.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Segmentation {
-    pub layout: Layout,
-    /// Payload bytes of a segment.
-    pub size: usize,
-    pub has_ecn: bool,
-    pub checksum: PartialChecksum,
-    /// What the headers said at the check.
-    pub original: Original,
-}
-
-impl Segmentation {
-    pub fn gso_type(&self) -> GsoType {
-        match (self.layout.transport, self.layout.ip) {
-            (Transport::Tcp, Ip::V4) => GsoType::TCPV4,
-            (Transport::Tcp, Ip::V6) => GsoType::TCPV6,
-            (Transport::Udp, _) => GsoType::UDP_L4,
-        }
-    }
-
-    /// What a receiver needs to be given the frame as it is.
-    pub fn needs(&self) -> Offloads {
-        let one = match (self.layout.transport, self.layout.ip) {
-            (Transport::Tcp, Ip::V4) => Offloads::TSO4,
-            (Transport::Tcp, Ip::V6) => Offloads::TSO6,
-            (Transport::Udp, Ip::V4) => Offloads::USO4,
-            (Transport::Udp, Ip::V6) => Offloads::USO6,
-        };
-        let ecn = if self.has_ecn {
-            Offloads::ECN
-        } else {
-            Offloads::NONE
-        };
-        Offloads::CSUM | one | ecn
-    }
-}
 
 /// Frame whose header has been compared with it.
 #[derive(Debug)]

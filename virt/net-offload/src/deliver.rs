@@ -1,8 +1,9 @@
 //! What a receiver is given.
 
-use crate::check::{Checked, Undone};
+use crate::check::Checked;
 use crate::segments::Segments;
-use crate::{Checksum, FrameBytes, Offloads, VnetHeader};
+use crate::undone::{PartialChecksum, Undone};
+use crate::{Offloads, VnetHeader};
 
 /// What is to be done for one receiver.
 #[derive(Debug)]
@@ -23,41 +24,6 @@ pub struct Unchanged<'c> {
     pub header: VnetHeader,
     /// Headers of the frame as they were checked; empty for one that is not to be segmented.
     pub headers: &'c [u8],
-}
-
-/// Checksum of which a part is in its field: the sum of the pseudo header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartialChecksum {
-    pub(crate) start: usize,
-    pub(crate) offset: usize,
-}
-
-impl PartialChecksum {
-    /// First byte that the checksum covers; it covers all behind it.
-    pub fn start(self) -> usize {
-        self.start
-    }
-
-    /// Where in the frame the two bytes of the checksum are, high byte first.
-    pub fn position(self) -> usize {
-        self.start + self.offset
-    }
-
-    /// Sums up the frame from [`start`](Self::start) on: the completed checksum.
-    pub fn complete(self, frame: &(impl FrameBytes + ?Sized)) -> u16 {
-        let sum = Checksum::new().frame(frame, self.start..frame.frame_len());
-        sum.transport()
-    }
-
-    /// The fields of a header that say that this is undone.
-    pub(crate) fn header(self) -> VnetHeader {
-        VnetHeader {
-            flags: VnetHeader::NEEDS_CSUM,
-            csum_start: self.start as u16,
-            csum_offset: self.offset as u16,
-            ..VnetHeader::default()
-        }
-    }
 }
 
 impl Checked<'_> {

@@ -54,7 +54,7 @@ use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use mem::{MemDisk, NullDisk};
-pub use raw::{RawDisk, RawDiskError, RawDiskOptions, UringRefusal, try_io_uring};
+pub use raw::{RawDisk, RawDiskError, RawDiskOptions, UringRefusal, UringShare, try_io_uring};
 pub use work_queue::WorkQueue;
 
 use guest_mem::Dma;

@@ -218,10 +218,11 @@ impl Ring {
 
 /// A disk's place in the ring of the thread that has taken it. Left when it is dropped on that
 /// thread; otherwise the place is lost, until the thread ends and the ring with it.
-#[derive(Default)]
-pub(super) struct Seat(Option<Held>);
+#[derive(Debug, Default)]
+pub struct Seat(Option<Held>);
 
 /// A place that was taken.
+#[derive(Debug)]
 struct Held {
     thread: ThreadId,
     ring: usize,
@@ -233,7 +234,7 @@ struct Held {
 impl Seat {
     /// Takes a place for `depth` operations, at most [`ROOM`], of a disk that this thread polls, if
     /// it has none.
-    pub(super) fn take(&mut self, depth: u32) -> io::Result<()> {
+    pub fn take(&mut self, depth: u32) -> io::Result<()> {
         if self.0.is_some() {
             return Ok(());
         }
@@ -275,7 +276,7 @@ impl Seat {
     ///
     /// # Safety
     /// The memory that the entry points to stays valid until it is answered.
-    pub(super) unsafe fn push(&self, entry: squeue::Entry, user_data: u64) {
+    pub unsafe fn push(&self, entry: squeue::Entry, user_data: u64) {
         debug_assert_eq!(user_data & PLACE, 0);
         debug_assert!(
             self.0.is_some(),
@@ -296,7 +297,7 @@ impl Seat {
     }
 
     /// Asks to stop the operation that is answered as `user_data`.
-    pub(super) fn cancel(&self, user_data: u64) {
+    pub fn cancel(&self, user_data: u64) {
         let Some(held) = &self.0 else {
             return;
         };
@@ -307,7 +308,7 @@ impl Seat {
     }
 
     /// Submits what is queued.
-    pub(super) fn flush(&self) {
+    pub fn flush(&self) {
         self.with(|ring, _| {
             if ring.queued {
                 ring.enter();
@@ -316,12 +317,12 @@ impl Seat {
     }
 
     /// Enters the kernel, queued or not.
-    pub(super) fn enter(&self) {
+    pub fn enter(&self) {
         self.with(|ring, _| ring.enter());
     }
 
     /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
-    pub(super) fn collect(&self, answers: &mut Vec<(u64, i32)>) {
+    pub fn collect(&self, answers: &mut Vec<(u64, i32)>) {
         answers.clear();
         self.with(|ring, place| {
             ring.collect();
@@ -330,7 +331,7 @@ impl Seat {
     }
 
     /// Whether there is anything to submit or to collect, for whatever disk.
-    pub(super) fn has_events(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         let has_events = self.with(|ring, place| {
             ring.queued || !ring.places[place].answered.is_empty() || ring.has_events()
         });
@@ -338,7 +339,7 @@ impl Seat {
     }
 
     /// From now on completions make the descriptor readable.
-    pub(super) fn arm(&mut self) {
+    pub fn arm(&mut self) {
         if let Some(held) = &mut self.0
             && !std::mem::replace(&mut held.is_armed, true)
         {
@@ -350,7 +351,7 @@ impl Seat {
     }
 
     /// The descriptor is not needed; a poll follows.
-    pub(super) fn disarm(&mut self) {
+    pub fn disarm(&mut self) {
         if let Some(held) = &mut self.0
             && std::mem::take(&mut held.is_armed)
         {
@@ -366,7 +367,7 @@ impl Seat {
     }
 
     /// The descriptor that completions make readable while it is armed.
-    pub(super) fn wake_fd(&self) -> Option<RawFd> {
+    pub fn wake_fd(&self) -> Option<RawFd> {
         self.0.as_ref().map(|held| held.wake.as_raw_fd())
     }
 }

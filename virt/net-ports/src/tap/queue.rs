@@ -1,0 +1,323 @@
+//! One queue of an interface, and the buffers that frames are read into.
+//!
+//! A buffer is the kernel's from when its read is written into the io_uring until the answer has been collected
+//! ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the queue goes first it is leaked.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+use io_uring::{opcode, types};
+use net_offload::{MAX_FRAME, VnetHeader};
+use vio::blk::UringShare;
+use vio::net::{BURST, FrameData, FrameReceiver, HEADER_LEN, NetHeader, RxFrame, TxFrame};
+
+use super::{SLOTS, open};
+
+/// Bytes of a buffer: the longest frame, and its header.
+const BUFFER: usize = VnetHeader::LEN + MAX_FRAME + 32;
+/// Pieces of one frame that are written where they lie; one of more is put together first.
+const PIECES: usize = 32;
+/// Looks at an answer that has to come, since it was cancelled.
+const LOOKS: usize = 64;
+/// Frames in an interface's queue at most that are discarded.
+const DISCARDED: usize = 1_024;
+
+/// Reason why a frame was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendError {
+    /// The header is not the frame's.
+    Header,
+    /// The interface is down or full.
+    Refused,
+    /// There is no interface any more.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Slot {
+    bytes: Box<[u8]>,
+    is_kernels: bool,
+}
+
+#[derive(Debug)]
+pub struct Queue {
+    file: File,
+    share: UringShare,
+    /// The host refuses io_uring: reads are made here.
+    is_direct: bool,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Reads that the kernel has not answered.
+    open: usize,
+    /// Buffers with frames, and how many bytes are in them.
+    ready: VecDeque<(usize, usize)>,
+    /// Reads that are to be made at once behind one that has waited, and how many of them there were that found a frame.
+    ahead: usize,
+    found: usize,
+    answers: Vec<(u64, i32)>,
+    is_gone: bool,
+}
+
+impl Queue {
+    pub fn new(file: File) -> Self {
+        let slot = |_| Slot {
+            bytes: vec![0; BUFFER].into(),
+            is_kernels: false,
+        };
+        Self {
+            file,
+            share: UringShare::default(),
+            is_direct: false,
+            slots: (0..SLOTS).map(slot).collect(),
+            free: (0..SLOTS).collect(),
+            open: 0,
+            ready: VecDeque::new(),
+            ahead: 0,
+            found: 0,
+            answers: Vec::new(),
+            is_gone: false,
+        }
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    pub fn set_offloads(&self, flags: u32) -> io::Result<()> {
+        open::set_offloads(&self.file, flags)
+    }
+
+    pub fn set_attached(&self, is_attached: bool) -> io::Result<()> {
+        let flags = match is_attached {
+            true => libc::IFF_ATTACH_QUEUE,
+            false => libc::IFF_DETACH_QUEUE,
+        };
+        let mut request = open::request("", flags);
+        // SAFETY: TUNSETQUEUE reads an `ifreq`, which `request` is.
+        open::asked(unsafe {
+            libc::ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &raw mut request)
+        })
+    }
+
+    /// Whether there is a frame; posts reads where there are none.
+    pub fn has_frames(&mut self) -> bool {
+        if !self.ready.is_empty() {
+            return true;
+        }
+        if self.is_gone {
+            return false;
+        }
+        if self.is_direct {
+            self.read_now();
+            return !self.ready.is_empty();
+        }
+        if self.open == 0 {
+            self.post();
+        }
+        if self.share.has_events() {
+            self.reap();
+        }
+        !self.ready.is_empty()
+    }
+
+    /// Reads that do not wait, as many as there were frames lately, and one that does.
+    fn post(&mut self) {
+        if self.share.take(SLOTS as u32).is_err() {
+            self.is_direct = true;
+            return;
+        }
+        self.ahead = match self.found {
+            found if found >= self.ahead => (2 * self.ahead + 1).min(SLOTS - 1),
+            found => found,
+        };
+        self.found = 0;
+        for _ in 0..self.ahead {
+            self.push(libc::RWF_NOWAIT);
+        }
+        self.push(0);
+        self.share.flush();
+    }
+
+    fn push(&mut self, flags: libc::c_int) {
+        let Some(at) = self.free.pop() else { return };
+        let slot = &mut self.slots[at];
+        slot.is_kernels = true;
+        let fd = types::Fd(self.file.as_raw_fd());
+        let read = opcode::Read::new(fd, slot.bytes.as_mut_ptr(), BUFFER as u32);
+        // The end of the file, which has no places.
+        let read = read.offset(u64::MAX).rw_flags(flags).build();
+        self.open += 1;
+        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the answer is collected; if the queue is
+        // dropped before, it is leaked.
+        unsafe { self.share.push(read, at as u64) };
+    }
+
+    fn reap(&mut self) {
+        let mut answers = std::mem::take(&mut self.answers);
+        self.share.collect(&mut answers);
+        let mut found = 0;
+        for (data, result) in answers.drain(..) {
+            // Answers to cancellations have more bits.
+            let Some(slot) = self.slots.get_mut(data as usize) else {
+                continue;
+            };
+            slot.is_kernels = false;
+            self.open -= 1;
+            if result >= HEADER_LEN as i32 {
+                self.ready.push_back((data as usize, result as usize));
+                found += 1;
+                continue;
+            }
+            self.free.push(data as usize);
+            self.is_gone |= is_gone(-result);
+        }
+        // The one that has waited is one more than those that did not.
+        self.found += found;
+        self.answers = answers;
+    }
+
+    /// A read of our own that does not wait.
+    fn read_now(&mut self) {
+        let Some(&at) = self.free.last() else { return };
+        let bytes = &mut self.slots[at].bytes;
+        let vector = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let fd = self.file.as_raw_fd();
+        // SAFETY: the vector is of one buffer, which is ours and lives through the call.
+        let read = unsafe { libc::preadv2(fd, &raw const vector, 1, -1, libc::RWF_NOWAIT) };
+        if read >= HEADER_LEN as isize {
+            self.free.pop();
+            self.ready.push_back((at, read as usize));
+        } else if read < 0 {
+            let error = io::Error::last_os_error();
+            self.is_gone |= is_gone(error.raw_os_error().unwrap_or(0));
+        }
+    }
+
+    /// Offers the frames that are there; how many are over.
+    pub fn deliver(&mut self, to: &mut dyn FrameReceiver) -> usize {
+        let room = to.room().min(BURST).min(self.ready.len());
+        let frames = self.ready.iter().take(room).map(|(at, len)| {
+            let (header, bytes) = self.slots[*at].bytes[..*len].split_at(HEADER_LEN);
+            let header = header.try_into().expect("as long as a header");
+            RxFrame {
+                header: NetHeader::from_bytes(header),
+                data: FrameData::Bytes(bytes),
+            }
+        });
+        let frames = Vec::from_iter(frames);
+        let over = to.deliver(&frames).min(frames.len());
+        let done = self.ready.drain(..over);
+        self.free.extend(done.map(|(at, _)| at));
+        over
+    }
+
+    pub fn send(&self, frame: &TxFrame<'_>) -> Result<(), SendError> {
+        let header = frame.header.to_bytes(0);
+        let mut vectors = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        }; PIECES + 1];
+        vectors[0] = libc::iovec {
+            iov_base: header.as_ptr().cast_mut().cast(),
+            iov_len: header.len(),
+        };
+        let mut whole = Vec::new();
+        let count = if frame.data.len() <= PIECES {
+            for (vector, piece) in vectors[1..].iter_mut().zip(frame.data) {
+                vector.iov_base = piece.hva().raw() as *mut libc::c_void;
+                vector.iov_len = piece.len() as usize;
+            }
+            frame.data.len() + 1
+        } else {
+            whole.resize(frame.len as usize, 0);
+            frame.read(0, &mut whole);
+            vectors[1].iov_base = whole.as_mut_ptr().cast();
+            vectors[1].iov_len = whole.len();
+            2
+        };
+        let fd = self.file.as_raw_fd();
+        // SAFETY: each vector is the header, `whole`, or a slice of guest memory that is mapped for as long as `frame` is
+        // borrowed; the kernel reads them during the call.
+        let written =
+            unsafe { libc::pwritev2(fd, vectors.as_ptr(), count as i32, -1, libc::RWF_NOWAIT) };
+        if written >= 0 {
+            return Ok(());
+        }
+        Err(match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINVAL) => SendError::Header,
+            Some(errno) if is_gone(errno) => SendError::Gone,
+            _ => SendError::Refused,
+        })
+    }
+
+    /// Takes back all buffers, and drops what is in them. What the kernel does not give back is leaked.
+    pub fn stop(&mut self) {
+        if self.open != 0 {
+            for at in 0..self.slots.len() {
+                if self.slots[at].is_kernels {
+                    self.share.cancel(at as u64);
+                }
+            }
+            for _ in 0..LOOKS {
+                self.share.enter();
+                self.reap();
+                if self.open == 0 {
+                    break;
+                }
+            }
+        }
+        let ready = self.ready.drain(..);
+        self.free.extend(ready.map(|(at, _)| at));
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            if std::mem::take(&mut slot.is_kernels) {
+                let fresh = vec![0; BUFFER].into();
+                std::mem::forget(std::mem::replace(&mut slot.bytes, fresh));
+                self.free.push(at);
+            }
+        }
+        self.open = 0;
+        self.share = UringShare::default();
+    }
+
+    /// Drops what is in the interface's own queue.
+    pub fn discard(&mut self) {
+        for _ in 0..DISCARDED {
+            self.read_now();
+            let Some((at, _)) = self.ready.pop_front() else {
+                return;
+            };
+            self.free.push(at);
+        }
+    }
+
+    /// From now on a frame makes the descriptor readable: the read that waits for it is posted first.
+    pub fn arm(&mut self) {
+        let _ = self.has_frames();
+        self.share.arm();
+    }
+
+    pub fn disarm(&mut self) {
+        self.share.disarm();
+    }
+
+    pub fn wake_fd(&self) -> RawFd {
+        let wake = self.share.wake_fd();
+        wake.unwrap_or_else(|| self.file.as_raw_fd())
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Whether an error says that the interface has been deleted.
+fn is_gone(errno: i32) -> bool {
+    errno == libc::EBADFD || errno == libc::ENODEV
+}
