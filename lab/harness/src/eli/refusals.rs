@@ -19,7 +19,7 @@ pub struct Refusal {
 }
 
 /// All of them.
-pub const REFUSALS: [Refusal; 7] = [
+pub const REFUSALS: [Refusal; 8] = [
     Refusal {
         what: "a processor without SVM",
         cpu: "EPYC,+x2apic,-svm",
@@ -80,6 +80,7 @@ pub const REFUSALS: [Refusal; 7] = [
         what: "a core that polls where there is no disk",
         cpu: CPU,
         options: "mode=elvis",
+        cpus: 2,
         guest: Guest::Attack("e1"),
         said: "no disk for the block function",
     },
