@@ -22,7 +22,7 @@ fn programs() -> [Command; 2] {
 }
 
 /// Programs beside ours that examples begin with.
-const OTHERS: [&str; 14] = [
+const OTHERS: [&str; 15] = [
     "cargo",
     "cd",
     "cloud-hypervisor",
@@ -37,6 +37,7 @@ const OTHERS: [&str; 14] = [
     "qemu-system-x86_64",
     "scripts/setup.sh",
     "vhost-blk",
+    "vhost-net",
 ];
 
 /// The commands of a text, each as the words that a shell makes of it: without redirections and

@@ -103,7 +103,8 @@ fn an_address_in_use_is_not_taken_over_and_a_bound_one_never() {
             switch.forward(owner, &taken, now).expect("forwarded");
         }
         let _ = switch.forward(hostile, &taken, now);
-        assert_eq!(ports(switch.forward(third, &to_owner, now)), [owner]);
+        let found = ports(switch.forward(third, &to_owner, now));
+        assert_eq!(found, [owner], "an address in use has moved");
     }
     // It has been quiet: a guest that has moved is found where it is.
     switch

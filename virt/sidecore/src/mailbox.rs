@@ -77,31 +77,35 @@ impl<M, B: Notifier> Outbox<M, B> {
 }
 
 impl<M, B: Notifier> Inbox<M, B> {
-    /// The next message, if one has arrived. One load when none has.
-    pub(crate) fn take(&mut self) -> Option<Envelope<M>> {
+    /// Looks whether anything was announced since the last look, or is left of it: messages, which
+    /// [`take`](Self::take) finds, or orders, which have a channel of their own. One load when
+    /// nothing was.
+    ///
+    /// The count is read here and nowhere else, before either channel is emptied: what is announced
+    /// later makes the counts differ again, whatever of it has been found by then.
+    pub(crate) fn look(&mut self) -> bool {
         if !self.is_draining {
             let sent = self.gate.sent();
-            if sent == self.seen {
-                return None;
-            }
-            // Read before the channel is emptied: what is counted later makes the counts differ
-            // again. A message taken before its sender has counted it costs one look at an empty
-            // channel.
+            self.is_draining = sent != self.seen;
             self.seen = sent;
-            self.is_draining = true;
         }
-        match self.channel.try_recv() {
-            Ok(envelope) => Some(envelope),
-            Err(_) => {
-                self.is_draining = false;
-                None
-            }
-        }
+        self.is_draining
     }
 
-    /// Whether `take` would find anything, for all that one load can tell.
-    pub(crate) fn has_mail(&self) -> bool {
-        self.is_draining || self.gate.sent() != self.seen
+    /// The next message, if the last [`look`](Self::look) saw that there may be one. A message that
+    /// is taken before its sender has counted it costs one look at an empty channel.
+    pub(crate) fn take(&mut self) -> Option<Envelope<M>> {
+        if !self.is_draining {
+            return None;
+        }
+        let envelope = self.channel.try_recv().ok();
+        self.is_draining = envelope.is_some();
+        envelope
+    }
+
+    /// All messages that are there, looked at or not; what was announced stays to be looked at.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Envelope<M>> {
+        std::iter::from_fn(|| self.channel.try_recv().ok())
     }
 
     /// The count of messages up to which the channel is known to be empty (while `take` has
@@ -112,5 +116,41 @@ impl<M, B: Notifier> Inbox<M, B> {
 
     pub(crate) fn gate(&self) -> &Arc<Gate<B>> {
         &self.gate
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    struct Silent;
+
+    impl Notifier for Silent {
+        fn notify(&self) {}
+    }
+
+    /// An order that is announced between the look at orders and the look at messages.
+    #[test]
+    fn an_order_behind_the_look_is_found_by_the_next_one() {
+        let (outbox, mut inbox) = mailbox(Silent);
+        outbox.send(1, "message").unwrap();
+        assert!(inbox.look());
+        outbox.gate().published();
+        assert_eq!(inbox.take().unwrap().message, "message");
+        assert!(inbox.take().is_none());
+        assert!(inbox.look(), "the order is lost");
+        assert!(inbox.take().is_none());
+        assert!(!inbox.look());
+    }
+
+    /// A move empties the mailbox; orders that came meanwhile are not among what it finds.
+    #[test]
+    fn an_order_is_found_after_a_move_has_emptied_the_mailbox() {
+        let (outbox, mut inbox) = mailbox(Silent);
+        assert!(!inbox.look());
+        outbox.send(1, "message").unwrap();
+        outbox.gate().published();
+        assert_eq!(inbox.drain().count(), 1);
+        assert!(inbox.look(), "the order is lost");
     }
 }

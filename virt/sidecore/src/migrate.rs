@@ -158,9 +158,7 @@ impl<P: Poller> Core<P> {
         let mut mine = Vec::new();
         let mut others = std::mem::take(&mut self.stash);
         // As in `take_orders`, an order to take on another poller may be behind; its messages are stashed.
-        while let Some(envelope) = self.inbox.take() {
-            others.push_back(envelope);
-        }
+        others.extend(self.inbox.drain());
         for envelope in others {
             if envelope.poller == id {
                 self.board.pulse.0.mail_taken.add(1);

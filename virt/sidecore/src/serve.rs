@@ -34,7 +34,9 @@ const MOST_MEASURED: u64 = 1_000_000;
 impl<P: Poller> Core<P> {
     /// Orders, then messages.
     pub(crate) fn hand_out_mail(&mut self) -> Activity {
-        if self.stash.is_empty() && !self.inbox.has_mail() {
+        // Before the orders are looked at: one that comes later is announced anew.
+        let was_announced = self.inbox.look();
+        if self.stash.is_empty() && !was_announced {
             return Activity::Idle;
         }
         let mut activity = self.take_orders();

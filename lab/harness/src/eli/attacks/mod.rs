@@ -17,7 +17,7 @@ use super::figures::{Figures, round};
 use super::machine::{CPU, Guest, Machine, Ran, Run};
 use super::modes::Mode;
 use judge::{Outcome, TICK, WATCHDOG, regain_periods};
-use table::{ATTACKS, Attack, HONEST};
+use table::{ATTACKS, Attack, HONEST, Honest};
 
 /// Names of all payloads.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -176,48 +176,30 @@ pub fn check_judges(figures: &mut Figures) {
 /// An honest guest gets what it is due: these payloads (all without any), in these modes.
 pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut Figures) {
     let (mut returns, mut busy) = (0, 0);
-    for payload in HONEST {
-        if !names.is_empty() && !names.contains(&payload.name) {
-            continue;
-        }
+    let wanted = |payload: &&Honest| names.is_empty() || names.contains(&payload.name);
+    for payload in HONEST.iter().filter(wanted) {
         let modes = modes_of(payload.polls, modes);
-        for mode in modes.iter().copied() {
-            let case = |way| Case {
-                payload: payload.name,
-                way,
-                mode,
-                defend: "on".to_owned(),
-                nvme: false,
-                ram_disk: payload.polls,
-                iommu: false,
-                cpus: payload.cpus,
-                critical: LIMIT,
-            };
-            let calm = match payload
-                .returns
-                .then(|| case(Way::Calm).run(machine, &mut busy))
-                .transpose()
-            {
-                Ok(calm) => calm,
-                Err(error) => {
-                    println!("{}: {error:#}", case(Way::Calm));
-                    None
+        let cases = |way| -> Vec<_> {
+            let case = |mode: &Mode| Case::honest(payload, way, *mode);
+            modes.iter().map(case).collect()
+        };
+        let calm = if payload.returns {
+            in_pairs(machine, &cases(Way::Calm), &mut busy)
+        } else {
+            modes.iter().map(|_| None).collect()
+        };
+        let cases = cases(Way::On);
+        let runs = in_pairs(machine, &cases, &mut busy);
+        for ((case, ran), calm) in cases.iter().zip(runs).zip(calm) {
+            let found = ran.as_ref().is_some_and(|ran| {
+                let found = judge::honest(payload, ran, calm.as_ref());
+                if let Err(why) = &found {
+                    println!("{case}: {why}\n{}", ran.tail());
                 }
-            };
-            let what = format!(
-                "{} in mode {} gets what it is due",
-                payload.name,
-                mode.option()
-            );
-            let Some(ran) = figures.claim_ok(&what, case(Way::On).run(machine, &mut busy)) else {
-                continue;
-            };
-            let found = judge::honest(payload, &ran, calm.as_ref());
-            if let Err(why) = &found {
-                println!("{}: {why}\n{}", case(Way::On), ran.tail());
-            }
-            returns += u32::from(payload.returns && found.is_ok());
-            figures.claim(&what, found.is_ok());
+                found.is_ok()
+            });
+            returns += u32::from(payload.returns && found);
+            figures.claim(&format!("{case} gets what it is due"), found);
         }
     }
     figures.set("returns_to_direct", f64::from(returns));
@@ -352,6 +334,25 @@ impl Case<'_> {
         }
     }
 
+    fn honest(payload: &Honest, way: Way, mode: Mode) -> Case<'static> {
+        Case {
+            payload: payload.name,
+            way,
+            mode,
+            defend: "on".to_owned(),
+            nvme: false,
+            ram_disk: payload.polls,
+            iommu: false,
+            cpus: payload.cpus,
+            critical: LIMIT,
+        }
+    }
+
+    /// Whether it has two processors busy.
+    const fn takes_two(&self) -> bool {
+        self.cpus > 1 || self.ram_disk
+    }
+
     /// Says why there is no run.
     fn or_said(&self, ran: Result<Ran>) -> Option<Ran> {
         ran.inspect_err(|error| println!("{self}: {error:#}")).ok()
@@ -360,25 +361,11 @@ impl Case<'_> {
 
 /// The runs without defences, by mode: two at a time, since their signs are plain, whatever else this machine does.
 fn without_defences(machine: &Machine, attack: &Attack, modes: &[Mode]) -> Vec<Option<Ran>> {
-    let run = |mode: &Mode| {
-        let case = Case::of(attack, Way::Off, *mode);
-        case.or_said(case.run_once(machine))
-    };
     if attack.bites.is_empty() {
         return modes.iter().map(|_| None).collect();
     }
-    let pairs = modes.chunks(2).flat_map(|pair| {
-        thread::scope(|scope| {
-            let threads: Vec<_> = pair
-                .iter()
-                .map(|mode| scope.spawn(move || run(mode)))
-                .collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, Option<Ran>>| thread.join().ok();
-            let runs: Vec<_> = threads.into_iter().map(|one| join(one).flatten()).collect();
-            runs
-        })
-    });
-    pairs.collect()
+    let case = |mode: &Mode| Case::of(attack, Way::Off, *mode);
+    at_once(machine, &modes.iter().map(case).collect::<Vec<_>>(), 2)
 }
 
 /// The runs of an attack in a mode with its defences.
@@ -432,29 +419,48 @@ fn is_as_wanted(
     is_right
 }
 
-/// Two runs at once: a guest's core is busy, the other one's beat takes next to nothing, and a machine has two processors.
+/// The runs of these cases, two at a time: a guest's core is busy, the other one's beat takes next to nothing, and a machine
+/// has two processors. What takes two by itself runs alone.
 ///
-/// A run that had to wait for one is made again, alone, and counted.
-fn beside(
-    machine: &Machine,
-    first: &Case<'_>,
-    second: &Case<'_>,
-    busy: &mut u32,
-) -> [Option<Ran>; 2] {
-    let cases = [first, second];
-    let runs = thread::scope(|scope| {
-        let start = |case: &'_ Case<'_>| case.or_said(case.run_once(machine));
-        let other = scope.spawn(move || start(second));
-        [start(first), other.join().ok().flatten()]
-    });
-    let mut runs = cases.into_iter().zip(runs).map(|(case, ran)| {
+/// A run that had to wait for a processor is made again, alone, and counted.
+fn in_pairs(machine: &Machine, cases: &[Case<'_>], busy: &mut u32) -> Vec<Option<Ran>> {
+    let width = if cases.iter().any(Case::takes_two) {
+        1
+    } else {
+        2
+    };
+    let runs = at_once(machine, cases, width);
+    let again = |(case, ran): (&Case<'_>, Option<Ran>)| {
         let ran = ran?;
         if ran.waited < WAITED {
             return Some(ran);
         }
         case.say_again(&ran, busy);
         case.or_said(case.run(machine, busy))
+    };
+    cases.iter().zip(runs).map(again).collect()
+}
+
+/// The runs of these cases as they come, `width` at a time.
+fn at_once(machine: &Machine, cases: &[Case<'_>], width: usize) -> Vec<Option<Ran>> {
+    let start = |case: &Case<'_>| case.or_said(case.run_once(machine));
+    let chunks = cases.chunks(width).flat_map(|chunk| {
+        thread::scope(|scope| {
+            let threads: Vec<_> = chunk
+                .iter()
+                .map(|case| scope.spawn(move || start(case)))
+                .collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, Option<Ran>>| thread.join().ok();
+            let runs: Vec<_> = threads.into_iter().map(|one| join(one).flatten()).collect();
+            runs
+        })
     });
+    chunks.collect()
+}
+
+/// Two runs, at once if they may.
+fn beside(machine: &Machine, cases: [Case<'_>; 2], busy: &mut u32) -> [Option<Ran>; 2] {
+    let mut runs = in_pairs(machine, &cases, busy).into_iter();
     [runs.next().flatten(), runs.next().flatten()]
 }
 
@@ -466,9 +472,9 @@ fn round_of(
     figures: &mut Figures,
     sum: &mut Sum,
 ) -> Round {
-    let case = Case::of(attack, Way::Calm, mode);
-    let on = Case::of(attack, Way::On, mode);
-    let [calm, ran] = beside(machine, &case, &on, &mut sum.busy);
+    let [case, on] = [Way::Calm, Way::On].map(|way| Case::of(attack, way, mode));
+    let [calm, ran] = beside(machine, [case, on], &mut sum.busy);
+    let [case, on] = [Way::Calm, Way::On].map(|way| Case::of(attack, way, mode));
     let Some(calm) = calm else {
         return Round {
             mode,
@@ -515,7 +521,7 @@ pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
             critical: "core",
             ..Case::of(attack, way, Mode::Eli)
         };
-        let [calm, on] = beside(machine, &case(Way::Calm), &case(Way::On), &mut busy);
+        let [calm, on] = beside(machine, [case(Way::Calm), case(Way::On)], &mut busy);
         let runs = calm.zip(on);
         let percent = runs.and_then(|(calm, ran)| judge::ticks_percent(&ran, &calm));
         least = least.min(percent.unwrap_or(0));

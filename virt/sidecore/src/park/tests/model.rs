@@ -325,6 +325,7 @@ impl World {
         let mut messages = 0;
         loop {
             let mut activity = Activity::Idle;
+            inbox.look();
             while inbox.take().is_some() {
                 messages += 1;
                 activity = Activity::Busy;
