@@ -5,7 +5,7 @@ use crate::GsoType;
 /// Reason why a frame is not what its header says. It is dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Fewer than [`MIN_FRAME`] bytes or more than [`MAX_FRAME`].
+    /// Fewer than [`MIN_FRAME`](crate::MIN_FRAME) bytes or more than [`MAX_FRAME`](crate::MAX_FRAME).
     #[error("a frame of {0} bytes")]
     FrameLength(usize),
     /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
@@ -35,7 +35,7 @@ pub enum HeaderError {
     /// Headers of more than [`MAX_HEADERS`](crate::MAX_HEADERS) bytes.
     #[error("headers that are too long")]
     HeadersTooLong,
-    /// More than [`MAX_SEGMENTS`] or [`MAX_UDP_SEGMENTS`].
+    /// More than [`MAX_SEGMENTS`](crate::MAX_SEGMENTS) or [`MAX_UDP_SEGMENTS`](crate::MAX_UDP_SEGMENTS).
     #[error("{0} segments")]
     TooManySegments(usize),
 }

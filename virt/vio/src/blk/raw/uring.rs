@@ -232,7 +232,7 @@ struct Held {
 }
 
 impl Seat {
-    /// Takes a place for `depth` operations, at most [`ROOM`], of a disk that this thread polls, if
+    /// Takes a place for `depth` operations, at most 2,048, of a disk that this thread polls, if
     /// it has none.
     pub fn take(&mut self, depth: u32) -> io::Result<()> {
         if self.0.is_some() {
@@ -272,7 +272,7 @@ impl Seat {
         found.unwrap_or(None)
     }
 
-    /// Writes an entry, answered as `user_data`, whose bits of [`PLACE`] are 0.
+    /// Writes an entry, answered as `user_data`, whose bits 16 to 31 are 0.
     ///
     /// # Safety
     /// The memory that the entry points to stays valid until it is answered.
