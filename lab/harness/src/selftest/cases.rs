@@ -8,7 +8,7 @@ use super::case::Case;
 use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
 use super::{ballooned, elf, held, power, punched, swapped};
 use crate::system::daemon::DaemonPlan;
-use crate::system::guest::{Guest, Mode};
+use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 use crate::system::programs::Exitless;
 use crate::system::workloads::{self, Rogue};
@@ -298,6 +298,37 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     )
 }
 
+/// Runs `guest` with the first disk of a daemon, which is killed and started again `kills` times once the guest says that it
+/// is `now mixed`. Returns the guest's outcome, and the number of requests that the last daemon has served.
+fn serve_and_kill(
+    host: &Host,
+    plan: &DaemonPlan,
+    mut guest: Guest,
+    kills: u32,
+) -> Result<(Outcome, u64)> {
+    let mut daemon = plan.start(host)?;
+    let socket = host.path(&DaemonPlan::socket(0));
+    guest.disks.push(format!("socket={socket},queues=2"));
+    let mut guest = guest.spawn(host)?;
+    if guest.wait_for("now mixed").is_ok() {
+        for _ in 0..kills {
+            std::thread::sleep(Duration::from_secs(1));
+            daemon.kill()?;
+            daemon = plan.start_again(host)?;
+        }
+    }
+    let outcome = guest.wait();
+    let (stats, said) = daemon.end()?;
+    // A guest that stands still says nothing of the other side.
+    let outcome = outcome.with_context(|| format!("the daemon said: {said}; counted: {stats}"))?;
+    outcome
+        .check()
+        .with_context(|| format!("the daemon said: {said}"))?;
+    let requests = stats["devices"]["disk0"]["requests"].as_u64().unwrap_or(0);
+    ensure!(requests > 0, "the last daemon served nothing: {said}");
+    Ok((outcome, requests))
+}
+
 /// No IOMMU: a disk that a daemon serves, killed and started again while the guest writes and verifies, and beside it one
 /// of the program's own that may only be read, in blocks of 4 KiB.
 fn remote_disk(kills: u32) -> Case {
@@ -322,7 +353,6 @@ fn remote_disk(kills: u32) -> Case {
                 idle: "adaptive",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
             };
-            let mut daemon = plan.start(host)?;
             let mut guest = with_disk(
                 Guest::new(Mode::None, script),
                 host,
@@ -331,26 +361,7 @@ fn remote_disk(kills: u32) -> Case {
             guest.cpus = 2;
             guest.idle = "adaptive";
             guest.limit = plan.limit;
-            let socket = host.path(&DaemonPlan::socket(0));
-            guest.disks.push(format!("socket={socket},queues=2"));
-            let mut guest = guest.spawn(host)?;
-            if guest.wait_for("now mixed").is_ok() {
-                for _ in 0..kills {
-                    std::thread::sleep(Duration::from_secs(1));
-                    daemon.kill()?;
-                    daemon = plan.start_again(host)?;
-                }
-            }
-            let outcome = guest.wait();
-            let (stats, said) = daemon.end()?;
-            // A guest that stands still says nothing of the other side.
-            let outcome =
-                outcome.with_context(|| format!("the daemon said: {said}; counted: {stats}"))?;
-            outcome
-                .check()
-                .with_context(|| format!("the daemon said: {said}"))?;
-            let requests = stats["devices"]["disk0"]["requests"].as_u64().unwrap_or(0);
-            ensure!(requests > 0, "the last daemon served nothing: {said}");
+            let (outcome, requests) = serve_and_kill(host, &plan, guest, kills)?;
             Ok(format!(
                 "{}; {requests} requests by the last daemon",
                 mixed_summary(&outcome)?
@@ -380,28 +391,11 @@ fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
                 idle: "sleep",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
             };
-            let mut daemon = plan.start(host)?;
             let mut guest = machine.guest(&script);
             guest.idle = "sleep";
             guest.limit = plan.limit;
-            let socket = host.path(&DaemonPlan::socket(0));
-            guest.disks.push(format!("socket={socket},queues=2"));
-            let mut guest = guest.spawn(host)?;
-            if guest.wait_for("now mixed").is_ok() {
-                for _ in 0..kills {
-                    std::thread::sleep(Duration::from_secs(1));
-                    daemon.kill()?;
-                    daemon = plan.start_again(host)?;
-                }
-            }
-            let outcome = guest.wait()?;
-            let (stats, said) = daemon.end()?;
-            outcome
-                .check()
-                .with_context(|| format!("the daemon said: {said}"))?;
+            let (outcome, requests) = serve_and_kill(host, &plan, guest, kills)?;
             machine.check(&outcome)?;
-            let requests = stats["devices"]["disk0"]["requests"].as_u64().unwrap_or(0);
-            ensure!(requests > 0, "the last daemon served nothing: {said}");
             let owner = &outcome.ledger["whole"]["owner"];
             let invalidations = owner["invalidations"].as_u64().unwrap_or(0);
             ensure!(invalidations > 0, "nothing was invalidated: {owner}");

@@ -34,7 +34,7 @@ mod misses;
 
 use crate::access::{Access, Perm, Ticket};
 use crate::addr::{Gpa, Iova, SourceId};
-use crate::iommu::{Iommu, Run, left_in_span};
+use crate::iommu::{Iommu, Run};
 use crate::lease::LeaseTable;
 use crate::phys::PhysMem;
 use intervals::{Entry, Intervals};
@@ -408,22 +408,6 @@ impl Iommu for DeviceTlb {
             });
         }
         self.search(iova, perm)
-    }
-
-    #[inline]
-    fn translate_run<M: PhysMem>(
-        &mut self,
-        mem: &M,
-        source: SourceId,
-        iova: Iova,
-        len: u64,
-        perm: Perm,
-    ) -> Access<Run> {
-        let run = self.translate(mem, source, iova, perm)?;
-        Ok(Run {
-            gpa: run.gpa,
-            len: run.len.min(len).min(left_in_span(iova)),
-        })
     }
 
     #[inline]
