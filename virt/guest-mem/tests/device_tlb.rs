@@ -432,6 +432,25 @@ fn misses_are_bounded_and_those_beyond_wait_for_the_newest() {
     assert!(tlb.has_unsent_miss());
 }
 
+/// Answers and updates come by two sockets, so an answer may be read first.
+#[test]
+fn an_answer_that_overtakes_its_update_is_no_refusal() {
+    let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)]).expect("memory");
+    let mut tlb = DeviceTlb::new(16);
+    let page = IovaRange::new(Iova::new(0), Iova::new(PAGE_SIZE - 1)).expect("in order");
+    let asks = |tlb: &mut DeviceTlb| tlb.translate(&ram, DISK, Iova::new(0), Perm::Read);
+    assert!(matches!(asks(&mut tlb), Err(Stop::Pending(_))));
+    assert!(tlb.next_miss(1).is_some());
+    assert!(tlb.answered(true));
+    assert!(
+        matches!(asks(&mut tlb), Err(Stop::Pending(_))),
+        "taken for refused"
+    );
+    tlb.update(page, Gpa::new(0x1000), Rights::ALL);
+    assert_eq!(tlb.take_ended().len(), 1);
+    assert_eq!(asks(&mut tlb).map(|run| run.gpa.raw()), Ok(0x1000));
+}
+
 #[test]
 fn a_closed_one_wakes_all_and_refuses_until_it_is_opened() {
     let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)]).expect("memory");
@@ -444,7 +463,8 @@ fn a_closed_one_wakes_all_and_refuses_until_it_is_opened() {
     assert!(tlb.next_miss(1).is_some());
     tlb.close();
     assert_eq!(tlb.take_ended().len(), 3);
-    assert_eq!((tlb.oldest_miss_ns(), tlb.has_unsent_miss()), (None, false));
+    let left = (tlb.oldest_miss_ns(), tlb.has_unsent_miss());
+    assert_eq!(left, (None, false), "the limit of what was given up");
     let refused = |tlb: &mut DeviceTlb, page| {
         let stop = tlb.translate(&ram, DISK, at(page), Perm::Read);
         matches!(stop, Err(Stop::Fault(_)))
