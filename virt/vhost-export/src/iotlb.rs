@@ -17,6 +17,9 @@
 //! * INVALIDATE waits for leases, which end with their input or output, and never for requests: one
 //!   may need an UPDATE before it can be answered.
 //!
+//! **While a ring is being stopped** updates are taken all the same, ahead of what else is on the socket, since a request may need one to
+//! end; their replies follow the stop's. QEMU sends none then, and such a request ends with the limit.
+//!
 //! **Two ways, no order between them.** An answer of 0 may be seen before the UPDATE that was sent
 //! before it. The socket is read until it is empty, and only then is a miss without an UPDATE
 //! refused.
@@ -31,7 +34,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use guest_mem::{Intent, Iommu, Iova, IovaRange, Perm, Ticket, Wanted};
 use sidecore::{Nanos, Turn, Wakes};
-use vhost_user::backend::{Answer, Refusal, RingBase, RingConfig, RingLayout, SharedFd};
+use vhost_user::backend::{Answer, Event, Refusal, RingBase, RingConfig, RingLayout, SharedFd};
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{
@@ -44,11 +47,13 @@ use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::is_harmless;
 use crate::events::Outcome;
 use crate::log::say;
-use crate::memory::{RegionMemory, not_negotiated};
+use crate::memory::{Memory, RegionMemory, not_negotiated};
 use crate::peer::{Peer, TOKEN_CHANNEL, Task};
 
 /// Answers taken at one look at the channel: as many as there can be misses.
 const ANSWERS: usize = guest_mem::MAX_MISSES;
+/// Updates taken while one ring is being stopped: as many as a front end of ours sends without an answer, twice.
+const UPDATES: usize = 128;
 /// Longest payload of an answer: a number, and room for what is none.
 const MAX_ANSWER: usize = 64;
 /// What sending a miss, or taking its answer, costs in nanoseconds.
@@ -182,10 +187,7 @@ impl<M: RegionMemory> Peer<M> {
         user_addr: u64,
         access: IotlbAccess,
     ) -> Outcome {
-        self.counts.iotlb_updates += 1;
-        self.memory
-            .update(range, user_addr, access)
-            .map(|()| Answer::Done)
+        update(&mut self.memory, &mut self.counts, range, user_addr, access)
     }
 
     /// Forgets translations; `None`: leases of theirs are in flight, and it has become a task.
@@ -244,7 +246,7 @@ impl<M: RegionMemory> Peer<M> {
             return false;
         }
         self.send_misses(turn);
-        if self.task.is_none() && self.memory.tlb().is_some_and(|tlb| tlb.must_settle()) {
+        if self.takes_updates() && self.memory.tlb().is_some_and(|tlb| tlb.must_settle()) {
             self.read_socket(device, turn);
         }
         let now = turn.now();
@@ -327,8 +329,47 @@ impl<M: RegionMemory> Peer<M> {
             }
         }
         // Updates that were sent before are on the socket.
-        if self.task.is_none() && self.memory.tlb().is_some_and(|tlb| tlb.must_settle()) {
+        if self.takes_updates() && self.memory.tlb().is_some_and(|tlb| tlb.must_settle()) {
             self.read_socket(device, turn);
+        }
+    }
+
+    /// Whether the socket is read for updates.
+    fn takes_updates(&self) -> bool {
+        matches!(self.task, None | Some(Task::StopRing(_)))
+    }
+
+    /// Takes the updates that are first on the socket while a ring is being stopped, a bounded amount.
+    pub(crate) fn take_updates(&mut self, turn: &mut Turn<'_>) {
+        while matches!(self.task, Some(Task::StopRing(_)))
+            && self.memory.is_translated()
+            && self.put_off.is_none()
+            && self.late.len() < UPDATES
+            && let Some(message) = self.next_message(turn)
+        {
+            if !IotlbMessage::is_update(&message) {
+                self.put_off = Some(message);
+                return;
+            }
+            let Self {
+                session,
+                memory,
+                counts,
+                ..
+            } = self;
+            let done = session.update_beside(message, |event| match event {
+                Event::IotlbUpdate {
+                    range,
+                    user_addr,
+                    access,
+                } => update(memory, counts, range, user_addr, access),
+                other => Err(Refusal(format!("{other:?} is no update"))),
+            });
+            match done {
+                Ok(reply) => self.late.extend(reply),
+                Err(fatal) => self.fail(&fatal, turn),
+            }
+            turn.charge(MISS_COST);
         }
     }
 
@@ -428,6 +469,19 @@ impl<M: RegionMemory> Peer<M> {
         let at = starting.position(|ring| ring.config.index == index)?;
         Some(self.starting.remove(at).config.base)
     }
+}
+
+fn update<M: RegionMemory>(
+    memory: &mut Memory<M>,
+    counts: &mut ExportStats,
+    range: IotlbRange,
+    user_addr: u64,
+    access: IotlbAccess,
+) -> Outcome {
+    counts.iotlb_updates += 1;
+    memory
+        .update(range, user_addr, access)
+        .map(|()| Answer::Done)
 }
 
 /// What an answer to a miss says; `None`: it is none.

@@ -153,6 +153,10 @@ pub(crate) struct Peer<M> {
     /// Counts of translations that the export has not taken yet.
     pub(crate) counts: ExportStats,
     pub(crate) task: Option<Task>,
+    /// A message that was received while a ring was being stopped, and has to wait for that.
+    pub(crate) put_off: Option<Message>,
+    /// Replies to what was taken while a ring was being stopped, which follow the reply to that.
+    pub(crate) late: Vec<Message>,
     /// How long the task has waited.
     wait: Option<Wait>,
     /// The socket takes no more replies: when to try again.
@@ -219,6 +223,8 @@ impl<M: RegionMemory> Peer<M> {
             starting: Vec::new(),
             counts: ExportStats::default(),
             task: None,
+            put_off: None,
+            late: Vec::new(),
             wait: None,
             flush_at: Nanos(0),
             features: feature::VERSION_1,
@@ -252,7 +258,8 @@ impl<M: RegionMemory> Peer<M> {
         // What it sends meanwhile waits in the socket, as much as that holds; whether it is still there matters now, for
         // a task may wait for as long as a disk does not answer.
         if self.task.is_some() {
-            return self.notice_end(turn);
+            self.notice_end(turn);
+            return self.take_updates(turn);
         }
         for _ in 0..MESSAGES {
             // One that does not read its replies is not asked for more.
@@ -260,10 +267,8 @@ impl<M: RegionMemory> Peer<M> {
                 return;
             }
             let start = Nanos::now();
-            let message = match self.receiver.receive(self.socket.as_fd()) {
-                Ok(Some(message)) => message,
-                Ok(None) => return self.socket_is_empty(),
-                Err(error) => return self.receive_failed(error, turn),
+            let Some(message) = self.next_message(turn) else {
+                return;
             };
             let request = message.head.request;
             let channels = match self.keep_channels(&message) {
@@ -291,6 +296,19 @@ impl<M: RegionMemory> Peer<M> {
             self.let_go_of_channels(channels);
             turn.charge(Nanos::now().since(start).max(MESSAGE_COST));
         }
+    }
+
+    /// The next message; none also where the connection has ended.
+    pub(crate) fn next_message(&mut self, turn: &mut Turn<'_>) -> Option<Message> {
+        if let Some(message) = self.put_off.take() {
+            return Some(message);
+        }
+        match self.receiver.receive(self.socket.as_fd()) {
+            Ok(Some(message)) => return Some(message),
+            Ok(None) => self.socket_is_empty(),
+            Err(error) => self.receive_failed(error, turn),
+        }
+        None
     }
 
     /// Keeps sockets for requests of ours open: those that are refused are closed elsewhere, since
@@ -378,6 +396,9 @@ impl<M: RegionMemory> Peer<M> {
             Ok(reply) => self.reply(reply, turn),
             Err(fatal) => self.fail(&fatal, turn),
         }
+        for reply in std::mem::take(&mut self.late) {
+            self.reply(Some(reply), turn);
+        }
     }
 
     fn reply(&mut self, reply: Option<Message>, turn: &mut Turn<'_>) {
@@ -392,7 +413,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    fn fail(&mut self, fatal: &Fatal, turn: &mut Turn<'_>) {
+    pub(crate) fn fail(&mut self, fatal: &Fatal, turn: &mut Turn<'_>) {
         self.reject(&chain(fatal), turn);
     }
 

@@ -178,6 +178,28 @@ impl Session {
         Ok(reply)
     }
 
+    /// Takes an update of the IOTLB while another event waits, which may need it to end: `message` is one that
+    /// [`IotlbMessage::is_update`] recognises, and what it says is `daemon`'s to do. The reply is to be sent behind that of the event:
+    /// replies come in the order of the requests.
+    ///
+    /// # Errors
+    /// As of [`handle`](Self::handle) and [`finish`](Self::finish).
+    pub fn update_beside(
+        &mut self,
+        message: Message,
+        daemon: impl FnOnce(Event) -> Result<Answer, Refusal>,
+    ) -> Result<Option<Message>, Fatal> {
+        let waiting = self.pending.take();
+        let done = match self.handle(message) {
+            Ok(Step::Event(event)) => self.finish(daemon(event)),
+            Ok(Step::Done(reply)) => Ok(reply),
+            Ok(Step::Refused(_, reply)) => Ok(Some(reply)),
+            Err(fatal) => Err(fatal),
+        };
+        self.pending = waiting;
+        done
+    }
+
     /// Whether this message asks for an acknowledgement in a way that counts. SET_PROTOCOL_FEATURES counts
     /// by what it sets: Linux' user-mode driver asks for one there.
     fn wants_ack(&self, message: &Message) -> bool {

@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::layout::IotlbRaw;
-use super::{DecodeError, RequestId};
+use super::{DecodeError, Message, RequestId};
 
 /// Bytes the specification's fields take; the C structure pads them to 32. Both are accepted.
 const UNPADDED: usize = 26;
@@ -64,6 +64,14 @@ pub enum IotlbMessage {
 }
 
 impl IotlbMessage {
+    /// Whether this is an update, by its type alone: it may be a wrong one.
+    pub fn is_update(message: &Message) -> bool {
+        const KIND: usize = std::mem::offset_of!(IotlbRaw, kind);
+        message.head.request == RequestId::IOTLB_MSG
+            && !message.head.is_reply()
+            && message.payload.get(KIND) == Some(&2)
+    }
+
     pub(super) fn decode(request: RequestId, payload: &[u8]) -> Result<Self, DecodeError> {
         let expected = size_of::<IotlbRaw>();
         let mut bytes = [0; size_of::<IotlbRaw>()];

@@ -325,6 +325,35 @@ fn an_unanswered_miss_needs_a_reset_within_a_second_and_a_neighbour_is_served() 
     }
 }
 
+#[test]
+fn a_ring_that_is_being_stopped_takes_the_update_that_its_last_request_needs() {
+    let (mut disk, control, _file) = slow_file();
+    disk.config.miss_limit_ns = 10_000_000_000;
+    let server = Server::start(IdlePolicy::default(), vec![disk]);
+    let mut viommu = Viommu::running(&server.path(0), feature::EVENT_IDX, 1, 8);
+    assert!(viommu.io().submit(0, Op::Read, 0));
+    viommu.until("it is in flight", |_| control.held() == 1);
+    // What its answer needs is forgotten; what its data need is in use.
+    let used = viommu.front.layout.places(0).device;
+    let page = viommu.iova(used) / PAGE * PAGE;
+    viommu.invalidate(page, page + PAGE - 1);
+    viommu.send(Request::GetVringBase { index: 0 });
+    control.set_open(true);
+    let (iova, _) = viommu.next_miss();
+    assert_eq!(iova / PAGE, page / PAGE, "all else is known");
+    let (mapped, _) = viommu.table[&(iova / PAGE)];
+    let user = viommu.user(mapped * PAGE);
+    viommu.send(viommu.update_message(page, PAGE, user, IotlbAccess::ReadWrite));
+    // Something else, which has its turn after both.
+    viommu.send(Request::GetFeatures);
+    // The replies come in the order of the requests: ring 0 at entry 1, done, features.
+    assert_eq!(viommu.wait_received(), 1 << 32);
+    assert_eq!(viommu.wait_received(), 0);
+    assert_ne!(viommu.wait_received() & PLATFORM, 0);
+    viommu.answer(0);
+    assert_eq!(viommu.io().collect(), (1, 0), "it was answered");
+}
+
 /// Whether the machine has other work than this test.
 fn is_loaded() -> bool {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
