@@ -5,6 +5,9 @@
 //! space, start, stop, reset, and the news that something broke. [`RemoteDevice`] is that much, without generics, so that this
 //! crate needs not know how the other side is spoken to; [`Remote`] makes a [`QueueDevice`] of it.
 //!
+//! A network device with several queue pairs has a control queue, and that is served here, as QEMU does it: the driver says by it how many
+//! pairs it uses, and the other side is told of that alone ([`RemoteDevice::set_pairs`]).
+//!
 //! A device behind an IOMMU hands translations on to the other side, which keeps them: [`RemoteMemory`] is where they are read, in
 //! the owner's poll, and [`RemoteDevice::invalidated`] where they end.
 //!
@@ -18,6 +21,7 @@ use guest_mem::{Access, Attachment, Budget, Dma, Iova, KeepAlive, Next, Pages, P
 use crate::device::{
     Activity, CancelReason, DeviceStats, Interrupt, QueueDevice, Revoked, Service,
 };
+use crate::net::{Control, ControlClass};
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
 
 /// Guest memory as a device that is served elsewhere sees it: [`Dma`] without its generics, as far as the control path needs it.
@@ -139,6 +143,48 @@ pub trait RemoteDevice: Send {
 
     /// Becomes readable when there is news.
     fn wake_fd(&self) -> RawFd;
+
+    /// Number of queue pairs of a network device. If there are several, it has a control queue behind them, which is served here.
+    fn pairs(&self) -> u16 {
+        1
+    }
+
+    /// The driver uses so many of its queue pairs from now on; 1 after each [`start`](Self::start).
+    fn set_pairs(&mut self, pairs: u16) {
+        let _ = pairs;
+    }
+
+    /// Interrupts the driver for a queue that is served here.
+    fn interrupt(&mut self, queue: u16) {
+        let _ = queue;
+    }
+
+    /// What becomes readable when the driver rings the doorbell of a queue that is served here.
+    fn doorbell(&self, queue: u16) -> Option<RawFd> {
+        let _ = queue;
+        None
+    }
+
+    /// Empties it.
+    fn drain_doorbell(&mut self, queue: u16) {
+        let _ = queue;
+    }
+}
+
+/// Interrupts of a queue that is served here: by the way on which the other side's come.
+struct OwnInterrupts<'a, I> {
+    device: &'a mut dyn RemoteDevice,
+    irq: &'a mut I,
+}
+
+impl<I: Interrupt> Interrupt for OwnInterrupts<'_, I> {
+    fn queue(&mut self, index: u16) {
+        self.device.interrupt(index);
+    }
+
+    fn config(&mut self) {
+        self.irq.config();
+    }
 }
 
 /// A [`RemoteDevice`] as a device. Its rings are only described here, and the other side is given
@@ -150,13 +196,24 @@ pub struct Remote {
     is_started: bool,
     /// The other side may use the driver's memory.
     is_serving: bool,
+    /// The queue that is served here, of a device that has one.
+    control: Option<Control>,
+    /// Its number, while there is a driver that uses it.
+    control_queue: Option<u16>,
 }
 
 impl Remote {
     /// Puts `device` under an owner.
     pub fn new(device: impl RemoteDevice + 'static) -> Self {
+        let pairs = device.pairs();
+        let control = (pairs > 1).then(|| {
+            let class = ControlClass::new(device.features(), device.queue_sizes(), pairs);
+            Control::of(class)
+        });
         Self {
             device: Box::new(device),
+            control,
+            control_queue: None,
             service: Service::Full,
             is_started: false,
             is_serving: false,
@@ -194,11 +251,28 @@ impl QueueDevice for Remote {
         &mut self,
         features: u64,
         queues: &[QueueConfig],
-        _keep: KeepAlive,
+        keep: KeepAlive,
     ) -> Result<(), ActivateError> {
         check_features(self.features(), features)?;
         self.service = Service::Full;
-        self.device.start(features, queues)?;
+        let index = self
+            .control
+            .as_ref()
+            .and_then(|control| control.class().index(features));
+        let (own, theirs): (Vec<_>, Vec<_>) = queues
+            .iter()
+            .copied()
+            .partition(|queue| Some(queue.index) == index);
+        if let Some(control) = &mut self.control {
+            control.activate(features, &own, keep)?;
+        }
+        if let Err(error) = self.device.start(features, &theirs) {
+            if let Some(control) = &mut self.control {
+                control.reset();
+            }
+            return Err(error);
+        }
+        self.control_queue = own.first().map(|queue| queue.index);
         self.is_started = true;
         self.is_serving = true;
         Ok(())
@@ -211,11 +285,17 @@ impl QueueDevice for Remote {
             self.is_serving = true;
         }
         self.service = service;
+        if let Some(control) = &mut self.control {
+            control.set_service(service);
+        }
     }
 
     /// The other side has the memory mapped and may write it until it says that it has stopped: a reset waits for that, and
     /// only a machine that has ended does not.
     fn cancel(&mut self, reason: CancelReason) -> u32 {
+        if let Some(control) = &mut self.control {
+            control.cancel(reason);
+        }
         match reason {
             CancelReason::Reset => {}
             CancelReason::Unmap | CancelReason::End => self.device.give_up(),
@@ -227,6 +307,10 @@ impl QueueDevice for Remote {
         if self.is_started {
             self.device.reset();
         }
+        if let Some(control) = &mut self.control {
+            control.reset();
+        }
+        self.control_queue = None;
         self.service = Service::Full;
         self.is_started = false;
         self.is_serving = false;
@@ -244,29 +328,69 @@ impl QueueDevice for Remote {
         if has_news || self.device.is_waiting() {
             self.device.serve(dma, now_ns);
         }
-        match has_news {
+        let mut activity = match has_news {
             true => Activity::Busy,
             false => Activity::Idle,
+        };
+        if let Some(control) = &mut self.control {
+            let device = &mut *self.device;
+            let mut own = OwnInterrupts { device, irq };
+            if control.poll(dma, &mut own, now_ns) == Activity::Busy {
+                activity = Activity::Busy;
+            }
+            if let Some(pairs) = control.class_mut().take_chosen() {
+                self.device.set_pairs(pairs);
+            }
         }
+        activity
     }
 
     fn kick(&mut self, queue: u16) {
-        self.device.kick(queue);
+        match &mut self.control {
+            Some(control) if self.control_queue == Some(queue) => control.kick(queue),
+            _ => self.device.kick(queue),
+        }
     }
 
-    fn ticket_done(&mut self, _ticket: Ticket) {}
+    fn ticket_done(&mut self, ticket: Ticket) {
+        if let Some(control) = &mut self.control {
+            control.ticket_done(ticket);
+        }
+    }
 
     /// Who serves the rings arms them.
-    fn arm<D: Dma>(&mut self, _dma: &mut D) {}
-
-    fn has_work<D: Dma>(&mut self, _dma: &mut D) -> bool {
-        self.device.has_news()
+    fn arm<D: Dma>(&mut self, dma: &mut D) {
+        if let Some(control) = &mut self.control {
+            control.arm(dma);
+        }
     }
 
-    fn disarm<D: Dma>(&mut self, _dma: &mut D) {}
+    fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
+        let control = self.control.as_mut();
+        self.device.has_news() || control.is_some_and(|control| control.has_work(dma))
+    }
+
+    fn disarm<D: Dma>(&mut self, dma: &mut D) {
+        if let Some(control) = &mut self.control {
+            control.disarm(dma);
+        }
+        if let Some(queue) = self.control_queue {
+            self.device.drain_doorbell(queue);
+        }
+    }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.device.wake_fd()]
+        let doorbell = self
+            .control_queue
+            .and_then(|queue| self.device.doorbell(queue));
+        [self.device.wake_fd()]
+            .into_iter()
+            .chain(doorbell)
+            .collect()
+    }
+
+    fn opens_at_ns(&self) -> Option<u64> {
+        self.control.as_ref().and_then(Control::opens_at_ns)
     }
 
     /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start to its reset.
@@ -296,11 +420,12 @@ impl QueueDevice for Remote {
     }
 
     fn needs_reset(&self) -> bool {
-        self.device.needs_reset()
+        self.device.needs_reset() || self.control.as_ref().is_some_and(Control::needs_reset)
     }
 
     /// Requests are counted by who serves them.
     fn stats(&self) -> DeviceStats {
-        DeviceStats::default()
+        let control = self.control.as_ref();
+        control.map_or_else(DeviceStats::default, Control::stats)
     }
 }

@@ -12,9 +12,9 @@ use net_offload::Offloads;
 
 use super::filter::{Filter, MAC_ENTRIES, Mac, MacList};
 use super::{NetClass, Queue, is_station, net_feature};
-use crate::body::{Context, Environment, Step};
+use crate::body::{Context, Environment, ServedQueue, Step};
 use crate::device::Activity;
-use crate::ring::{Buffers, Violation};
+use crate::ring::{Buffers, Chain, Violation};
 use crate::visit::cost;
 use guest_mem::{Access, Dma};
 
@@ -157,6 +157,60 @@ fn read_list<D: Dma>(
     }))
 }
 
+/// Who carries out the commands of a control queue.
+pub(super) trait Commanded {
+    /// Features that the driver has accepted.
+    fn accepted(&self) -> u64;
+
+    /// Whether the command makes sense now.
+    fn accepts(&self, command: &Command) -> bool;
+
+    /// Carries out a command that makes sense.
+    fn obey(&mut self, command: Command);
+}
+
+/// Has `device` carry out one command; `chain` is reused.
+pub(super) fn serve_command<Q, E: Environment>(
+    device: &mut impl Commanded,
+    chain: &mut Chain,
+    queue: &mut ServedQueue<Q>,
+    cx: &mut Context<'_, E>,
+) -> Step {
+    if !queue.peek(cx.dma, chain)? {
+        return Ok(Activity::Idle);
+    }
+    let (readable, writable) = (chain.readable(), chain.writable());
+    if readable.len() < 2 || writable.is_empty() {
+        return Err(queue.park(Violation::Truncated));
+    }
+    let command = match Command::read(cx.dma, readable, device.accepted()) {
+        Ok(command) => command,
+        // What cannot be read is no command.
+        Err(Stop::Fault(_)) => None,
+        Err(pending) => return Err(queue.wait_for(cx.dma, pending, super::wanted(chain))),
+    };
+    // Before the command takes effect: it is carried out again after a wait, and not after a fault.
+    let mut answer = match &command {
+        Some(command) if device.accepts(command) => OK,
+        _ => ERR,
+    };
+    match chain.writable().write(cx.dma, 0, &[answer]) {
+        Ok(()) => {}
+        // §5.1.6.5: a driver that cannot be answered is not obeyed.
+        Err(Stop::Fault(_)) => answer = ERR,
+        Err(pending) => return Err(queue.wait_for(cx.dma, pending, super::wanted(chain))),
+    }
+    queue.answer(chain, 1)?;
+    cx.stats.requests += 1;
+    match command {
+        Some(command) if answer == OK => device.obey(command),
+        _ => cx.stats.errors += 1,
+    }
+    cx.visit.take_request(cost::CONTROL);
+    queue.stage_answers(cx.dma)?;
+    Ok(Activity::Busy)
+}
+
 impl NetClass {
     /// Carries out one command.
     pub(super) fn control<E: Environment>(
@@ -164,47 +218,18 @@ impl NetClass {
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
     ) -> Step {
-        let chain = &mut self.core.chains[0];
-        if !queue.peek(cx.dma, chain)? {
-            return Ok(Activity::Idle);
-        }
-        let (readable, writable) = (chain.readable(), chain.writable());
-        if readable.len() < 2 || writable.is_empty() {
-            return Err(queue.park(Violation::Truncated));
-        }
-        let command = match Command::read(cx.dma, readable, self.core.accepted) {
-            Ok(command) => command,
-            // What cannot be read is no command.
-            Err(Stop::Fault(_)) => None,
-            Err(pending) => {
-                let wanted = super::wanted(&self.core.chains[0]);
-                return Err(queue.wait_for(cx.dma, pending, wanted));
-            }
-        };
-        // Before the command takes effect: it is carried out again after a wait, and not after a fault.
-        let mut answer = match &command {
-            Some(command) if self.accepts(command) => OK,
-            _ => ERR,
-        };
-        let chain = &self.core.chains[0];
-        match chain.writable().write(cx.dma, 0, &[answer]) {
-            Ok(()) => {}
-            // §5.1.6.5: a driver that cannot be answered is not obeyed.
-            Err(Stop::Fault(_)) => answer = ERR,
-            Err(pending) => return Err(queue.wait_for(cx.dma, pending, super::wanted(chain))),
-        }
-        queue.answer(chain, 1)?;
-        cx.stats.requests += 1;
-        match command {
-            Some(command) if answer == OK => self.obey(command),
-            _ => cx.stats.errors += 1,
-        }
-        cx.visit.take_request(cost::CONTROL);
-        queue.stage_answers(cx.dma)?;
-        Ok(Activity::Busy)
+        let mut chain = std::mem::take(&mut self.core.chains[0]);
+        let step = serve_command(self, &mut chain, queue, cx);
+        self.core.chains[0] = chain;
+        step
+    }
+}
+
+impl Commanded for NetClass {
+    fn accepted(&self) -> u64 {
+        self.core.accepted
     }
 
-    /// Whether the command makes sense now.
     fn accepts(&self, command: &Command) -> bool {
         match command {
             Command::Vlan(id, _) => *id < 4096,
@@ -215,7 +240,7 @@ impl NetClass {
         }
     }
 
-    pub(super) fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: Command) {
         let core = &mut self.core;
         let filter: &mut Filter = &mut core.filter;
         match command {

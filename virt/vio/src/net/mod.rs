@@ -28,6 +28,7 @@ mod patterns;
 mod pieces;
 mod port;
 mod receive;
+mod remote_control;
 mod responder;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
 mod tap;
@@ -47,6 +48,7 @@ pub use port::{
     BURST, Collected, FrameData, FrameReceiver, MAX_FRAME, NetPort, PLAIN_FRAME, PortCapabilities,
     RxFrame, TxFrame, Waits,
 };
+pub(crate) use remote_control::{Control, ControlClass};
 pub use responder::{MAX_REPLIES, Responder};
 pub use tap::{Tap, TapError};
 

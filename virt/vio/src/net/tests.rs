@@ -15,6 +15,7 @@ mod control;
 mod headers;
 mod kept;
 mod model;
+mod remote_control;
 
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
