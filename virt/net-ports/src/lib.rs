@@ -11,4 +11,4 @@ mod tap;
 
 pub use capture::{CaptureError, Captured};
 pub use fabric::{Fabric, FabricCounters, SwitchPort};
-pub use tap::{TapCounters, TapError, TapPort};
+pub use tap::{TapCounters, TapError, TapPort, TapQueues};

@@ -1,13 +1,14 @@
 //! The driver's rings, started and stopped over a connection.
 
 use vhost_user::frontend::{CallError, Connection, InflightRegion};
-use vhost_user::wire::{ProtocolFeatures, RequestId, feature as vhost};
+use vhost_user::wire::{ProtocolFeatures, feature as vhost};
 use vio::feature;
+use vio::net::net_feature;
 
 use crate::class::Class;
 use crate::error::ImportError;
 use crate::handshake::{Offer, RingFds, ring};
-use crate::memory::{Indices, RingPlace};
+use crate::memory::Indices;
 use crate::shared::Activation;
 
 /// What went wrong while rings were started.
@@ -43,6 +44,8 @@ pub(crate) struct Active {
     pub is_wanted: bool,
     pub is_broken: bool,
     pub inflight: Option<InflightRegion>,
+    /// Queue pairs that the driver uses, of a network device that has several.
+    pub pairs: Option<u16>,
 }
 
 impl Active {
@@ -54,6 +57,30 @@ impl Active {
     ) -> Result<(), StartError> {
         let features = self.activation.features & offer.known;
         connection.set_features(features | vhost::PROTOCOL_FEATURES | offer.forced)?;
+        Ok(())
+    }
+
+    /// The driver has accepted several queue pairs, and uses the first one until it says otherwise.
+    pub fn first_pairs(features: u64) -> Option<u16> {
+        (features & net_feature::MQ != 0).then_some(1)
+    }
+
+    /// The driver uses so many queue pairs. `connection`: the one on which its rings are served.
+    pub fn set_pairs(
+        &mut self,
+        pairs: u16,
+        connection: Option<&mut Connection>,
+    ) -> Result<(), CallError> {
+        let before = self.pairs.replace(pairs);
+        let Some(connection) = connection else {
+            return Ok(());
+        };
+        for ring in &self.activation.rings {
+            let is_enabled = is_used(Some(pairs), ring.index);
+            if is_used(before, ring.index) != is_enabled {
+                connection.enable(ring.index.into(), is_enabled)?;
+            }
+        }
         Ok(())
     }
 
@@ -93,14 +120,15 @@ impl Active {
         let rings: Vec<_> = rings
             .iter()
             .enumerate()
-            .map(|(at, ring)| fds.ring(ring, base(at)))
+            .map(|(at, ring)| fds.ring(ring, base(at), offer.has_iommu()))
             .collect();
         // From the first of its messages on the back end may take buffers.
         self.positions = Positions::ByUsedIndex;
         if let Some(region) = &self.inflight {
             connection.give_inflight(region)?;
         }
-        connection.start_rings(&rings)?;
+        let pairs = self.pairs;
+        connection.start_enabled(&rings, |index| is_used(pairs, index.into()))?;
         if is_restart {
             // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
             // for it; one signal too many is harmless.
@@ -113,18 +141,9 @@ impl Active {
     }
 }
 
-/// Stops the rings; where each stands.
-pub(crate) fn stop_rings(
-    connection: &mut Connection,
-    rings: &[RingPlace],
-) -> Result<Vec<u16>, CallError> {
-    let mut bases = Vec::with_capacity(rings.len());
-    for ring in rings {
-        let base = connection.stop_ring(ring.index.into())?;
-        let request = RequestId::GET_VRING_BASE;
-        bases.push(u16::try_from(base).map_err(|_| CallError::Refused { request })?);
-    }
-    Ok(bases)
+/// Whether the driver uses the ring of this number.
+fn is_used(pairs: Option<u16>, index: u16) -> bool {
+    pairs.is_none_or(|pairs| index / 2 < pairs)
 }
 
 /// Whether every buffer made available has come back.

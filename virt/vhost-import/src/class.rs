@@ -6,13 +6,15 @@
 //! | GET_QUEUE_NUM counts | rings | pairs of rings |
 //! | requests of a back end that died | once each, by INFLIGHT_SHMFD; else they are lost | a frame may be sent twice or lost |
 //!
-//! The second line is what QEMU and DPDK read into the protocol for network devices. The control queue of a network device
-//! would be ours as well; without one there is one pair.
+//! | control queue | none | ours, if there are several pairs: rings of pairs that the driver does not use are disabled |
+//!
+//! The second line is what QEMU and DPDK read into the protocol for network devices.
 
-use vhost_user::frontend::{self, Connection};
-use vhost_user::wire::ProtocolFeatures;
+use vhost_user::frontend::{self, CallError, Connection};
+use vhost_user::wire::{ProtocolFeatures, Request};
 use vio::blk::request::feature as blk;
 use vio::feature;
+use vio::net::net_feature;
 
 use crate::error::ImportError;
 
@@ -21,7 +23,7 @@ use crate::error::ImportError;
 pub enum Class {
     /// A block device (virtio 1.2, §5.2).
     Block,
-    /// A network device (virtio 1.2, §5.1), of one pair of queues.
+    /// A network device (virtio 1.2, §5.1).
     Net(NetIdentity),
 }
 
@@ -61,8 +63,15 @@ const NET: u64 = 0b11 | 0x1ff << 7 | 0b111 << 54;
 const NET_MTU: u64 = 1 << 3;
 const NET_MAC: u64 = 1 << 5;
 const NET_STATUS: u64 = 1 << 16;
+/// VIRTIO_NET_F_CTRL_VQ (17) and _MQ (22): there are several pairs, and a queue by which the driver says how many it uses.
+const NET_PAIRS: u64 = net_feature::CTRL_VQ | net_feature::MQ;
+/// Field `status` of the configuration.
+const STATUS: std::ops::Range<usize> = 6..8;
 /// VIRTIO_NET_S_LINK_UP.
 const LINK_UP: u16 = 1;
+
+/// Pairs of a network device at most.
+const MAX_PAIRS: u16 = 16;
 
 /// Bytes of `struct virtio_blk_config` up to write-zeroes; back ends refuse to be asked for more than they have.
 pub(crate) const BLOCK_CONFIG_LEN: u32 = 60;
@@ -87,11 +96,34 @@ impl Class {
     }
 
     /// Features that are offered whatever the back end says, and of which it hears only if it offers them.
-    pub(crate) const fn own_features(&self) -> u64 {
+    pub(crate) const fn own_features(&self, queues: u16) -> u64 {
+        let Self::Net(identity) = self else {
+            return 0;
+        };
+        let mtu = match identity.mtu {
+            Some(_) => NET_MTU,
+            None => 0,
+        };
+        let pairs = match queues {
+            0..=2 => 0,
+            _ => NET_PAIRS,
+        };
+        NET_MAC | NET_STATUS | mtu | pairs
+    }
+
+    /// Features of which the back end is never told: what they are about is served here.
+    pub(crate) const fn untold_features(&self) -> u64 {
         match self {
             Self::Block => 0,
-            Self::Net(NetIdentity { mtu: None, .. }) => NET_MAC | NET_STATUS,
-            Self::Net(NetIdentity { mtu: Some(_), .. }) => NET_MAC | NET_STATUS | NET_MTU,
+            Self::Net(_) => net_feature::CTRL_VQ,
+        }
+    }
+
+    /// Queues of the device that has `queues` of the back end's.
+    pub const fn device_queues(&self, queues: u16) -> u16 {
+        match self {
+            Self::Net(_) if queues > 2 => queues + 1,
+            _ => queues,
         }
     }
 
@@ -99,7 +131,45 @@ impl Class {
     pub(crate) const fn protocol(&self) -> ProtocolFeatures {
         match self {
             Self::Block => ProtocolFeatures::CONFIG,
-            Self::Net(_) => ProtocolFeatures::NONE,
+            Self::Net(_) => ProtocolFeatures(ProtocolFeatures::RARP.0 | ProtocolFeatures::MTU.0),
+        }
+    }
+
+    /// Tells the back end what it may want to know of the device, if it does.
+    pub(crate) fn tell(
+        &self,
+        connection: &mut Connection,
+        protocol: ProtocolFeatures,
+    ) -> Result<(), ImportError> {
+        let Self::Net(NetIdentity { mtu: Some(mtu), .. }) = *self else {
+            return Ok(());
+        };
+        if !protocol.contains(ProtocolFeatures::MTU) {
+            return Ok(());
+        }
+        match connection.call(Request::NetSetMtu(mtu.into())) {
+            Err(CallError::Refused { .. }) => Err(ImportError::Mtu { mtu }),
+            other => Ok(other.map(drop)?),
+        }
+    }
+
+    /// Has the back end announce where the guest is now, if it can.
+    pub(crate) fn announce(
+        &self,
+        connection: &mut Connection,
+        protocol: ProtocolFeatures,
+    ) -> Result<(), CallError> {
+        match self {
+            Self::Net(identity) if protocol.contains(ProtocolFeatures::RARP) => {
+                let [a, b, c, d, e, f] = identity.mac;
+                let mac = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
+                match connection.call(Request::SendRarp(mac)) {
+                    // It serves the guest all the same.
+                    Err(CallError::Refused { .. }) => Ok(()),
+                    other => other.map(drop),
+                }
+            }
+            _ => Ok(()),
         }
     }
 
@@ -112,7 +182,7 @@ impl Class {
     pub(crate) const fn has_queues(&self, queues: u16) -> bool {
         match self {
             Self::Block => queues >= 1 && queues <= 16,
-            Self::Net(_) => queues == 2,
+            Self::Net(_) => queues >= 2 && queues <= 2 * MAX_PAIRS && queues.is_multiple_of(2),
         }
     }
 
@@ -145,17 +215,32 @@ impl Class {
         offer: &frontend::Offer,
         queues: u16,
     ) -> Result<Vec<u8>, ImportError> {
-        let identity = match self {
-            Self::Block => return block_config(connection, offer, queues),
-            Self::Net(identity) => identity,
-        };
-        let mut config = identity.mac.to_vec();
+        match self {
+            Self::Block => block_config(connection, offer, queues),
+            Self::Net(identity) => Ok(identity.config(queues / 2)),
+        }
+    }
+}
+
+impl NetIdentity {
+    /// The configuration space (§5.1.4).
+    pub(crate) fn config(&self, pairs: u16) -> Vec<u8> {
+        let mut config = self.mac.to_vec();
         config.extend(LINK_UP.to_le_bytes());
         // Pairs, and the MTU: behind features that may not be offered.
-        config.extend(1_u16.to_le_bytes());
-        config.extend(identity.mtu.unwrap_or(0).to_le_bytes());
-        Ok(config)
+        config.extend(pairs.to_le_bytes());
+        config.extend(self.mtu.unwrap_or(0).to_le_bytes());
+        config
     }
+}
+
+/// Sets the state of the link in a network device's configuration space.
+pub(crate) fn set_link(config: &mut [u8], is_up: bool) {
+    let status = match is_up {
+        true => LINK_UP,
+        false => 0,
+    };
+    config[STATUS].copy_from_slice(&status.to_le_bytes());
 }
 
 fn block_config(

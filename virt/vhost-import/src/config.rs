@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::class::Class;
+use crate::class::{Class, NetIdentity};
 
 /// How a back end is used.
 #[derive(Clone, Debug)]
@@ -14,7 +14,8 @@ pub struct ImportConfig {
     pub path: PathBuf,
     /// What it serves.
     pub class: Class,
-    /// Queues the guest gets: 1 to 16 of a block device, 2 of a network device.
+    /// Queues of the back end: 1 to 16 of a block device, two for each pair of a network device, of which there are 1 to 16. With several
+    /// pairs the guest gets a control queue besides ([`Class::device_queues`]).
     pub queues: u16,
     /// Entries of each at most, a power of two.
     pub queue_size: u16,
@@ -40,4 +41,17 @@ impl ImportConfig {
             reply_limit: Duration::from_secs(5),
         }
     }
+}
+
+/// How a network device of the host's kernel is used: one pair of queues.
+#[derive(Clone, Debug)]
+pub struct KernelConfig {
+    /// The device's name in the log.
+    pub name: String,
+    /// What the guest reads of it.
+    pub identity: NetIdentity,
+    /// Entries of each queue at most, a power of two.
+    pub queue_size: u16,
+    /// The device is behind an IOMMU: the kernel translates by what it is told.
+    pub has_iommu: bool,
 }

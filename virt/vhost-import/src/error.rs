@@ -39,6 +39,12 @@ pub enum ImportError {
         /// Entries asked for.
         size: u16,
     },
+    /// A largest packet that it does not take.
+    #[error("the back end refuses an MTU of {mtu} bytes")]
+    Mtu {
+        /// As asked for.
+        mtu: u16,
+    },
     /// A configuration that is no disk's.
     #[error("the back end's configuration makes no sense: {what}")]
     Config {
@@ -59,6 +65,14 @@ pub enum ImportError {
     /// It was killed, and its successor cannot be told where to go on.
     #[error("the rings cannot be read where the driver has put them")]
     Rings,
+    /// The kernel refused a call about its back end.
+    #[error("the kernel's vhost refuses {what}")]
+    Kernel {
+        /// What.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
     /// The host refused descriptors or a thread.
     #[error("the host refuses what the connection needs")]
     Host(#[source] io::Error),

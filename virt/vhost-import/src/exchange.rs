@@ -17,6 +17,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use guest_mem::Gpa;
 use vhost_user::wire::{IotlbAccess, IotlbRange};
 
 use crate::memory::{Indices, RingPlace};
@@ -37,8 +38,8 @@ pub(crate) const EVERYTHING: IotlbRange = IotlbRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub range: IotlbRange,
-    /// User address of the first byte.
-    pub user_addr: u64,
+    /// Where the first byte goes.
+    pub gpa: Gpa,
     /// What the guest's tables allow.
     pub access: IotlbAccess,
 }
@@ -242,7 +243,7 @@ mod tests {
     fn entry(number: u64) -> Command {
         let entry = Entry {
             range: page(number),
-            user_addr: 0,
+            gpa: Gpa::new(0),
             access: IotlbAccess::Read,
         };
         Command::Update { miss: None, entry }

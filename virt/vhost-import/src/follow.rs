@@ -260,7 +260,7 @@ impl Follower {
                 first: *region.start(),
                 last: *region.end(),
             },
-            user_addr: self.memory.user_addr(Gpa::new(*region.start())),
+            gpa: Gpa::new(*region.start()),
             access: IotlbAccess::ReadWrite,
         })
     }
@@ -284,7 +284,7 @@ impl Follower {
                 first: page,
                 last: page + (len - 1),
             },
-            user_addr: self.memory.user_addr(first.gpa),
+            gpa: first.gpa,
             access: match (first.can_read, first.can_write) {
                 (true, true) => IotlbAccess::ReadWrite,
                 (false, true) => IotlbAccess::Write,

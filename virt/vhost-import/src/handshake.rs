@@ -1,14 +1,17 @@
 //! What a back end must offer to be a device of ours, and the descriptors of its rings.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use guest_mem::Gpa;
+use rustix::event::{EventfdFlags, eventfd};
 use vhost_user::frontend::{self, BackEndChannel, CallError, Connection, Ring};
 use vhost_user::wire::{ProtocolFeatures, Request, VringState, feature as vhost};
 use vio::feature;
 
 use crate::config::ImportConfig;
 use crate::error::ImportError;
-use crate::memory::{Memory, RingPlace};
+use crate::memory::{Memory, RingPlace, user_addr};
 
 /// Protocol features taken where offered, of any class.
 const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
@@ -31,6 +34,13 @@ pub(crate) struct Offer {
     pub protocol: ProtocolFeatures,
     /// Configuration space, with the number of queues asked for.
     pub config: Vec<u8>,
+}
+
+impl Offer {
+    /// The device is behind an IOMMU.
+    pub const fn has_iommu(&self) -> bool {
+        self.forced & feature::ACCESS_PLATFORM != 0
+    }
 }
 
 /// Everything up to memory, which is shared here too; and the socket for what the back end asks, if it is behind an IOMMU.
@@ -81,6 +91,7 @@ pub(crate) fn negotiate(
         };
     }
     connection.share_memory(&memory.regions(), memory.file())?;
+    class.tell(connection, offer.protocol)?;
     let channel = match has_iommu {
         true => Some(connection.open_channel()?),
         false => None,
@@ -90,9 +101,11 @@ pub(crate) fn negotiate(
         true => feature::ACCESS_PLATFORM,
         false => 0,
     };
+    let own = class.own_features(queues);
+    let told = (class.features() | own | forced) & !class.untold_features();
     let offer = Offer {
-        features: offer.features & class.features() | class.own_features() | forced,
-        known: offer.features & (class.features() | class.own_features() | forced),
+        features: offer.features & class.features() | own | forced,
+        known: offer.features & told,
         forced,
         protocol: offer.protocol,
         config,
@@ -127,17 +140,41 @@ pub(crate) struct RingFds {
 }
 
 impl RingFds {
-    /// A ring as it is told to the back end.
-    pub fn ring(&self, place: &RingPlace, base: u16) -> Ring<'_> {
+    /// With these, one of each kind for each queue.
+    ///
+    /// # Errors
+    /// The host has no descriptor for errors.
+    pub fn new(kick: Vec<OwnedFd>, call: Vec<OwnedFd>) -> io::Result<Self> {
+        let err = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { kick, call, err })
+    }
+
+    /// The owner's own: kicks, to pass on doorbells that reached it, and calls; it has both of a queue that it serves.
+    ///
+    /// # Errors
+    /// The host has no more descriptors.
+    pub fn own(&self) -> io::Result<(Vec<OwnedFd>, Vec<OwnedFd>)> {
+        let clones = |fds: &[OwnedFd]| -> io::Result<Vec<OwnedFd>> {
+            fds.iter().map(OwnedFd::try_clone).collect()
+        };
+        Ok((clones(&self.kick)?, clones(&self.call)?))
+    }
+
+    /// A ring as it is told to the back end: at IOVAs behind an IOMMU, else at user addresses.
+    pub fn ring(&self, place: &RingPlace, base: u16, has_iommu: bool) -> Ring<'_> {
         let at = usize::from(place.index);
+        let told = |address: u64| match has_iommu {
+            true => address,
+            false => user_addr(Gpa::new(address)),
+        };
         Ring {
             // The device has at most 16 queues.
             index: place.index as u8,
             size: place.size,
             base: base.into(),
-            desc: place.desc,
-            avail: place.avail,
-            used: place.used,
+            desc: told(place.desc),
+            avail: told(place.avail),
+            used: told(place.used),
             kick: self.kick[at].as_fd(),
             call: self.call[at].as_fd(),
             err: Some(self.err.as_fd()),

@@ -1,23 +1,23 @@
 //! The owner's handle of a device that a back end serves.
 
 use std::fmt;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use guest_mem::GuestRam;
-use rustix::event::{EventfdFlags, eventfd};
 use vhost_user::frontend::Connection;
 use vhost_user::wire::IotlbRange;
 use vio::{ActivateError, QueueConfig, RemoteDevice, RemoteMemory, Revoked, feature};
 
-use crate::config::ImportConfig;
+use crate::class::{self, Class};
+use crate::config::{ImportConfig, KernelConfig};
 use crate::error::ImportError;
 use crate::follow::Follower;
 use crate::handshake::{self, RingFds, ring};
+use crate::kernel::{self, KernelBackEnd, KernelLink};
 use crate::link::Link;
 use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
@@ -26,7 +26,22 @@ use crate::shared::{Activation, Order, Shared};
 /// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// A device that another process serves. See the crate's head.
+/// What the device is, whoever serves it.
+struct Outline {
+    /// Its name in the log.
+    name: String,
+    device_type: u16,
+    features: u64,
+    queue_sizes: Vec<u16>,
+    /// Of a network device; else 1.
+    pairs: u16,
+    /// Configuration space.
+    config: Vec<u8>,
+    /// Of a device behind an IOMMU.
+    follower: Option<Follower>,
+}
+
+/// A device that another process serves, or the host's kernel. See the crate's head.
 pub struct Import {
     shared: Arc<Shared>,
     /// Taken when joined.
@@ -34,11 +49,9 @@ pub struct Import {
     /// Closed by the thread when it ends.
     ended: Receiver<()>,
     memory: Memory,
-    device_type: u16,
-    features: u64,
-    queue_sizes: Vec<u16>,
-    config: Vec<u8>,
+    outline: Outline,
     kick: Vec<OwnedFd>,
+    call: Vec<OwnedFd>,
     /// Which start of the driver's is, or will be, the present one.
     generation: u64,
     /// The stop that was asked for.
@@ -47,10 +60,8 @@ pub struct Import {
     is_overdue: bool,
     /// The driver has been told that the device is broken.
     is_told: bool,
-    /// The device's name in the log.
-    name: String,
-    /// Of a device behind an IOMMU.
-    follower: Option<Follower>,
+    /// The driver has been told that the network is gone.
+    is_link_down: bool,
     /// The back end has not forgotten revoked mappings in time.
     is_cut_off: bool,
 }
@@ -58,8 +69,8 @@ pub struct Import {
 impl fmt::Debug for Import {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Import")
-            .field("features", &format_args!("{:#x}", self.features))
-            .field("queue_sizes", &self.queue_sizes)
+            .field("features", &format_args!("{:#x}", self.outline.features))
+            .field("queue_sizes", &self.outline.queue_sizes)
             .field("generation", &self.generation)
             .field("stop", &self.stop)
             .finish_non_exhaustive()
@@ -82,19 +93,10 @@ impl Import {
         kick: Vec<OwnedFd>,
         call: Vec<OwnedFd>,
     ) -> Result<Self, ImportError> {
-        let (queues, queue_size) = (config.queues, config.queue_size);
-        assert!(
-            config.class.has_queues(queues),
-            "as many queues as its class has"
-        );
-        assert!(queue_size.is_power_of_two(), "queues of a power of two");
-        let wanted = usize::from(queues);
-        assert!(
-            kick.len() == wanted && call.len() == wanted,
-            "two descriptors for each queue"
-        );
+        let queues = config.queues;
+        check_arguments(&config.class, queues, config.queue_size, &kick, &call);
         let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
-        let memory = Memory::new(ram).map_err(ImportError::Host)?;
+        let memory = Memory::shared(ram).map_err(ImportError::Host)?;
         let cancel = Some(shared.cancel.clone());
         let limit = config.reply_limit;
         let opened = Connection::open_within(config.patience, &config.path, cancel, limit);
@@ -103,24 +105,74 @@ impl Import {
             source,
         })?;
         let (offer, channel) = handshake::negotiate(&mut connection, &memory, &config)?;
-        let own_kick = kick
-            .iter()
-            .map(OwnedFd::try_clone)
-            .collect::<io::Result<Vec<_>>>()
-            .map_err(ImportError::Host)?;
-        let err = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| ImportError::Host(errno.into()))?;
-        let (features, space) = (offer.features, offer.config.clone());
-        let device_type = config.class.device_type();
-        let follower = config.has_iommu.then(|| Follower::new(memory.clone()));
-        let name = config.name.clone();
-        let thread_name = format!("link-{}", config.name);
-        let fds = RingFds { kick, call, err };
+        let outline = Outline {
+            name: config.name.clone(),
+            device_type: config.class.device_type(),
+            features: offer.features,
+            queue_sizes: vec![config.queue_size; usize::from(config.class.device_queues(queues))],
+            pairs: match config.class {
+                Class::Block => 1,
+                Class::Net(_) => queues / 2,
+            },
+            config: offer.config.clone(),
+            follower: config.has_iommu.then(|| Follower::new(memory.clone())),
+        };
+        let fds = RingFds::new(kick, call).map_err(ImportError::Host)?;
+        let own = fds.own().map_err(ImportError::Host)?;
         let connected = (connection, offer, channel);
         let link = Link::new(config, shared.clone(), memory.clone(), fds, connected);
+        Self::with_link(outline, shared, memory, own, move || link.run())
+    }
+
+    /// Has the kernel's `back_end` serve `config`'s device in `ram`, which is the memory that it was given, and starts the thread that
+    /// talks to it. `kick` and `call` as of [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// The back end lacks something, or the host refuses a descriptor or the thread.
+    ///
+    /// # Panics
+    /// As [`connect`](Self::connect).
+    pub fn attach(
+        config: KernelConfig,
+        back_end: impl KernelBackEnd + 'static,
+        ram: GuestRam,
+        kick: Vec<OwnedFd>,
+        call: Vec<OwnedFd>,
+    ) -> Result<Self, ImportError> {
+        /// One pair.
+        const QUEUES: u16 = 2;
+        let class = Class::Net(config.identity);
+        check_arguments(&class, QUEUES, config.queue_size, &kick, &call);
+        let shared = Arc::new(Shared::new().map_err(ImportError::Host)?);
+        let memory = Memory::new(ram);
+        let offer = kernel::Offer::of(&back_end, &class, config.has_iommu)?;
+        let outline = Outline {
+            name: config.name.clone(),
+            device_type: class.device_type(),
+            features: offer.features,
+            queue_sizes: vec![config.queue_size; usize::from(QUEUES)],
+            pairs: QUEUES / 2,
+            config: config.identity.config(QUEUES / 2),
+            follower: config.has_iommu.then(|| Follower::new(memory.clone())),
+        };
+        let fds = RingFds::new(kick, call).map_err(ImportError::Host)?;
+        let own = fds.own().map_err(ImportError::Host)?;
+        let link = KernelLink::new(config.name, back_end, offer, shared.clone(), fds);
+        Self::with_link(outline, shared, memory, own, move || link.run())
+    }
+
+    /// With a thread that talks to the back end.
+    fn with_link(
+        outline: Outline,
+        shared: Arc<Shared>,
+        memory: Memory,
+        (kick, call): (Vec<OwnedFd>, Vec<OwnedFd>),
+        link: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, ImportError> {
+        let thread_name = format!("link-{}", outline.name);
         let (ending, ended) = mpsc::channel();
         let run = move || {
-            link.run();
+            link();
             drop(ending);
         };
         let thread = std::thread::Builder::new()
@@ -132,17 +184,14 @@ impl Import {
             thread: Some(thread),
             ended,
             memory,
-            device_type,
-            features,
-            queue_sizes: vec![queue_size; wanted],
-            config: space,
-            kick: own_kick,
+            outline,
+            kick,
+            call,
             generation: 1,
             stop: None,
             is_overdue: false,
             is_told: false,
-            name,
-            follower,
+            is_link_down: false,
             is_cut_off: false,
         })
     }
@@ -152,32 +201,50 @@ impl Import {
     }
 }
 
+/// # Panics
+/// If the number of descriptors is not that of the queues, or a number is outside its range.
+fn check_arguments(
+    class: &Class,
+    queues: u16,
+    queue_size: u16,
+    kick: &[OwnedFd],
+    call: &[OwnedFd],
+) {
+    assert!(class.has_queues(queues), "as many queues as its class has");
+    assert!(queue_size.is_power_of_two(), "queues of a power of two");
+    let wanted = usize::from(class.device_queues(queues));
+    assert!(
+        kick.len() == wanted && call.len() == wanted,
+        "two descriptors for each queue"
+    );
+}
+
 impl RemoteDevice for Import {
     fn device_type(&self) -> u16 {
-        self.device_type
+        self.outline.device_type
     }
 
     fn features(&self) -> u64 {
-        self.features
+        self.outline.features
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &self.queue_sizes
+        &self.outline.queue_sizes
     }
 
     fn read_config(&self, offset: u64, out: &mut [u8]) {
-        vio::read_space(&self.config, offset, out);
+        vio::read_space(&self.outline.config, offset, out);
     }
 
     fn start(&mut self, features: u64, queues: &[QueueConfig]) -> Result<(), ActivateError> {
-        let offered = self.features;
+        let offered = self.outline.features;
         if features & !offered != 0 || features & feature::VERSION_1 == 0 {
             return Err(ActivateError::Features { features, offered });
         }
         let mut rings: Vec<RingPlace> = Vec::with_capacity(queues.len());
         for queue in queues {
             let index = queue.index;
-            let Some(&max) = self.queue_sizes.get(usize::from(index)) else {
+            let Some(&max) = self.outline.queue_sizes.get(usize::from(index)) else {
                 return Err(ActivateError::QueueIndex { index });
             };
             if rings.iter().any(|ring| ring.index == index) {
@@ -192,7 +259,7 @@ impl RemoteDevice for Import {
             if !is_aligned {
                 return Err(ActivateError::QueueAddress { index });
             }
-            let place = match self.follower {
+            let place = match self.outline.follower {
                 Some(_) => RingPlace::at_iovas(queue),
                 None => self.memory.place(queue),
             };
@@ -218,11 +285,17 @@ impl RemoteDevice for Import {
 
     fn take_news(&mut self) -> bool {
         self.shared.take_news();
-        self.needs_reset() && !std::mem::replace(&mut self.is_told, true)
+        let has_broken = self.needs_reset() && !std::mem::replace(&mut self.is_told, true);
+        let is_down = self.shared.is_link_down();
+        let has_changed = is_down != std::mem::replace(&mut self.is_link_down, is_down);
+        if has_changed {
+            class::set_link(&mut self.outline.config, !is_down);
+        }
+        has_broken || has_changed
     }
 
     fn serve(&mut self, memory: &mut dyn RemoteMemory, now_ns: u64) {
-        let Some(follower) = &mut self.follower else {
+        let Some(follower) = &mut self.outline.follower else {
             return;
         };
         let (has_told, has_more) = follower.serve(&self.shared.exchange, memory, now_ns);
@@ -235,15 +308,18 @@ impl RemoteDevice for Import {
     }
 
     fn is_waiting(&self) -> bool {
-        self.follower.as_ref().is_some_and(Follower::is_waiting)
+        self.outline
+            .follower
+            .as_ref()
+            .is_some_and(Follower::is_waiting)
     }
 
     fn keeps_translations(&self) -> bool {
-        self.follower.is_some()
+        self.outline.follower.is_some()
     }
 
     fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
-        let Some(follower) = &mut self.follower else {
+        let Some(follower) = &mut self.outline.follower else {
             return false;
         };
         if self.is_cut_off {
@@ -255,12 +331,12 @@ impl RemoteDevice for Import {
     }
 
     fn hold_overdue(&mut self, hold: u64) {
-        let Some(follower) = &mut self.follower else {
+        let Some(follower) = &mut self.outline.follower else {
             return;
         };
         if let Some(IotlbRange { first, last }) = follower.held(hold) {
             let mappings = format_args!("{first:#x} to {last:#x}");
-            tracing::error!(device = %self.name, %mappings, "the back end has not said in time that it has forgotten revoked mappings; it is cut off, and the \
+            tracing::error!(device = %self.outline.name, %mappings, "the back end has not said in time that it has forgotten revoked mappings; it is cut off, and the \
                 device needs a reset");
         }
         // What it has mapped cannot be taken from it: there is nothing more to wait for.
@@ -271,7 +347,10 @@ impl RemoteDevice for Import {
     }
 
     fn take_released(&mut self) -> Option<u64> {
-        self.follower.as_mut()?.take_released(&self.shared.exchange)
+        self.outline
+            .follower
+            .as_mut()?
+            .take_released(&self.shared.exchange)
     }
 
     fn stop(&mut self) -> bool {
@@ -290,7 +369,7 @@ impl RemoteDevice for Import {
 
     fn reset(&mut self) {
         self.shared.order(Order::Forget);
-        if let Some(follower) = &mut self.follower {
+        if let Some(follower) = &mut self.outline.follower {
             follower.reset(&self.shared.exchange);
             self.shared.notify_thread();
         }
@@ -317,6 +396,30 @@ impl RemoteDevice for Import {
 
     fn wake_fd(&self) -> RawFd {
         self.shared.news_fd().as_raw_fd()
+    }
+
+    fn pairs(&self) -> u16 {
+        self.outline.pairs
+    }
+
+    fn set_pairs(&mut self, pairs: u16) {
+        self.shared.order(Order::Pairs(pairs));
+    }
+
+    fn interrupt(&mut self, queue: u16) {
+        if let Some(call) = self.call.get(usize::from(queue)) {
+            ring(call);
+        }
+    }
+
+    fn doorbell(&self, queue: u16) -> Option<RawFd> {
+        self.kick.get(usize::from(queue)).map(AsRawFd::as_raw_fd)
+    }
+
+    fn drain_doorbell(&mut self, queue: u16) {
+        if let Some(kick) = self.kick.get(usize::from(queue)) {
+            sidecore::drain_eventfd(kick.as_fd());
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use vhost_user::frontend::{BackEndChannel, CallError, ChannelError, Connection, 
 use vhost_user::wire::{BackendRequest, IotlbMessage, IotlbRange, Request, RequestId};
 
 use crate::exchange::{Command, Exchange, Invalidation, MISSES, Question};
+use crate::memory::user_addr;
 
 /// Messages without an answer from which on no further command is taken.
 const AWAITED: usize = 64;
@@ -96,6 +97,11 @@ impl IotlbSession {
         (self.misses.len() < MISSES).then(|| self.channel.socket())
     }
 
+    /// What is not answered could not be until now.
+    pub fn answers_begin(&mut self) {
+        self.since = Instant::now();
+    }
+
     /// When the first answer is overdue.
     pub fn deadline(&self, limit: Duration) -> Option<Instant> {
         (!self.is_settled()).then(|| self.since + limit)
@@ -135,7 +141,7 @@ impl IotlbSession {
             Command::Update { miss, entry } => {
                 let message = IotlbMessage::Update {
                     range: entry.range,
-                    user_addr: entry.user_addr,
+                    user_addr: user_addr(entry.gpa),
                     access: entry.access,
                 };
                 self.send(connection, message, Awaited::Update { miss })

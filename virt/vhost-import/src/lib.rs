@@ -35,8 +35,10 @@
 //! It ends with the answer, the connection, or when the owner gives up, as a machine that ends does. What no limit reaches (descriptors of its own that are slow to close) holds the link thread, hence
 //! its own disk, and nobody else. It is trusted with guest memory, as vhost-user is built: it maps all of it.
 //!
-//! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), a network's control queue and with it
-//! more than one pair, a configuration that changes at run time, migration. None of them is offered to the guest.
+//! **Several pairs** of a network device bring a control queue, which the owner serves ([`vio::Remote`]); the back end is told of its
+//! result alone: rings of pairs that the driver does not use are disabled.
+//!
+//! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory), other commands of a control queue, a configuration that changes at run time, migration. None of them is offered to the guest.
 #![forbid(unsafe_code)]
 
 mod active;
@@ -48,6 +50,7 @@ mod follow;
 mod handshake;
 mod import;
 mod iotlb;
+mod kernel;
 mod link;
 mod memory;
 mod reconnect;
@@ -56,6 +59,7 @@ mod shared;
 mod tests;
 
 pub use class::{Class, NetIdentity};
-pub use config::ImportConfig;
+pub use config::{ImportConfig, KernelConfig};
 pub use error::ImportError;
 pub use import::Import;
+pub use kernel::{KernelBackEnd, KernelRing};

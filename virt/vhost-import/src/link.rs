@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost_user::chain;
 use vhost_user::frontend::{BackEndChannel, Connection};
 
-use crate::active::{Active, Positions, StartError, stop_rings};
+use crate::active::{Active, Positions, StartError};
+use crate::class::Class;
 use crate::config::ImportConfig;
 use crate::error::ImportError;
 use crate::exchange::{Command, Question};
@@ -23,6 +24,8 @@ use crate::iotlb::{IotlbSession, SessionError};
 use crate::memory::{Indices, Memory};
 use crate::reconnect::Reconnect;
 use crate::shared::{Order, Shared};
+
+mod stop;
 
 /// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that ends sooner is no better than none.
 const STEADY: Duration = Duration::from_millis(100);
@@ -47,6 +50,8 @@ pub(crate) struct Link {
     active: Option<Active>,
     /// The rings are started on this connection.
     is_serving: bool,
+    /// The network may look for the guest where it was before this connection.
+    must_announce: bool,
 }
 
 impl Link {
@@ -72,6 +77,7 @@ impl Link {
             question: 0,
             active: None,
             is_serving: false,
+            must_announce: false,
         };
         link.begin_session(channel);
         link
@@ -120,7 +126,12 @@ impl Link {
     fn obey(&mut self, number: u64, order: Order) {
         match order {
             Order::Start(activation) => {
+                let pairs = match self.config.class {
+                    Class::Block => None,
+                    Class::Net(_) => Active::first_pairs(activation.features),
+                };
                 self.active = Some(Active {
+                    pairs,
                     activation,
                     positions: Positions::Fresh,
                     is_wanted: true,
@@ -136,7 +147,21 @@ impl Link {
                     self.start();
                 }
             }
+            Order::Pairs(pairs) => self.set_pairs(pairs),
             Order::Forget => self.active = None,
+        }
+    }
+
+    fn set_pairs(&mut self, pairs: u16) {
+        // A connection that is lost meanwhile leaves the number for the next one.
+        self.is_serving = self.is_serving && self.settle();
+        let Some(active) = &mut self.active else {
+            return;
+        };
+        let is_serving = self.is_serving;
+        let connection = self.connection.as_mut().filter(|_| is_serving);
+        if let Err(error) = active.set_pairs(pairs, connection) {
+            self.lose(&chain(&error));
         }
     }
 
@@ -189,7 +214,12 @@ impl Link {
         let class = &self.config.class;
         match active.start(connection, indices, &self.fds, &self.offer, class) {
             Ok(()) => self.is_serving = true,
-            Err(error) => self.start_failed(error),
+            Err(error) => return self.start_failed(error),
+        }
+        if std::mem::take(&mut self.must_announce)
+            && let Err(error) = class.announce(connection, self.offer.protocol)
+        {
+            self.lose(&chain(&error));
         }
     }
 
@@ -221,20 +251,20 @@ impl Link {
         if !self.settle() {
             return;
         }
-        let (Some(connection), Some(active)) = (&mut self.connection, &mut self.active) else {
-            return;
-        };
         // It has stopped when its last request has ended, and a disk may take long over that. Until it says so it may write the
         // guest's memory: to go on without its answer, by closing the socket, would let it.
-        connection.limit = None;
-        match stop_rings(connection, &active.activation.rings) {
-            Ok(bases) => {
-                connection.limit = Some(self.config.reply_limit);
-                active.positions = Positions::Known(bases);
-                self.is_serving = false;
-            }
-            // It has died, or nobody waits for it any more: closing the socket is the last way to say it.
-            Err(error) => self.lose(&chain(&error)),
+        self.set_limit(None);
+        if let Some(bases) = self.stop_rings() {
+            self.set_limit(Some(self.config.reply_limit));
+            let active = self.active.as_mut().expect("it was looked at");
+            active.positions = Positions::Known(bases);
+            self.is_serving = false;
+        }
+    }
+
+    fn set_limit(&mut self, limit: Option<Duration>) {
+        if let Some(connection) = &mut self.connection {
+            connection.limit = limit;
         }
     }
 
@@ -272,6 +302,18 @@ impl Link {
             .take_answers(connection, exchange)
             .and_then(|has_released| Ok(iotlb.take_requests(exchange)? | has_released));
         match taken {
+            Ok(true) => self.shared.tell(),
+            Ok(false) => {}
+            Err(error) => self.end_session(error),
+        }
+    }
+
+    /// Takes what the back end asks.
+    fn take_requests(&mut self) {
+        let Some(iotlb) = &mut self.iotlb else {
+            return;
+        };
+        match iotlb.take_requests(&self.shared.exchange) {
             Ok(true) => self.shared.tell(),
             Ok(false) => {}
             Err(error) => self.end_session(error),
@@ -381,6 +423,7 @@ impl Link {
                 self.connection = Some(connection);
                 self.begin_session(channel);
                 self.connected_at = Instant::now();
+                self.must_announce = true;
                 // What the guest was offered stays.
                 (self.offer.protocol, self.offer.known) = (offer.protocol, offer.known);
                 self.start();

@@ -1,7 +1,8 @@
 //! Guest RAM as it is told to the back end.
 //!
-//! A region's *user address* is a name both sides agree upon, for ring addresses; ours says nothing about where this
+//! A region's *user address* is a name that both sides of a socket agree upon, for ring addresses; ours says nothing about where this
 //! process has mapped anything. Behind an IOMMU rings are where the driver says, at IOVAs, and user addresses are where these go.
+//! The kernel's vhost takes the addresses of this process for it, which are the binding's to know ([`KernelBackEnd`](crate::KernelBackEnd)).
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -14,6 +15,11 @@ use vio::QueueConfig;
 /// User address of guest-physical address 0.
 const USER_BASE: u64 = 1 << 44;
 
+/// The user address of memory, as the other side of a socket knows it.
+pub(crate) const fn user_addr(gpa: Gpa) -> u64 {
+    USER_BASE + gpa.raw()
+}
+
 /// Guest RAM and its name for addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(GuestRam);
@@ -23,13 +29,10 @@ pub(crate) struct Memory(GuestRam);
 pub(crate) struct RingPlace {
     pub index: u16,
     pub size: u16,
-    /// As the back end is told: user addresses, or IOVAs.
+    /// As the driver says: IOVAs, which without an IOMMU are guest-physical addresses.
     pub desc: u64,
     pub avail: u64,
     pub used: u64,
-    /// As the driver says.
-    avail_at: u64,
-    used_at: u64,
 }
 
 /// Where a split ring stands.
@@ -59,8 +62,6 @@ impl RingPlace {
             desc,
             avail,
             used,
-            avail_at: avail,
-            used_at: used,
         })
     }
 
@@ -76,54 +77,54 @@ impl RingPlace {
 
     /// Where the available ring's `idx` is.
     pub const fn avail_idx(&self) -> u64 {
-        self.avail_at + 2
+        self.avail + 2
     }
 
     /// Where the used ring's `idx` is.
     pub const fn used_idx(&self) -> u64 {
-        self.used_at + 2
+        self.used + 2
     }
 }
 
 impl Memory {
+    /// Memory that a process behind a socket can map.
+    ///
     /// # Errors
     /// `Unsupported` for memory that has no file.
-    pub fn new(ram: GuestRam) -> io::Result<Self> {
+    pub fn shared(ram: GuestRam) -> io::Result<Self> {
         match ram.memfd() {
             Some(_) => Ok(Self(ram)),
             None => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
+    /// Any memory.
+    pub fn new(ram: GuestRam) -> Self {
+        Self(ram)
+    }
+
     pub fn regions(&self) -> Vec<MemRegion> {
         let region = |region: &guest_mem::Region| MemRegion {
             guest_addr: region.gpa.raw(),
             size: region.len,
-            user_addr: USER_BASE + region.gpa.raw(),
+            user_addr: user_addr(region.gpa),
             mmap_offset: region.fd_offset,
         };
         self.0.regions().iter().map(region).collect()
     }
 
-    /// The memory file.
+    /// The memory file, of what is [`shared`](Self::shared).
     pub fn file(&self) -> BorrowedFd<'_> {
-        self.0.memfd().expect("`new` looked")
+        self.0.memfd().expect("`shared` looked")
     }
 
     /// A ring at guest-physical addresses, if it lies in memory.
     pub fn place(&self, queue: &QueueConfig) -> Option<RingPlace> {
-        let (desc_len, avail_len, used_len) = lengths(queue.size);
-        let user = |at: u64, len: u64| self.is_ram(at, len).then(|| USER_BASE + at);
-        let (desc, avail, used) = (queue.desc.raw(), queue.avail.raw(), queue.used.raw());
-        Some(RingPlace {
-            index: queue.index,
-            size: queue.size,
-            desc: user(desc, desc_len)?,
-            avail: user(avail, avail_len)?,
-            used: user(used, used_len)?,
-            avail_at: avail,
-            used_at: used,
-        })
+        let place = RingPlace::at_iovas(queue)?;
+        let mut areas = place.areas().into_iter();
+        areas
+            .all(|(at, len, _)| self.is_ram(at, len))
+            .then_some(place)
     }
 
     /// First and last address of the region that has `gpa`.
@@ -132,11 +133,6 @@ impl Memory {
         let region =
             regions.find(|region| gpa.raw().wrapping_sub(region.gpa.raw()) < region.len)?;
         Some(region.gpa.raw()..=region.gpa.raw() + (region.len - 1))
-    }
-
-    /// The user address of memory.
-    pub const fn user_addr(&self, gpa: Gpa) -> u64 {
-        USER_BASE + gpa.raw()
     }
 
     fn is_ram(&self, at: u64, len: u64) -> bool {

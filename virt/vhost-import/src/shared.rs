@@ -35,6 +35,8 @@ pub(crate) enum Order {
     Stop,
     /// Serve them again.
     Resume,
+    /// The driver uses so many queue pairs from now on.
+    Pairs(u16),
     /// They are gone.
     Forget,
 }
@@ -52,6 +54,8 @@ pub(crate) struct Shared {
     /// The generation that broke last; 0: none. Written by the thread.
     broken: AtomicU64,
     is_over: AtomicBool,
+    /// The network has gone. Written by the thread.
+    is_link_down: AtomicBool,
     /// The connection is to be closed: the back end has been waited for long enough. Written by the owner, taken by the thread.
     is_cut_off: AtomicBool,
     /// About the back end's IOTLB.
@@ -78,6 +82,7 @@ impl Shared {
             abandoned: AtomicU64::new(0),
             broken: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
+            is_link_down: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             exchange: Exchange::default(),
             has_news: AtomicBool::new(false),
@@ -129,6 +134,12 @@ impl Shared {
     /// The generation that has broken last.
     pub fn broken(&self) -> u64 {
         self.broken.load(Ordering::Acquire)
+    }
+
+    /// Whether the network has gone.
+    pub fn is_link_down(&self) -> bool {
+        // Relaxed: nothing else is read by it, and the news that it has changed orders it (SeqCst, in `tell`).
+        self.is_link_down.load(Ordering::Relaxed)
     }
 
     pub fn has_news(&self) -> bool {
@@ -188,6 +199,12 @@ impl Shared {
 
     pub fn set_broken(&self, generation: u64) {
         self.broken.store(generation, Ordering::Release);
+        self.tell();
+    }
+
+    /// The network has gone, for good.
+    pub fn set_link_down(&self) {
+        self.is_link_down.store(true, Ordering::Relaxed);
         self.tell();
     }
 

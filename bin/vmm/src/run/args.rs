@@ -70,6 +70,7 @@ Environment:
 Files:
   /dev/kvm  The host's KVM, for reading and writing.
   /dev/net/tun  With --net tap=NAME.
+  /dev/vhost-net  With --net tap=NAME,vhost=on.
   /dev/vfio/vfio, /dev/vfio/N  With --device, of whose group the number is.
   /dev/userfaultfd  With --resident, and with --iommu-mode shared for a sidecore that sleeps; or the system call, where that is allowed.";
 
@@ -111,12 +112,18 @@ A virtio network interface; repeat for more. One of these, and options:
     ip=A.B.C.D              of the responder (10.0.2.2)
     create=on|off           on: the interface is made, for as long as the machine runs
     mac=XX:XX:XX:XX:XX:XX   the guest's station address
+    vhost=on|off            of a TAP interface, on: the host kernel's vhost-net moves its frames
     mtu=N                   of a socket: what the guest is told, 68 to 65535
-    queue-size=N            of a socket: entries of a ring, a power of two to 1024 (256)
-    id=TEXT                 of a socket: a name for the log
+    pairs=N                 of a socket: queue pairs, 1 to 16 (1)
+    queue-size=N            of a socket, or with vhost=on: entries of a ring, a power of two to 1024 (256)
+    id=TEXT                 likewise: a name for the log
 
-The process behind a socket gets one pair of queues, and what is said of --disk socket=… holds for it too; if it is killed and \
-started again, frames are lost as in any network, and the guest goes on.";
+What is said of --disk socket=… holds for the process behind a socket too; if it is killed and started again, frames are lost as in any \
+network, and the guest goes on. With several pairs the guest gets a control queue, by which it says how many it uses.
+
+With vhost=on no frame passes through this process: a thread of the kernel has all of guest RAM, and takes its processor time from \
+this process's control group. Interrupts and doorbells are as many as its ways make them, which do not poll. It needs /dev/vhost-net \
+(modprobe vhost_net); with --iommu vtd it translates by what it is told of the guest's IOMMU. If the interface is deleted, the link is down.";
 
 const DEVICE_HELP: &str = "\
 A physical device of the host, given to the guest by VFIO; repeat for more. A list of these, without blanks:

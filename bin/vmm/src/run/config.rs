@@ -185,12 +185,17 @@ impl Config {
         }
         net::check_sockets(&nets, &disks)?;
         check_remote_beside_devices(args, &disks, &nets)?;
-        if nets.iter().any(NetConfig::is_remote) {
-            if swap.is_some() {
-                bail!(
-                    "--net socket=… and --resident exclude each other: its server has all of memory in use"
-                );
-            }
+        if swap.is_some()
+            && let Some(option) = nets.iter().find_map(NetConfig::remote)
+        {
+            bail!(
+                "{option} and --resident exclude each other: its server has all of memory in use"
+            );
+        }
+        if nets
+            .iter()
+            .any(|net| matches!(net.backend, NetBackend::Socket { .. }))
+        {
             ram.shared_for("--net socket=…")?;
         }
         composition.check_machine(&MachineOutline {
@@ -256,10 +261,7 @@ fn check_remote_beside_devices(
         Disk::Remote(disk) => Some(format!("--disk socket={}", disk.socket.display())),
         Disk::File(_) => None,
     });
-    let of_nets = nets.iter().filter_map(|net| match &net.backend {
-        NetBackend::Socket { socket, .. } => Some(format!("--net socket={}", socket.display())),
-        _ => None,
-    });
+    let of_nets = nets.iter().filter_map(NetConfig::remote);
     match of_disks.chain(of_nets).next() {
         Some(option) => bail!(
             "{option}: whoever serves it has all of guest RAM in use, and --device behind the emulated VT-d unit keeps \

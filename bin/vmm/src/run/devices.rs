@@ -217,7 +217,7 @@ fn add_disks<F: Functions, M: Memory<F>>(
 fn has_remote_behind_iommu(config: &Config) -> bool {
     let is_remote = |disk: &Disk| matches!(disk, Disk::Remote(_));
     let has_remote =
-        config.disks.iter().any(is_remote) || config.nets.iter().any(NetConfig::is_remote);
+        config.disks.iter().any(is_remote) || config.nets.iter().any(|net| net.remote().is_some());
     config.iommu.is_some() && has_remote
 }
 
@@ -266,7 +266,7 @@ fn network(net: NetConfig) -> Result<Net> {
         NetBackend::Tap { name, file } => {
             Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP interface {name}"))?)
         }
-        NetBackend::Socket { .. } => unreachable!("another process serves it"),
+        NetBackend::Socket { .. } | NetBackend::Vhost { .. } => unreachable!("others serve it"),
     };
     Ok(Net::new(net.mac, NET_QUEUE, io)?)
 }

@@ -11,12 +11,13 @@ use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use net_ports::TapQueues;
 use rustix::io::Errno;
 use rustix::net::netdevice;
 use vhost_import::{Class, NetIdentity};
 
 use super::disks::Disk;
-use super::remote::RemoteConfig;
+use super::remote::{RemoteConfig, Server};
 use super::remote_disk::socket_path;
 use crate::values::keys::Keys;
 use crate::values::size;
@@ -33,12 +34,25 @@ pub enum NetBackend {
         /// The open queue.
         file: File,
     },
+    /// A TAP interface of the host, whose frames the host's kernel moves (vhost-net).
+    Vhost {
+        /// Interface name.
+        name: String,
+        /// Its queue.
+        tap: TapQueues,
+        /// Entries of each of the two queues.
+        queue_size: u16,
+        /// Its name in the log.
+        id: String,
+    },
     /// Another process, over vhost-user.
     Socket {
         /// Its socket.
         socket: PathBuf,
-        /// Entries of each of the two queues.
+        /// Entries of each queue.
         queue_size: u16,
+        /// Queue pairs.
+        pairs: u16,
         /// Largest packet, if the guest is told.
         mtu: Option<u16>,
         /// Its name in the log.
@@ -72,15 +86,29 @@ impl NetConfig {
         let tap = keys.take("tap");
         let ip = keys.take("ip");
         let is_made = keys.take_optional_switch("create")?;
+        let is_vhost = keys.take_optional_switch("vhost")?;
         if let Some(socket) = keys.take("socket") {
-            if responder || tap.is_some() || ip.is_some() || is_made.is_some() {
-                bail!("--net {text:?}: socket=PATH goes with mac, mtu, queue-size and id alone");
+            if responder || tap.is_some() || ip.is_some() || is_made.is_some() || is_vhost.is_some()
+            {
+                bail!(
+                    "--net {text:?}: socket=PATH goes with mac, mtu, pairs, queue-size and id alone"
+                );
             }
             let backend = remote(socket, keys, index)?;
             return Ok(Self { backend, mac });
         }
+        if let (Some(name), Some(true)) = (tap, is_vhost) {
+            if responder || ip.is_some() {
+                bail!(
+                    "--net {text:?}: vhost=on goes with tap, create, mac, queue-size and id alone"
+                );
+            }
+            let backend = vhost(name, is_made.unwrap_or(false), keys, index)?;
+            return Ok(Self { backend, mac });
+        }
         keys.finish()?;
         let backend = match (responder, tap) {
+            (true, None) if is_vhost.is_some() => bail!("--net: vhost is for tap=NAME"),
             (true, None) if is_made.is_some() => bail!("--net: create is for tap=NAME"),
             (true, None) => {
                 let text = ip.unwrap_or("10.0.2.2");
@@ -100,12 +128,16 @@ impl NetConfig {
         Ok(Self { backend, mac })
     }
 
-    /// Whether another process serves it.
-    pub fn is_remote(&self) -> bool {
-        matches!(self.backend, NetBackend::Socket { .. })
+    /// Whether another process serves it, or the host's kernel; then the option that says so.
+    pub fn remote(&self) -> Option<String> {
+        match &self.backend {
+            NetBackend::Socket { socket, .. } => Some(format!("--net socket={}", socket.display())),
+            NetBackend::Vhost { name, .. } => Some(format!("--net tap={name},vhost=on")),
+            NetBackend::Responder(_) | NetBackend::Tap { .. } => None,
+        }
     }
 
-    /// The device that another process serves, or itself if none does.
+    /// The device that another process serves, or the host's kernel, or itself if none does.
     ///
     /// # Errors
     /// It is served here.
@@ -115,11 +147,33 @@ impl NetConfig {
             NetBackend::Socket {
                 socket,
                 queue_size,
+                pairs,
                 mtu,
                 id,
             } => Ok(RemoteConfig {
-                socket,
-                class: Class::Net(NetIdentity { mac, mtu }),
+                server: Server::Socket {
+                    socket,
+                    class: Class::Net(NetIdentity { mac, mtu }),
+                },
+                queues: 2 * pairs,
+                queue_size,
+                id,
+                has_iommu,
+            }),
+            NetBackend::Vhost {
+                name,
+                tap,
+                queue_size,
+                id,
+            } => Ok(RemoteConfig {
+                server: Server::Kernel {
+                    name,
+                    identity: NetIdentity {
+                        mac,
+                        mtu: Some(tap.mtu()),
+                    },
+                    tap,
+                },
                 // One pair.
                 queues: 2,
                 queue_size,
@@ -131,34 +185,69 @@ impl NetConfig {
     }
 }
 
+/// What is left of a `--net` whose frames the host's kernel moves.
+fn vhost(
+    name: &str,
+    is_made: bool,
+    mut keys: Keys<'_>,
+    index: usize,
+) -> anyhow::Result<NetBackend> {
+    let queue_size = queue_size(&mut keys)?;
+    let id = id(&mut keys, index)?;
+    keys.finish()?;
+    check_tap(name, is_made)?;
+    let tap = TapQueues::open(name, 1).with_context(|| format!("TAP {name}"))?;
+    Ok(NetBackend::Vhost {
+        name: name.to_owned(),
+        tap,
+        queue_size,
+        id,
+    })
+}
+
+fn queue_size(keys: &mut Keys<'_>) -> anyhow::Result<u16> {
+    match number(keys, "queue-size")? {
+        Some(size) if !(size.is_power_of_two() && (2..=1024).contains(&size)) => {
+            bail!("--net: queue-size is a power of two from 2 to 1024, not {size}")
+        }
+        size => Ok(size.map_or(256, |size| size as u16)),
+    }
+}
+
+/// Name of the device in the log.
+fn id(keys: &mut Keys<'_>, index: usize) -> anyhow::Result<String> {
+    match keys.take("id") {
+        Some("") => bail!("--net: id is empty"),
+        Some(id) => Ok(id.to_owned()),
+        None => Ok(format!("net{index}")),
+    }
+}
+
+fn number(keys: &mut Keys<'_>, key: &str) -> anyhow::Result<Option<u64>> {
+    let value = keys.take(key).map(size::number).transpose();
+    value.with_context(|| format!("--net: {key}"))
+}
+
 /// What is left of a `--net` that another process serves.
 fn remote(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<NetBackend> {
     /// What Linux takes: an IPv4 host's least, and what fits the field.
     const MTU: std::ops::RangeInclusive<u64> = 68..=65_535;
     let socket = socket_path("--net", socket)?;
-    let number = |keys: &mut Keys<'_>, key: &str| {
-        let value = keys.take(key).map(size::number).transpose();
-        value.with_context(|| format!("--net: {key}"))
-    };
     let mtu = match number(&mut keys, "mtu")? {
         Some(mtu) if !MTU.contains(&mtu) => bail!("--net: mtu is 68 to 65535, not {mtu}"),
         mtu => mtu.map(|mtu| mtu as u16),
     };
-    let queue_size = match number(&mut keys, "queue-size")? {
-        Some(size) if !(size.is_power_of_two() && (2..=1024).contains(&size)) => {
-            bail!("--net: queue-size is a power of two from 2 to 1024, not {size}")
-        }
-        size => size.map_or(256, |size| size as u16),
+    let queue_size = queue_size(&mut keys)?;
+    let pairs = match number(&mut keys, "pairs")? {
+        Some(pairs) if !(1..=16).contains(&pairs) => bail!("--net: pairs is 1 to 16, not {pairs}"),
+        pairs => pairs.map_or(1, |pairs| pairs as u16),
     };
-    let id = match keys.take("id") {
-        Some("") => bail!("--net: id is empty"),
-        Some(id) => id.to_owned(),
-        None => format!("net{index}"),
-    };
+    let id = id(&mut keys, index)?;
     keys.finish()?;
     Ok(NetBackend::Socket {
         socket,
         queue_size,
+        pairs,
         mtu,
         id,
     })
@@ -220,21 +309,7 @@ struct InterfaceRequest {
 /// Opens the interface, which has to be there unless `is_made` says that the kernel may make one of that name; that one goes
 /// with the process.
 pub(crate) fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
-    if name.is_empty()
-        || name.len() > 15
-        || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
-    {
-        bail!("--net: {name:?} is no interface name (1 to 15 printable characters)");
-    }
-    if !is_made
-        && !is_there(name)
-            .with_context(|| format!("TAP {name} cannot be looked for (create=on does not look)"))?
-    {
-        bail!(
-            "TAP {name}: there is no such interface; make it (ip tuntap add {name} mode tap user …), \
-             or say create=on for one that goes with the machine"
-        );
-    }
+    check_tap(name, is_made)?;
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -262,6 +337,26 @@ pub(crate) fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
         return Err(anyhow::Error::new(error).context(format!("TAP {name}: {hint}")));
     }
     Ok(file)
+}
+
+/// Refuses a name that is none, and an interface that is not there unless it may be made.
+fn check_tap(name: &str, is_made: bool) -> anyhow::Result<()> {
+    if name.is_empty()
+        || name.len() > 15
+        || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
+    {
+        bail!("--net: {name:?} is no interface name (1 to 15 printable characters)");
+    }
+    if !is_made
+        && !is_there(name)
+            .with_context(|| format!("TAP {name} cannot be looked for (create=on does not look)"))?
+    {
+        bail!(
+            "TAP {name}: there is no such interface; make it (ip tuntap add {name} mode tap user …), \
+             or say create=on for one that goes with the machine"
+        );
+    }
+    Ok(())
 }
 
 /// Whether this network namespace has an interface of that name.
@@ -304,17 +399,25 @@ mod tests {
             };
             remote
         };
+        let identity = |remote: &RemoteConfig| match &remote.server {
+            Server::Socket {
+                class: Class::Net(identity),
+                ..
+            } => *identity,
+            _ => panic!("a socket's network device"),
+        };
         let plain = remote("socket=/tmp/n.sock");
         assert_eq!((plain.queues, plain.queue_size), (2, 256));
         assert_eq!(plain.id, "net3");
         assert_eq!(plain.option(), "--net socket=/tmp/n.sock");
         let mac = [0x52, 0x54, 0, 0x65, 0x78, 4];
-        assert_eq!(plain.class, Class::Net(NetIdentity { mac, mtu: None }));
+        assert_eq!(identity(&plain), NetIdentity { mac, mtu: None });
         let full = remote("socket=a,mac=02:00:00:00:00:09,mtu=9000,queue-size=1024,id=blue");
         let mac = [2, 0, 0, 0, 0, 9];
         let mtu = Some(9000);
-        assert_eq!(full.class, Class::Net(NetIdentity { mac, mtu }));
+        assert_eq!(identity(&full), NetIdentity { mac, mtu });
         assert_eq!((full.queue_size, full.id.as_str()), (1024, "blue"));
+        assert_eq!(remote("socket=a,pairs=4").queues, 8);
     }
 
     #[test]
@@ -351,6 +454,14 @@ mod tests {
             "socket=a,queue-size=2048",
             "socket=a,id=",
             "socket=a,queues=2",
+            "socket=a,pairs=0",
+            "socket=a,pairs=17",
+            "socket=a,vhost=on",
+            "responder,vhost=on",
+            "vhost=on",
+            "tap=t0,vhost=on,ip=1.2.3.4",
+            "tap=t0,vhost=on,queue-size=3",
+            "tap=t0,vhost=maybe",
             "responder,mtu=1500",
         ] {
             assert!(NetConfig::check(text, 0).is_err(), "{text}");

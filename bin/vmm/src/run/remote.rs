@@ -1,11 +1,13 @@
-//! Devices that another process serves: descriptors made, the back end connected to, the function put under the owner.
+//! Devices that another process serves, or the host's kernel: descriptors made, the back end connected to, the function put under the owner.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use guest_mem::PhysMem;
-use vhost_import::{Class, Import, ImportConfig, ImportError};
+use net_ports::TapQueues;
+use vhost_import::{Class, Import, ImportConfig, ImportError, KernelConfig, NetIdentity};
+use vhost_kernel::{VhostNet, VhostNetError};
 
 use super::attach::Parts;
 use super::composed::Functions;
@@ -17,12 +19,30 @@ use kvm::lines::KvmLines;
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 
-/// A device to be served by another process.
+/// Who serves a device.
+pub enum Server {
+    /// Another process, behind this socket.
+    Socket {
+        /// Its path.
+        socket: PathBuf,
+        /// What it serves.
+        class: Class,
+    },
+    /// The host's kernel: a network device over a TAP interface.
+    Kernel {
+        /// The interface.
+        name: String,
+        /// Its queue.
+        tap: TapQueues,
+        /// What the guest reads of the device.
+        identity: NetIdentity,
+    },
+}
+
+/// A device to be served by another process, or by the host's kernel.
 pub struct RemoteConfig {
-    /// The back end's socket.
-    pub socket: PathBuf,
-    /// What it serves.
-    pub class: Class,
+    /// Who serves it.
+    pub server: Server,
     /// Queues.
     pub queues: u16,
     /// Entries of each.
@@ -36,11 +56,16 @@ pub struct RemoteConfig {
 impl RemoteConfig {
     /// The option that asked for it.
     pub fn option(&self) -> String {
-        let option = match self.class {
-            Class::Block => "--disk",
-            Class::Net(_) => "--net",
-        };
-        format!("{option} socket={}", self.socket.display())
+        match &self.server {
+            Server::Socket { socket, class } => {
+                let option = match class {
+                    Class::Block => "--disk",
+                    Class::Net(_) => "--net",
+                };
+                format!("{option} socket={}", socket.display())
+            }
+            Server::Kernel { name, .. } => format!("--net tap={name},vhost=on"),
+        }
     }
 }
 
@@ -55,51 +80,79 @@ pub fn add<F: Functions, M: PhysMem>(
 ) -> Result<(usize, Arc<Places>)> {
     let option = device.option();
     let RemoteConfig {
-        socket,
-        class,
+        server,
         queues,
         queue_size,
         id,
         has_iommu,
     } = device;
-    let other = match class {
-        Class::Block => {
+    let is_disk = matches!(
+        server,
+        Server::Socket {
+            class: Class::Block,
+            ..
+        }
+    );
+    let other = match is_disk {
+        true => {
             "a seccomp profile has to allow all requests of KVM; a disk that this process serves, --disk path=…, needs none"
         }
-        Class::Net(_) => {
+        false => {
             "a seccomp profile has to allow all requests of KVM; an interface that this process serves, --net tap=…, needs none"
         }
     };
-    let start = match class {
-        Class::Block => " (start its server first: exitless serve --block id=…,path=…,socket=…)",
-        Class::Net(_) => " (start its server first)",
+    let all = match &server {
+        Server::Socket { class, .. } => class.device_queues(queues),
+        Server::Kernel { .. } => queues,
     };
     let source = parts.bus.reserve()?;
     let doorbells =
-        KvmDoorbells::for_others(parts.vm.clone(), queues, NOTIFY_STRIDE).context("doorbells")?;
+        KvmDoorbells::for_others(parts.vm.clone(), all, NOTIFY_STRIDE).context("doorbells")?;
     let calls =
-        KvmLines::new(parts.vm.clone(), parts.routes.clone(), queues).context("interrupt lines")?;
+        KvmLines::new(parts.vm.clone(), parts.routes.clone(), all).context("interrupt lines")?;
     let tried = calls.try_connect();
     lacks::advise(
-        tried.context("KVM refuses to take interrupts from another process (KVM_IRQFD)"),
+        tried.context("KVM refuses to take interrupts from others (KVM_IRQFD)"),
         other,
     )?;
     let kick = clones(doorbells.eventfds()).context("doorbells")?;
     let call = clones(calls.fds()).context("interrupt lines")?;
-    let config = ImportConfig {
-        class,
-        queues,
-        queue_size,
-        has_iommu,
-        ..ImportConfig::new(id, socket)
+    let ram = parts.ram.clone();
+    let import = match server {
+        Server::Socket { socket, class } => {
+            let start = match is_disk {
+                true => " (start its server first: exitless serve --block id=…,path=…,socket=…)",
+                false => " (start its server first)",
+            };
+            let config = ImportConfig {
+                class,
+                queues,
+                queue_size,
+                has_iommu,
+                ..ImportConfig::new(id, socket)
+            };
+            Import::connect(config, ram, kick, call).map_err(|error| {
+                let hint = match error {
+                    ImportError::Connect { .. } => start,
+                    _ => hint(&error),
+                };
+                anyhow::Error::new(error).context(format!("{option}{hint}"))
+            })?
+        }
+        Server::Kernel { tap, identity, .. } => {
+            let back_end = VhostNet::open(tap, ram.clone(), has_iommu).map_err(|error| {
+                let hint = kernel_hint(&error);
+                anyhow::Error::new(error).context(format!("{option}{hint}"))
+            })?;
+            let config = KernelConfig {
+                name: id,
+                identity,
+                queue_size,
+                has_iommu,
+            };
+            Import::attach(config, back_end, ram, kick, call).with_context(|| option.clone())?
+        }
     };
-    let import = Import::connect(config, parts.ram.clone(), kick, call).map_err(|error| {
-        let hint = match error {
-            ImportError::Connect { .. } => start,
-            _ => hint(&error),
-        };
-        anyhow::Error::new(error).context(format!("{option}{hint}"))
-    })?;
     let places = doorbells.places().context("doorbells for others")?;
     let function =
         VirtioFunction::new(source, vio::Remote::new(import)).with_lines(Box::new(calls));
@@ -116,6 +169,19 @@ fn hint(error: &ImportError) -> &'static str {
             " (behind the emulated IOMMU its server has to translate, as exitless serve does; others need --iommu none)"
         }
         ImportError::Call(_) => " (does something else use it? it serves one machine at a time)",
+        _ => "",
+    }
+}
+
+/// What to do about the kernel's.
+fn kernel_hint(error: &VhostNetError) -> &'static str {
+    match error {
+        VhostNetError::Open(_) => {
+            " (modprobe vhost_net brings it, a container has to be given it; --net tap=… without vhost=on needs none)"
+        }
+        VhostNetError::NotOffered { .. } => {
+            " (behind the emulated IOMMU the host needs a kernel from 4.20 on; others need --iommu none)"
+        }
         _ => "",
     }
 }

@@ -8,7 +8,7 @@ use anyhow::bail;
 use vhost_import::Class;
 
 use super::disk::of_disk;
-use super::remote::RemoteConfig;
+use super::remote::{RemoteConfig, Server};
 use crate::moved;
 use crate::values::block::{BlockSpec, MAX_SOCKET, all_but};
 use crate::values::keys::Keys;
@@ -61,8 +61,10 @@ impl RemoteDiskConfig {
     /// The device that serves it.
     pub fn into_remote(self, has_iommu: bool) -> RemoteConfig {
         RemoteConfig {
-            socket: self.socket,
-            class: Class::Block,
+            server: Server::Socket {
+                socket: self.socket,
+                class: Class::Block,
+            },
             queues: self.queues,
             queue_size: self.queue_size,
             id: self.id,

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
-use super::{ballooned, elf, held, power, punched, swapped};
+use super::{ballooned, elf, held, power, punched, swapped, vhost};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -36,6 +36,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
         bounce(Machine::new(Mode::Shared, 1, false)),
         reset(Machine::new(Mode::Trap, 1, false)),
     ]);
+    cases.extend(vhost::quick());
     cases.extend(power::quick());
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
     cases.push(both_programs(Mode::Trap));

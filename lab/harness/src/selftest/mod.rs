@@ -12,6 +12,7 @@
 //! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
 //! * `swapped`: guests of which only a part is in memory.
+//! * `vhost`: network cards of the host kernel.
 //! * `suite`: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
@@ -30,5 +31,6 @@ mod power;
 mod punched;
 mod suite;
 mod swapped;
+mod vhost;
 
 pub use suite::{SelftestArgs, main};

@@ -18,6 +18,7 @@
 
 mod open;
 mod queue;
+mod queues;
 
 use std::os::fd::RawFd;
 
@@ -27,6 +28,7 @@ use vio::net::{BURST, FrameReceiver, NetPort, Offloads, PortCapabilities, TxFram
 use open::Interface;
 pub use open::TapError;
 use queue::{Queue, SendError};
+pub use queues::TapQueues;
 
 /// Buffers of one queue.
 const SLOTS: usize = BURST;

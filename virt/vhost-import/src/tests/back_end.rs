@@ -16,7 +16,9 @@ use vhost_user::backend::{
     SharedFd, Step,
 };
 use vhost_user::channel::{Receiver, Sender};
-use vhost_user::wire::{Inflight, IotlbAccess, IotlbRange, ProtocolFeatures};
+use vhost_user::wire::{
+    BackendRequest, Inflight, IotlbAccess, IotlbMessage, IotlbRange, Message, ProtocolFeatures,
+};
 
 /// How it behaves.
 #[derive(Clone, Debug)]
@@ -41,6 +43,10 @@ pub struct Plan {
     pub forgets_slowly: bool,
     /// It refuses invalidations.
     pub refuses_to_forget: bool,
+    /// It misses this IOVA when it is to stop a ring, and stops it once there is an entry.
+    pub misses_at_stop: Option<u64>,
+    /// It refuses every MTU.
+    pub refuses_mtu: bool,
 }
 
 /// What its IOTLB has been told.
@@ -69,6 +75,8 @@ impl Default for Plan {
             lingers: false,
             forgets_slowly: false,
             refuses_to_forget: false,
+            misses_at_stop: None,
+            refuses_mtu: false,
         }
     }
 }
@@ -90,6 +98,9 @@ pub struct Seen {
     pub channel: Option<SharedFd>,
     /// What its IOTLB was told, in order.
     pub told: Vec<Told>,
+    pub mtu: Vec<u64>,
+    /// Stations that it was to announce.
+    pub announced: Vec<[u8; 6]>,
     /// Invalidations that it may answer, where it waits for that.
     pub forgotten: usize,
 }
@@ -238,6 +249,7 @@ impl Player {
                 Ok(None) => continue,
                 Err(_) => return,
             };
+            let mut late_reply = None;
             let reply = match session.handle(message) {
                 Ok(Step::Done(reply)) => reply,
                 Ok(Step::Refused(_, reply)) => Some(reply),
@@ -256,6 +268,16 @@ impl Player {
                     if !self.may_answer(&event, socket) {
                         return;
                     }
+                    let mut late = None;
+                    if let (Event::RingStopped(_), Some(iova)) = (&event, plan.misses_at_stop) {
+                        let Some(update) = self.miss_and_wait(iova, socket, &mut receiver) else {
+                            return;
+                        };
+                        late = session
+                            .update_beside(update, |event| self.act(event))
+                            .unwrap();
+                    }
+                    late_reply = late;
                     match session.finish(self.act(event)) {
                         Ok(reply) => reply,
                         Err(_) => return,
@@ -263,7 +285,7 @@ impl Player {
                 }
                 Err(_) => return,
             };
-            if let Some(mut reply) = reply {
+            for mut reply in reply.into_iter().chain(late_reply.take()) {
                 // Sending it closes ours: the other side's is the last, unless it is very quick (then this one waits, and the test sees nothing).
                 reply.fds.extend(plan.lingers.then(lingering));
                 sender.push(reply).unwrap();
@@ -272,6 +294,36 @@ impl Player {
                 }
             }
         }
+    }
+
+    /// Asks for an entry, and waits for the message that has it. None: the connection has ended.
+    fn miss_and_wait(
+        &self,
+        iova: u64,
+        socket: &UnixStream,
+        receiver: &mut Receiver,
+    ) -> Option<Message> {
+        let channel = self.seen.lock().unwrap().channel.clone().unwrap();
+        let miss = IotlbMessage::Miss {
+            iova,
+            access: IotlbAccess::Write,
+        };
+        let mut asking = Sender::default();
+        asking
+            .push(BackendRequest::Iotlb(miss).encode(true))
+            .unwrap();
+        asking.flush(&channel).unwrap();
+        while self.wait_for(socket) {
+            match receiver.receive(socket) {
+                Ok(Some(message)) => {
+                    assert!(IotlbMessage::is_update(&message), "{message:?}");
+                    return Some(message);
+                }
+                Ok(None) => {}
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     /// Waits until an invalidation may be answered. False: nobody waits for it any more.
@@ -339,6 +391,11 @@ impl Player {
                 user_addr,
                 access,
             } => seen.told.push(Told::Update(range, user_addr, access)),
+            Event::Mtu(_) if self.plan.refuses_mtu => {
+                return Err(Refusal("as planned".into()));
+            }
+            Event::Mtu(mtu) => seen.mtu.push(mtu),
+            Event::Announce(mac) => seen.announced.push(mac),
             Event::IotlbInvalidate(_) if self.plan.refuses_to_forget => {
                 return Err(Refusal("as planned".into()));
             }

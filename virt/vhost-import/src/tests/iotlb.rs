@@ -23,14 +23,14 @@ const DOMAIN: u32 = 5;
 const RINGS: u64 = 0xff00;
 
 /// The guest's tables, page by page: where it goes, and whether the device may read and write.
-struct Tables {
-    ram: GuestRam,
-    attachment: Attachment,
-    pages: BTreeMap<u64, (u64, bool, bool)>,
+pub(super) struct Tables {
+    pub ram: GuestRam,
+    pub attachment: Attachment,
+    pub pages: BTreeMap<u64, (u64, bool, bool)>,
     /// Refusals that the IOMMU has recorded.
-    recorded: u64,
+    pub recorded: u64,
     /// Tables are absent.
-    is_absent: bool,
+    pub is_absent: bool,
 }
 
 impl RemoteMemory for Tables {
@@ -683,4 +683,29 @@ fn what_is_not_a_miss_is_answered_and_changes_nothing() {
     assert!(!world.answer(&channel));
     assert_eq!(world.told(), []);
     let _ = channel.as_fd();
+}
+
+#[test]
+fn a_back_end_that_needs_an_entry_to_stop_gets_it() {
+    let mut world = World::new(Plan {
+        misses_at_stop: Some(0x10_008),
+        ..plan()
+    });
+    world.tables.pages.insert(0x10, (0x20, true, true));
+    // More than one start, so that nothing of one stop is left for the next.
+    for _ in 0..3 {
+        world.until("stopped", |world| world.guest.import.stop());
+        assert_eq!(
+            world.told().last(),
+            Some(&update(0x10, 1, 0x20, IotlbAccess::ReadWrite))
+        );
+        let channel = world.channel();
+        assert!(world.answer(&channel), "there is an entry");
+        let started = world.back_end.seen().started.len();
+        world.guest.import.resume();
+        world.until("served again", |world| {
+            world.back_end.seen().started.len() > started
+        });
+    }
+    assert_eq!(world.back_end.seen().connections, 1);
 }

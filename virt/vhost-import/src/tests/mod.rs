@@ -2,6 +2,7 @@
 
 mod back_end;
 mod iotlb;
+mod kernel;
 mod life;
 mod net;
 mod refusals;
@@ -69,9 +70,10 @@ impl Guest {
 
     fn try_connect(config: ImportConfig) -> Result<Self, ImportError> {
         let (ram, queues) = (ram(), config.queues);
-        let call = fds(queues);
+        let all = config.class.device_queues(queues);
+        let call = fds(all);
         let clones = call.iter().map(|fd| fd.try_clone().unwrap()).collect();
-        let import = Import::connect(config, ram.clone(), fds(queues), clones)?;
+        let import = Import::connect(config, ram.clone(), fds(all), clones)?;
         Ok(Self {
             import,
             ram,

@@ -90,3 +90,113 @@ fn a_back_end_that_has_forgotten_an_offload_is_another_device() {
     eventually("looked at", || back_end.seen().connections >= 3);
     assert!(back_end.seen().started.is_empty());
 }
+
+const CTRL_VQ: u64 = 1 << 17;
+const MQ: u64 = 1 << 22;
+
+fn pairs_plan() -> Plan {
+    Plan {
+        features: plan().features | CTRL_VQ | MQ,
+        queues: 4,
+        ..plan()
+    }
+}
+
+fn pairs_guest(back_end: &BackEnd) -> Guest {
+    let config = ImportConfig {
+        class: Class::Net(NetIdentity {
+            mac: MAC,
+            mtu: None,
+        }),
+        ..config(back_end.path(), 4)
+    };
+    Guest::try_connect(config).unwrap()
+}
+
+#[test]
+fn rings_of_pairs_that_the_driver_does_not_use_are_disabled() {
+    let back_end = BackEnd::new(pairs_plan());
+    let mut guest = pairs_guest(&back_end);
+    assert_eq!(guest.import.pairs(), 2);
+    assert_eq!(guest.import.queue_sizes().len(), 5);
+    assert_eq!(guest.import.features() & (CTRL_VQ | MQ), CTRL_VQ | MQ);
+    let mut pairs = [0; 2];
+    guest.import.read_config(8, &mut pairs);
+    assert_eq!(u16::from_le_bytes(pairs), 2);
+    guest.start();
+    let enabled = |back_end: &BackEnd| [0, 1, 2, 3].map(|ring| back_end.seen().is_serving(ring));
+    eventually("served", || {
+        enabled(&back_end) == [true, true, false, false]
+    });
+    // The control queue is ours, and the back end knows of none.
+    let told = back_end.seen().features.last().copied().unwrap();
+    assert_eq!(told & (CTRL_VQ | MQ), MQ);
+    guest.import.set_pairs(2);
+    eventually("two pairs", || enabled(&back_end) == [true; 4]);
+    // What was chosen holds for a back end that comes later.
+    let back_end = back_end.restart(pairs_plan());
+    eventually("served again", || enabled(&back_end) == [true; 4]);
+    guest.import.set_pairs(1);
+    eventually("one pair", || {
+        enabled(&back_end) == [true, true, false, false]
+    });
+    // And not for the next driver.
+    guest.import.set_pairs(2);
+    eventually("two pairs", || enabled(&back_end) == [true; 4]);
+    guest.stop();
+    guest.import.reset();
+    back_end.seen().enabled.clear();
+    guest.start();
+    eventually("the next driver", || {
+        enabled(&back_end) == [true, true, false, false]
+    });
+}
+
+#[test]
+fn a_back_end_of_fewer_pairs_is_refused() {
+    let back_end = BackEnd::new(Plan {
+        // It counts pairs.
+        queues: 1,
+        ..plan()
+    });
+    let config = ImportConfig {
+        class: Class::Net(NetIdentity {
+            mac: MAC,
+            mtu: None,
+        }),
+        ..config(back_end.path(), 4)
+    };
+    let error = Guest::try_connect(config).map(drop).unwrap_err();
+    assert!(matches!(error, ImportError::Queues { .. }), "{error}");
+}
+
+#[test]
+fn the_mtu_is_told_where_it_is_wanted_and_the_guest_is_announced_after_a_restart() {
+    let wants = Plan {
+        protocol: plan().protocol | ProtocolFeatures::MTU | ProtocolFeatures::RARP,
+        ..plan()
+    };
+    let back_end = BackEnd::new(wants.clone());
+    let mut guest = guest(&back_end, Some(9000));
+    guest.start();
+    eventually("served", || back_end.seen().is_serving(1));
+    assert_eq!(back_end.seen().mtu, [9000]);
+    assert!(back_end.seen().announced.is_empty(), "it has been nowhere");
+    let back_end = back_end.restart(wants.clone());
+    eventually("announced", || back_end.seen().announced == [MAC]);
+    drop(guest);
+    let refuses = Plan {
+        refuses_mtu: true,
+        ..wants
+    };
+    let back_end = back_end.restart(refuses);
+    let config = ImportConfig {
+        class: Class::Net(NetIdentity {
+            mac: MAC,
+            mtu: Some(9000),
+        }),
+        ..config(back_end.path(), 2)
+    };
+    let error = Guest::try_connect(config).map(drop).unwrap_err();
+    assert!(matches!(error, ImportError::Mtu { mtu: 9000 }), "{error}");
+}

@@ -169,12 +169,24 @@ impl Connection {
     /// # Errors
     /// [`CallError`].
     pub fn start_rings(&mut self, rings: &[Ring<'_>]) -> Result<(), CallError> {
+        self.start_enabled(rings, |_| true)
+    }
+
+    /// The same, and enables those that `is_enabled` names alone.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn start_enabled(
+        &mut self,
+        rings: &[Ring<'_>],
+        is_enabled: impl Fn(u8) -> bool,
+    ) -> Result<(), CallError> {
         for ring in rings {
             self.describe(ring)?;
             self.call(Request::SetVringKick(fd(ring.index, ring.kick)?))?;
         }
         for ring in rings {
-            self.enable(ring.index.into(), true)?;
+            self.enable(ring.index.into(), is_enabled(ring.index))?;
         }
         // A request with a reply: everything before it has been done, acknowledged or not.
         self.value(Request::GetFeatures).map(drop)
@@ -220,6 +232,28 @@ impl Connection {
     pub fn stop_ring(&mut self, index: u32) -> Result<u32, CallError> {
         self.enable(index, false)?;
         self.ring_base(index)
+    }
+
+    /// Begins to stop a ring, and does not wait for its last request: [`ring_stopped`](Self::ring_stopped) says when it has ended. Until
+    /// then requests may be [sent](Connection::send), whose replies come behind that.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn begin_stop(&mut self, index: u32) -> Result<(), CallError> {
+        self.enable(index, false)?;
+        self.send(Request::GetVringBase { index }).map(drop)
+    }
+
+    /// Where a ring stands that was [to stop](Self::begin_stop), once it has.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn ring_stopped(&mut self, index: u32) -> Result<Option<u32>, CallError> {
+        match self.reply(RequestId::GET_VRING_BASE)? {
+            None => Ok(None),
+            Some(Reply::RingBase(state)) if state.index == index => Ok(Some(state.num)),
+            Some(_) => Err(refused(RequestId::GET_VRING_BASE)),
+        }
     }
 
     /// GET_VRING_BASE alone.
