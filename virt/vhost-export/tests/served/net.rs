@@ -16,7 +16,7 @@ use vhost_user::wire::{MemRegion, ProtocolFeatures};
 use vio::feature;
 use vio::net::{
     FrameData, FrameReceiver, HEADER_LEN, Net, NetClass, NetHeader, NetPort, RX, RxFrame, TX,
-    TxFrame, Waits,
+    TxFrame, Waits, net_feature,
 };
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
@@ -277,6 +277,18 @@ fn frames_go_both_ways_and_wake_the_core() {
         assert_eq!((device.requests, device.errors), (3, 0));
         assert_eq!((device.read_bytes, device.written_bytes), (1560, 60));
     });
+}
+
+/// User-mode Linux acknowledges what its driver would, and cannot read a configuration space that is not offered: it takes
+/// nothing for the link's state, and what it happens to find for an address.
+#[test]
+fn what_the_configuration_space_would_say_is_not_offered() {
+    let scene = Scene::new(0);
+    let unread = net_feature::MAC | net_feature::STATUS;
+    let by_address = net_feature::CTRL_RX | net_feature::CTRL_RX_EXTRA | net_feature::CTRL_MAC_ADDR;
+    assert_eq!(scene.features & (unread | by_address), 0);
+    let rest = net_feature::CTRL_VQ | net_feature::MRG_RXBUF | net_feature::GUEST_ANNOUNCE;
+    assert_eq!(scene.features & rest, rest);
 }
 
 #[test]
