@@ -32,15 +32,11 @@ impl<'a, const SIZE: usize> Row<'a, SIZE> {
         }
         // SAFETY: `offset` is at most `limit`, which is at most the window's length.
         let pointer = unsafe { window.start().add(offset as usize) };
-        pointer
-            .addr()
-            .get()
-            .is_multiple_of(align)
-            .then_some(Self {
-                pointer,
-                count,
-                window: PhantomData,
-            })
+        pointer.addr().get().is_multiple_of(align).then_some(Self {
+            pointer,
+            count,
+            window: PhantomData,
+        })
     }
 
     #[inline(always)]

@@ -271,7 +271,9 @@ mod tests {
         let run = DirectRun {
             iova: Iova::new(0x5000),
             len: 0x2000,
-            hva: one.host(Gpa::new(0x1000), 0x2000, Intent::Read).expect("RAM"),
+            hva: one
+                .host(Gpa::new(0x1000), 0x2000, Intent::Read)
+                .expect("RAM"),
         };
         assert!(MappedRun::new(&two.keep_alive(), run).is_none());
         let longer = DirectRun {

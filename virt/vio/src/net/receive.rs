@@ -13,8 +13,8 @@
 //! given back with length 0, which drivers count as a short frame.
 
 use guest_mem::{Intent, KeepAlive, Stop, VolatileSlice};
+use net_offload::{HEADER_LEN, NetHeader};
 
-use super::header::{HEADER_LEN, NetHeader};
 use super::pieces::{PieceRange, Pieces, Translated, copy_slices, write_slices};
 use super::port::{BURST, FrameData, FrameReceiver, NetPort, RxFrame};
 use super::reach::Reach;

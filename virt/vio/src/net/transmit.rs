@@ -14,8 +14,8 @@
 //! each piece, until the port has done with it.
 
 use guest_mem::{Dma, Intent, KeepAlive, LeaseId, LeaseStop, Stop, VolatileSlice};
+use net_offload::{GsoType, HEADER_LEN, NetHeader, Offloads};
 
-use super::header::{HEADER_LEN, NetHeader, Offloads};
 use super::pieces::{PieceRange, Pieces, Translated};
 use super::port::{BURST, NetPort, TxFrame};
 use super::reach::Reach;
@@ -149,7 +149,7 @@ impl NetClass {
                 },
             };
             let most = |header: &NetHeader| match header.gso_type {
-                0 => plain_frame,
+                GsoType::NONE => plain_frame,
                 _ => max_frame,
             };
             match header {
@@ -221,7 +221,7 @@ impl NetClass {
             };
             let header = header.ok().filter(|header| {
                 let most = match header.gso_type {
-                    0 => core.plain_frame,
+                    GsoType::NONE => core.plain_frame,
                     _ => core.max_frame,
                 };
                 frame.is_whole && is_up && (MIN_FRAME..=most).contains(&frame.len)
