@@ -39,6 +39,10 @@ impl NetPort for Sink {
         0
     }
 
+    fn has_own_events(&self) -> bool {
+        false
+    }
+
     fn has_frames(&mut self, _pair: u16) -> bool {
         false
     }
@@ -73,6 +77,10 @@ impl Source {
 impl NetPort for Source {
     fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], _keep: &KeepAlive) -> usize {
         frames.len()
+    }
+
+    fn has_own_events(&self) -> bool {
+        false
     }
 
     fn has_frames(&mut self, _pair: u16) -> bool {
@@ -134,6 +142,10 @@ impl NetPort for Loop {
             self.count += 1;
         }
         dropped
+    }
+
+    fn has_own_events(&self) -> bool {
+        false
     }
 
     fn has_frames(&mut self, _pair: u16) -> bool {
