@@ -30,5 +30,6 @@ mod power;
 mod punched;
 mod suite;
 mod swapped;
+mod verdicts;
 
 pub use suite::{SelftestArgs, main};
