@@ -1,10 +1,11 @@
 //! Guests on a switch: what each gets, when each has its buffers back, and what a hostile or dead one costs the others.
 
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use guest_mem::{Gpa, GuestRam, Intent, KeepAlive, PhysMem, VolatileSlice};
-use net_offload::{Checked, Delivery, HeaderRoom, VnetHeader};
-use net_ports::{Captured, Fabric, SwitchPort};
+use net_offload::{Checked, Delivery, HeaderRoom};
+use net_ports::{CaptureError, CaptureOptions, Captured, Existing, Fabric, SwitchPort};
 use net_switch::{FloodLimits, PortConfig, Rate, SwitchConfig, Vid, VidSet, VlanMode};
 use seeded::Random;
 use vio::net::{BURST, Collected, FrameReceiver, NetHeader, NetPort, Offloads, RxFrame, TxFrame};
@@ -233,7 +234,7 @@ fn a_port_that_resets_or_goes_lets_go_of_all_frames() {
 }
 
 /// A TCP or UDP frame with all left undone.
-fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (VnetHeader, Vec<u8>) {
+fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (NetHeader, Vec<u8>) {
     let is_udp = random.chance(0.3);
     let payload = 1 + random.below(9_000) as usize;
     let mut frame = [mac(to), mac(from)].concat();
@@ -281,26 +282,24 @@ fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (VnetHeader
         (true, true) => 5,
         (true, false) => 1,
     };
-    let header = VnetHeader {
+    let header = NetHeader {
         flags: 1,
         gso_type: net_offload::GsoType(kind),
         gso_size: 200 + random.below(2_000) as u16,
         csum_start: l4 as u16,
         csum_offset: if is_udp { 6 } else { 16 },
-        ..VnetHeader::default()
+        ..NetHeader::default()
     };
     (header, frame)
 }
 
 /// What a receiver is to get of a frame, by `net-offload` over flat bytes.
-fn expected(header: &VnetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, Vec<u8>)> {
+fn expected(header: &NetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, Vec<u8>)> {
     let mut room = HeaderRoom::new();
-    let all = net_offload::Offloads::ALL;
+    let all = Offloads::ALL;
     let mut checked = Checked::check(header, frame, all, &mut room).expect("a right header");
-    let to = net_offload::Offloads::taken_by_driver(to.guest_features());
-    let own = |header: VnetHeader| NetHeader::from_bytes(&header.to_bytes());
     match checked.deliver(to) {
-        Delivery::Unchanged(one) => vec![(own(one.header), frame.to_vec())],
+        Delivery::Unchanged(one) => vec![(one.header, frame.to_vec())],
         Delivery::Checksum(partial) => {
             let mut bytes = frame.to_vec();
             let sum = partial.complete(frame).to_be_bytes();
@@ -312,7 +311,7 @@ fn expected(header: &VnetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, 
             while let Some(mut segment) = segments.next() {
                 segment.complete(frame);
                 let bytes = [segment.headers(), &frame[segment.payload()]].concat();
-                all.push((own(segment.header()), bytes));
+                all.push((segment.header(), bytes));
             }
             all
         }
@@ -347,7 +346,7 @@ fn each_receiver_gets_what_it_takes_with_the_tag_it_has() {
             let tci = (from_vlan == 1).then_some(0x6005);
             // To an address that no port has: all get it.
             let (header, frame) = large(&mut random, 77, 1, tci);
-            sender.send(NetHeader::from_bytes(&header.to_bytes()), &frame);
+            sender.send(header, &frame);
             let mut seen = frame.clone();
             let mut seen_header = header;
             match (from_vlan, to_vlan) {
@@ -391,12 +390,12 @@ fn a_wrong_header_costs_its_frame_alone() {
     let [mut one, mut two] = [0; 2].map(|_| guest(&fabric, free(), Offloads::NONE));
     let mut random = Random::new(1);
     let (header, frame) = large(&mut random, 2, 1, None);
-    let wrong = VnetHeader {
+    let wrong = NetHeader {
         gso_type: net_offload::GsoType(4),
         gso_size: 10,
         ..header
     };
-    one.send(NetHeader::from_bytes(&wrong.to_bytes()), &frame);
+    one.send(wrong, &frame);
     let right = plain(mac(2), mac(1), 60);
     one.send(NetHeader::default(), &right);
     assert_eq!(two.receive(BURST), [(NetHeader::default(), right)]);
@@ -416,7 +415,12 @@ fn a_capture_has_both_directions_and_ends_at_its_limit() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("port.pcap");
     let port = fabric.port(free(), 1_500).expect("room");
-    let port = Captured::new(port, &path, 24 + 3 * (16 + 114)).expect("a file");
+    let options = CaptureOptions {
+        path: &path,
+        limit: 24 + 3 * (16 + 114),
+        existing: Existing::Refused,
+    };
+    let port = Captured::new(port, &options).expect("a file");
     let mut one = Guest::over(port, Offloads::NONE);
     let mut two = guest(&fabric, free(), Offloads::NONE);
     let sent = plain(mac(2), mac(1), 100);
@@ -428,7 +432,7 @@ fn a_capture_has_both_directions_and_ends_at_its_limit() {
         assert_eq!(one.receive(9).len(), 1);
     }
     assert_eq!(one.port.missed(), 1);
-    drop(one);
+    // Full is complete, with the port still there.
     let file = std::fs::File::open(&path).expect("it is there");
     assert_eq!(file.metadata().expect("a file").len(), 24 + 3 * (16 + 114));
     let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a capture");
@@ -437,4 +441,61 @@ fn a_capture_has_both_directions_and_ends_at_its_limit() {
         frames.push(packet.expect("a frame").data.into_owned());
     }
     assert_eq!(frames, [sent.clone(), answer, sent]);
+}
+
+#[test]
+fn a_capture_replaces_a_file_only_if_asked_and_is_complete_when_the_core_sleeps() {
+    let fabric = fabric();
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, target) = (folder.path().join("port.pcap"), folder.path().join("other"));
+    std::fs::write(&target, "not to be touched").expect("a file");
+    std::os::unix::fs::symlink(&target, &path).expect("a link");
+    let capture = |existing| {
+        let options = CaptureOptions {
+            path: &path,
+            limit: 1 << 20,
+            existing,
+        };
+        Captured::new(fabric.port(free(), 1_500).expect("room"), &options)
+    };
+    assert!(matches!(
+        capture(Existing::Refused),
+        Err(CaptureError::Exists)
+    ));
+    let mut one = Guest::over(
+        capture(Existing::Replaced).expect("replaced"),
+        Offloads::NONE,
+    );
+    let other = std::fs::read_to_string(&target).expect("it is there");
+    assert_eq!(other, "not to be touched");
+    let metadata = std::fs::symlink_metadata(&path).expect("it is there");
+    assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o600);
+    let mut two = guest(&fabric, free(), Offloads::NONE);
+    one.send(NetHeader::default(), &plain(mac(2), mac(1), 100));
+    two.receive(9);
+    assert!(matches!(
+        capture(Existing::Refused),
+        Err(CaptureError::Exists)
+    ));
+    one.port.arm();
+    assert_eq!(
+        std::fs::read(&path).expect("it is there").len(),
+        24 + 16 + 114
+    );
+    drop(one);
+    let mut one = Guest::over(
+        capture(Existing::Continued).expect("goes on"),
+        Offloads::NONE,
+    );
+    one.send(NetHeader::default(), &plain(mac(2), mac(1), 100));
+    drop(one);
+    let file = std::fs::File::open(&path).expect("it is there");
+    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a capture");
+    assert!((0..2).all(|_| reader.next_packet().is_some_and(|packet| packet.is_ok())));
+    assert!(reader.next_packet().is_none());
+    std::fs::write(&path, "no capture, but of 24 bytes at least").expect("a file");
+    assert!(matches!(
+        capture(Existing::Continued),
+        Err(CaptureError::Foreign)
+    ));
 }
