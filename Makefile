@@ -7,7 +7,7 @@ SHELL := /bin/bash
 LAB := target/release/exitless-lab
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check clients fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ check: setup ## format, lints, documentation, loom and shuttle models, mistakes 
 	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
 	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
 	@./scripts/fuzz.sh
+
+clients: setup-clients build ## other people's programs on `exitless serve`, disks and network devices, plain and behind an IOMMU, each verified: QEMU 7.2 and 10, user-mode Linux, DPDK; those in namespaces need root; half an hour -> target/report/clients.json
+	$(LAB) selftest --clients --report $(REPORT)/clients.json
 
 fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 	@./scripts/fuzz.sh

@@ -31,5 +31,6 @@ mod power;
 mod punched;
 mod suite;
 mod swapped;
+mod verdicts;
 
 pub use suite::{SelftestArgs, main};
