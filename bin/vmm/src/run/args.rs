@@ -108,21 +108,32 @@ A virtio network interface; repeat for more. One of these, and options:
 
     responder               answers ARP, ping and UDP echo; needs no privileges
     tap=NAME                the host's TAP interface NAME, which must be there
+    switch=NAME             a switch between those of the machine's interfaces that name it
     socket=PATH             where another process serves a vhost-user network device
     ip=A.B.C.D              of the responder (10.0.2.2)
-    create=on|off           on: the interface is made, for as long as the machine runs
+    create=on|off           on: the TAP interface is made, for as long as the machine runs
+    vhost=on|off            on: the host kernel's vhost-net moves the frames of the TAP interface
+    pairs=N                 of a TAP interface: pairs of queues, 1 to 64 (1); above 1 it takes one that was made with multi_queue; of a \
+socket 1 to 16; with vhost=on 1
+    mtu=N                   largest packet, 68 to 65535; of TAP no more than the interface's, which it is unless said otherwise; of a \
+switch 1500 unless said otherwise; of a socket what the guest is told
     mac=XX:XX:XX:XX:XX:XX   the guest's station address
-    vhost=on|off            of a TAP interface, on: the host kernel's vhost-net moves its frames
-    mtu=N                   of a socket: what the guest is told, 68 to 65535
-    pairs=N                 of a socket: queue pairs, 1 to 16 (1)
-    queue-size=N            of a socket, or with vhost=on: entries of a ring, a power of two to 1024 (256)
-    id=TEXT                 likewise: a name for the log
+    queue-size=N            entries of a ring at most, a power of two to 1024 (256)
+    pcap=FILE               every frame is written to this new file too, for tcpdump and Wireshark
+    pcap-max=SIZE           its size at most, 4K to 1T (64M); frames behind that are not written
+    pcap-replace=on|off     on: a file that is there is replaced, not refused
+    id=TEXT                 of a socket, or with vhost=on: a name for the log
+
+Over TAP and a switch the guest leaves checksums and the division of up to 64 KiB into packets to the host, or to the other guest's \
+driver, UDP's only where the host has it (Linux 6.2). A capture is of frames as the guest sends and gets them, with checksums that are not \
+complete yet (Wireshark marks them); it has what guests send and is readable by its owner alone; it goes on where the guest's reset starts the machine again. Writing it may make \
+the core wait.
 
 What is said of --disk socket=… holds for the process behind a socket too; if it is killed and started again, frames are lost as in any \
 network, and the guest goes on. With several pairs the guest gets a control queue, by which it says how many it uses.
 
 With vhost=on no frame passes through this process: a thread of the kernel has all of guest RAM, and takes its processor time from \
-this process's control group. Interrupts and doorbells are as many as its ways make them, which do not poll. It needs /dev/vhost-net \
+this process's control group. It does not poll: doorbells and interrupts are as many as that makes them. It needs /dev/vhost-net \
 (modprobe vhost_net); with --iommu vtd it translates by what it is told of the guest's IOMMU. If the interface is deleted, the link is down.";
 
 const DEVICE_HELP: &str = "\
@@ -289,7 +300,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
     pub disk: Vec<String>,
 
-    /// A virtio network interface: responder, tap=NAME or socket=PATH; repeat for more (see --help).
+    /// A virtio network interface: responder, tap=NAME, switch=NAME or socket=PATH; repeat for more (see --help).
     #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
 

@@ -73,6 +73,7 @@ fn found(config: &Config) -> String {
             NetBackend::Responder(ip) => format!("network: the responder at {ip}"),
             NetBackend::Tap { name, .. } => format!("network: TAP {name}"),
             NetBackend::Vhost { name, .. } => format!("network: TAP {name}, by the kernel's vhost"),
+            NetBackend::Switch { name, .. } => format!("network: switch {name}"),
             NetBackend::Socket { socket, .. } => {
                 format!("network socket={}: served", socket.display())
             }

@@ -65,7 +65,7 @@ Environment:
 
 Files:
   serve.toml  What --config names, 4 MiB at most: [cores] with cpus, count, idle and coalesce-us; [[block]] with the keys of --block, \
-where switches are true and false; and stats. Numbers are numbers, or texts with a unit: bps = \"10M\".
+[[net]] with those of --net, where switches are true and false; and stats. Numbers are numbers, or texts with a unit: bps = \"10M\".
 
 Notes:
   QEMU says `ring restore failed: -22` when a daemon has been started again, which is harmless: nobody is left to ask how far a ring \
@@ -119,14 +119,24 @@ Serve a network device (and serve others, by giving the option again).
     source                  frames come as fast as there are buffers for them
     frame=N                 their length in bytes, 60 to 1518 (60)
     loop                    every frame comes back
-    pairs=N                 pairs of queues, 1 to 64 (sink and source; otherwise 1)
+    pairs=N                 pairs of queues, 1 to 64 (not of loop); above 1 a TAP interface is one that was made with multi_queue
+    mtu=N                   largest packet over TAP, 68 to 65535, no more than the interface's, which it is unless said otherwise
     queue-size=N            entries of a ring at most, a power of two to 1024
     packed=on|off           off: packed rings are not offered
     weight=N                its share of a core beside other busy devices, 1 to 1000
     fps=N, fps-burst=N      frames a second, of both directions together, and how many at once after a rest
     bps=N, bps-burst=N      bytes a second, the same way
+    pcap=FILE               every frame is written to this new file too, for tcpdump and Wireshark
+    pcap-max=SIZE           its size at most, 4K to 1T (64M); frames behind that are not written
+    pcap-replace=on|off     on: a file that is there is replaced, not refused
 
-Address, MTU and control queue are the front end's own. sink, source and loop are for measurements.";
+Address, control queue, and the MTU that the guest reads are the front end's own. sink, source and loop are for measurements.
+
+Over TAP a guest leaves checksums and the division of up to 64 KiB into packets to the host, UDP's only where the host has it (Linux 6.2): \
+the front end has to offer it (QEMU does: csum=, host_tso4=, mrg_rxbuf= and their like of its device). The interface is the daemon's while it \
+runs, and has to be up for frames to pass; one that is deleted ends its device's frames alone, and is logged. A capture is of frames as the \
+guest sends and gets them, with checksums that are not complete yet (Wireshark marks them); it has what guests send and is readable by its \
+owner alone. Writing it may make the core wait.";
 
 /// Arguments of `exitless serve`.
 #[derive(Args, Clone, Debug)]

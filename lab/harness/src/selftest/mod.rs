@@ -26,11 +26,13 @@ mod episodes;
 mod held;
 mod journal;
 mod machine;
+mod net;
 pub mod payload;
 mod power;
 mod punched;
 mod suite;
 mod swapped;
+mod verdicts;
 mod vhost;
 
 pub use suite::{SelftestArgs, main};

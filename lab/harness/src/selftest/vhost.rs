@@ -7,6 +7,7 @@ use super::machine::Machine;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 
+const TAP: &str = "tap0";
 const HOST_IP: &str = "192.168.9.1";
 /// Where the host says what it has got, by its checksum, and where it sends a file.
 const TAKES: u16 = 9000;
@@ -25,7 +26,6 @@ pub fn quick() -> Vec<Case> {
 
 /// The host's side of a network card.
 struct Peer {
-    tap: &'static str,
     /// Checksum of what it sends, as `md5sum` prints it.
     sum: String,
 }
@@ -33,9 +33,9 @@ struct Peer {
 impl Peer {
     /// None natively: a TAP interface and vhost-net are the user's to make there.
     fn start(host: &Host) -> Result<Option<Self>> {
-        let Some(tap) = host.tap(HOST_IP)? else {
+        if !host.tap(TAP, HOST_IP)? {
             return Ok(None);
-        };
+        }
         let listen = |port: u16, program: &str| {
             format!("nc -ll -p {port} -e {program} </dev/null >/dev/null 2>&1 &")
         };
@@ -50,7 +50,6 @@ impl Peer {
             ))
             .context("vhost-net of the host")?;
         Ok(Some(Self {
-            tap,
             sum: sum.trim().into(),
         }))
     }
@@ -96,10 +95,10 @@ fn deleted() -> Case {
         let mut guest = Guest::new(Mode::None, script);
         guest.cpus = 2;
         guest.idle = "adaptive";
-        guest.nets.push(format!("tap={},vhost=on", peer.tap));
+        guest.nets.push(format!("tap={TAP},vhost=on"));
         let mut guest = guest.spawn(host)?;
         if guest.wait_for_line("now delete").is_ok() {
-            host.script(&format!("ip link del {}", peer.tap))?;
+            host.script(&format!("ip link del {TAP}"))?;
         }
         let outcome = guest.wait()?;
         outcome.check()?;
@@ -127,7 +126,7 @@ fn behind(machine: Machine) -> Case {
         };
         let mut guest = machine.guest(&peer.script());
         guest.idle = "adaptive";
-        guest.nets.push(format!("tap={},vhost=on", peer.tap));
+        guest.nets.push(format!("tap={TAP},vhost=on"));
         let outcome = guest.run(host)?;
         machine.check(&outcome)?;
         check(&outcome)?;

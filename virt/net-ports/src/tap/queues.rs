@@ -1,13 +1,13 @@
-//! The queues of a TAP interface, for whoever moves its frames instead of a [`TapPort`](super::TapPort): the kernel's vhost-net.
+//! The queues of a TAP interface, for whoever moves its frames: a [`TapPort`](super::TapPort), or the kernel's vhost-net.
 
 use std::fs::File;
 use std::io;
 
 use net_offload::Offloads;
 
-use super::open::{Interface, TapError, set_offloads};
+use super::open::{Interface, TapError, TapOptions, set_offloads};
 
-/// A TAP interface, opened with virtio-net headers of 12 bytes. No frame is read or written here.
+/// A TAP interface, open, with virtio-net headers of 12 bytes. No frame is read or written here.
 #[derive(Debug)]
 pub struct TapQueues {
     interface: Interface,
@@ -16,13 +16,12 @@ pub struct TapQueues {
 }
 
 impl TapQueues {
-    /// Attaches to interface `name` by so many queues, 1 at least. An interface that is not there is made, if we may, and goes with
-    /// its queues.
+    /// Attaches to an interface.
     ///
     /// # Errors
-    /// The interface cannot be had like that.
-    pub fn open(name: &str, queues: u16) -> Result<Self, TapError> {
-        let (interface, files) = Interface::open(name, queues.max(1))?;
+    /// The interface cannot be had as it is asked for.
+    pub fn open(options: &TapOptions<'_>) -> Result<Self, TapError> {
+        let (interface, files) = Interface::open(options)?;
         Ok(Self { interface, files })
     }
 
@@ -52,5 +51,9 @@ impl TapQueues {
     /// The kernel's; an interface that was deleted refuses.
     pub fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
         set_offloads(self.queue(), offloads.tun_flags())
+    }
+
+    pub(super) fn into_parts(self) -> (Interface, Vec<File>) {
+        (self.interface, self.files)
     }
 }
