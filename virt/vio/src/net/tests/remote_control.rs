@@ -160,7 +160,7 @@ impl World {
             .add(&[(DATA, bytes.len() as u32)], &[(ANSWER, 1)]);
         let mut dma = FlatDma::new(self.mem.clone());
         assert!(self.remote.has_work(&mut dma));
-        self.remote.poll(&mut dma, &mut self.irq, 0);
+        let _ = self.remote.poll(&mut dma, &mut self.irq, 0);
         self.control.used()?;
         let mut answer = [0];
         self.mem.read(Gpa::new(ANSWER), &mut answer).unwrap();
@@ -213,7 +213,7 @@ fn a_stopped_device_carries_out_nothing_and_a_reset_one_begins_anew() {
     it.remote.set_service(Service::Stopped);
     it.control.add(&[(DATA, 4)], &[(ANSWER, 1)]);
     let mut dma = FlatDma::new(it.mem.clone());
-    it.remote.poll(&mut dma, &mut it.irq, 0);
+    let _ = it.remote.poll(&mut dma, &mut it.irq, 0);
     assert_eq!(it.control.used(), None);
     it.remote.reset();
     assert_eq!(it.remote.wake_fds(), [7]);
@@ -227,8 +227,8 @@ fn a_broken_control_queue_breaks_the_device() {
     let mut it = World::new(FEATURES, 2 * PAIRS, 2 * PAIRS);
     it.control.add(&[(DATA, 1)], &[(ANSWER, 1)]);
     let mut dma = FlatDma::new(it.mem.clone());
-    it.remote.poll(&mut dma, &mut it.irq, 0);
-    it.remote.poll(&mut dma, &mut it.irq, 0);
+    let _ = it.remote.poll(&mut dma, &mut it.irq, 0);
+    let _ = it.remote.poll(&mut dma, &mut it.irq, 0);
     assert!(it.remote.needs_reset());
     assert_eq!(it.irq.config, 1);
 }
