@@ -13,10 +13,11 @@
 #
 # Environment: KILLS   of the daemon during another transfer, which is whole all the same [0]
 #              IPERF   seconds of iperf3 in each direction [1]; 0: none
+#              FRAMES_PER_MIB  of the interface for a MiB of TCP, at most, where the guest is not behind an IOMMU [40]
 # and that of net-common.sh and common.sh.
 . "$(dirname "$0")/net-common.sh"
 
-mode=${1:-} kills=${KILLS:-0} iperf_seconds=${IPERF:-1}
+mode=${1:-} kills=${KILLS:-0} iperf_seconds=${IPERF:-1} frames_per_mib=${FRAMES_PER_MIB:-40}
 kernel=
 case $mode in
     plain*) caching= ;;
@@ -120,8 +121,17 @@ if [ -n "$storm" ]; then
 fi
 per_mib t0 rx_packets fetch
 figures+=("g2h_frames_per_mib=$frames")
+most=$frames
 per_mib t0 tx_packets push
 figures+=("h2g_frames_per_mib=$frames")
+[ "$most" -gt "$frames" ] || most=$frames
+case $mode in
+    plain*)
+        # Segments of up to 64 KiB, both ways.
+        [ "$most" -le "$frames_per_mib" ] || fail "TCP took $most frames of the interface for a MiB, more than $frames_per_mib"
+        [ "$mtu" != 1500 ] || figures+=("tap_frames_per_mib=$most")
+        ;;
+esac
 if [ -z "$storm" ] && [ "$iperf_seconds" -gt 0 ]; then
     iperf iperf_h2g_mbit "$iperf_seconds"
     iperf iperf_g2h_mbit "$iperf_seconds" -R
