@@ -683,9 +683,10 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Notes what each ring's word says while nothing is new.
+    /// Notes what each ring's word says while nothing is new. A device with events of its own is visited in each sweep all the
+    /// same: frames that come from a network change no ring.
     fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
-        self.is_watched = true;
+        self.is_watched = !device.has_own_events();
         let mut count = 0;
         with_view!(self.memory, view => device.for_each_due_ring(|ring| {
             if count == self.watches.len() {

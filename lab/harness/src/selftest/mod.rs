@@ -25,6 +25,7 @@ mod episodes;
 mod held;
 mod journal;
 mod machine;
+mod net;
 pub mod payload;
 mod power;
 mod punched;

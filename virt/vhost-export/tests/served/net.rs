@@ -95,6 +95,10 @@ struct Scene {
 
 impl Scene {
     fn new(ring_features: u64) -> Self {
+        Self::with_idle(ring_features, IdlePolicy::Sleep)
+    }
+
+    fn with_idle(ring_features: u64, idle: IdlePolicy) -> Self {
         let dir = tempfile::tempdir().expect("a step of the session");
         let path = dir.path().join("net");
         let (ours, wire) = UnixDatagram::pair().expect("a step of the session");
@@ -110,7 +114,7 @@ impl Scene {
         let config = ExportConfig::new("net");
         let export =
             Export::new(config, net.with_packed(), listener).expect("a step of the session");
-        let core = SidecoreBuilder::new("test").idle(IdlePolicy::Sleep);
+        let core = SidecoreBuilder::new("test").idle(idle);
         let core = core.spawn(vec![export]).expect("a step of the session");
 
         let mut connection = Connection::open_within(PATIENCE, &path, None, PATIENCE)
@@ -289,6 +293,25 @@ fn what_the_configuration_space_would_say_is_not_offered() {
     assert_eq!(scene.features & (unread | by_address), 0);
     let rest = net_feature::CTRL_VQ | net_feature::MRG_RXBUF | net_feature::GUEST_ANNOUNCE;
     assert_eq!(scene.features & rest, rest);
+}
+
+/// While a core polls it waits for no descriptor, and a frame of the network changes no ring.
+#[test]
+fn a_polling_core_sees_frames_of_the_network_though_the_rings_are_quiet() {
+    let split = feature::EVENT_IDX;
+    for features in [split, split | feature::RING_PACKED] {
+        let mut scene = Scene::with_idle(features, IdlePolicy::Poll);
+        scene.start();
+        for round in 0..10 {
+            scene.give_buffer();
+            let watch = scene.core.watch();
+            let idle = || watch.stats().core.sweeps_idle;
+            let before = idle();
+            until("the core is idle", || idle() > before + 1000);
+            scene.wire.send(&[round; 60]).unwrap();
+            assert_eq!(scene.receive(), [round; 60]);
+        }
+    }
 }
 
 #[test]

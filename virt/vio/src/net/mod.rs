@@ -26,6 +26,7 @@ mod control;
 mod filter;
 mod pieces;
 mod port;
+mod reach;
 mod receive;
 mod responder;
 mod transmit;
@@ -48,7 +49,7 @@ pub use responder::{MAX_REPLIES, Responder};
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, NetworkRequest, read_space};
 use crate::queue_config::{feature, is_queue_size};
-use crate::ring::{Ahead, Chain, RingStop};
+use crate::ring::{Ahead, Chain, RingStop, Single};
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
 use crate::visit::cost;
@@ -196,6 +197,8 @@ struct NetCore {
     wants_leases: usize,
     /// Reused: chains of the frame under way.
     chains: Vec<Chain>,
+    /// Reused: chains of one descriptor of the burst under way.
+    singles: [Single; BURST],
 }
 
 /// Part of the saved state that only network devices have. Frames that the port has not delivered stay its own.
@@ -278,6 +281,7 @@ impl Net {
             told_pairs: 1,
             wants_leases: 0,
             chains: vec![Chain::default()],
+            singles: [Single::EMPTY; BURST],
         };
         Ok(Self::of(NetClass { core, port }))
     }
@@ -411,8 +415,13 @@ impl NetCore {
 /// One frame of so many bytes was moved or dropped.
 #[inline]
 fn charge<E: Environment>(cx: &mut Context<'_, E>, bytes: u32) {
-    cx.visit
-        .take_request(cost::FRAME + u64::from(bytes) / cost::BYTES_PER_NS);
+    cx.visit.take_request(frame_cost(bytes));
+}
+
+/// Nanoseconds that a frame of so many bytes costs.
+#[inline(always)]
+fn frame_cost(bytes: u32) -> u64 {
+    cost::FRAME + u64::from(bytes) / cost::BYTES_PER_NS
 }
 
 /// All that a frame in this chain may take of it.
@@ -551,6 +560,7 @@ impl DeviceClass for NetClass {
             told_pairs: _,
             wants_leases: _,
             chains: _,
+            singles: _,
         } = &self.core;
         SavedNet {
             mac: *mac,
@@ -638,6 +648,11 @@ impl DeviceClass for NetClass {
             Role::Transmit(pair) => !self.is_up() || self.port.send_room(pair) != 0,
             Role::Control => true,
         }
+    }
+
+    /// Frames that the port gets from elsewhere.
+    fn has_own_events(&self) -> bool {
+        self.port.has_own_events()
     }
 
     fn arm_at(&self, queue: &Queue) -> Ahead {

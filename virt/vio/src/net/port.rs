@@ -95,6 +95,7 @@ impl TxFrame<'_> {
     };
 
     /// Copies bytes from `offset` on; how many there were.
+    #[inline]
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         read_slices(self.data, offset, buf)
     }
@@ -147,7 +148,18 @@ impl FrameData<'_> {
     }
 }
 
+#[inline]
 fn read_slices(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usize {
+    // As a small frame is, and is read.
+    if let ([only], 0) = (slices, offset) {
+        let len = buf.len().min(only.len() as usize);
+        only.read(0, &mut buf[..len]);
+        return len;
+    }
+    read_pieces(slices, offset, buf)
+}
+
+fn read_pieces(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usize {
     let (mut skip, mut done) = (offset, 0);
     for slice in slices {
         if skip >= slice.len() {
@@ -238,6 +250,12 @@ pub trait NetPort: Send {
     /// Whether [`receive`](Self::receive) would offer a frame. Asked whenever the device is looked at:
     /// a load, never a system call.
     fn has_frames(&mut self, pair: u16) -> bool;
+
+    /// Whether there may be frames, or room to send, that nothing in the guest's rings tells of: the device is then looked at by
+    /// each sweep of a core that is awake, and not only when a ring has changed. Always the same.
+    fn has_own_events(&self) -> bool {
+        true
+    }
 
     /// Offers frames for `pair` while there are some and there is [room](FrameReceiver::room).
     fn receive(&mut self, pair: u16, to: &mut dyn FrameReceiver);

@@ -14,11 +14,16 @@ struct Scene {
     net: Net,
     wire: Wire,
     irq: CountIrq,
+    /// Memory is reached without asking for each buffer.
+    is_direct: bool,
 }
 
 impl Scene {
-    fn new(mask: u64) -> Self {
-        let mem = ArrayMem::new(16 << 20);
+    fn new(mask: u64, is_direct: bool) -> Self {
+        Self::over(ArrayMem::new(16 << 20), mask, is_direct)
+    }
+
+    fn over(mem: ArrayMem, mask: u64, is_direct: bool) -> Self {
         let wire = Wire::default();
         wire.ends().can = Some(PortCapabilities {
             send: Offloads::ALL,
@@ -40,12 +45,19 @@ impl Scene {
             net,
             wire,
             irq: CountIrq::default(),
+            is_direct,
         }
     }
 
     fn poll(&mut self) {
-        let mut dma = FlatDma::new(self.mem.clone());
-        while self.net.poll(&mut dma, &mut self.irq, 0) == Activity::Busy {}
+        if self.is_direct {
+            let (mut map, source) = (DirectMap::new(), SourceId::new(0, 1, 0));
+            let mut view = View::new(&mut map, &self.mem, source);
+            while self.net.poll(&mut view, &mut self.irq, 0) == Activity::Busy {}
+        } else {
+            let mut dma = FlatDma::new(self.mem.clone());
+            while self.net.poll(&mut dma, &mut self.irq, 0) == Activity::Busy {}
+        }
         assert!(!self.net.needs_reset());
     }
 
@@ -112,12 +124,13 @@ proptest! {
     #[test]
     fn what_is_sent_arrives_whatever_its_division(
         mask in features(),
+        is_direct in any::<bool>(),
         frames in prop::collection::vec(
             (frame_len(), any::<u8>(), prop::collection::vec(any::<u32>(), 0..6), any::<bool>()),
             1..40,
         ),
     ) {
-        let mut scene = Scene::new(mask);
+        let mut scene = Scene::new(mask, is_direct);
         let mut expected = Vec::new();
         let mut errors = 0;
         for (nth, (len, salt, marks, is_indirect)) in frames.iter().enumerate() {
@@ -156,6 +169,7 @@ proptest! {
     #[test]
     fn what_comes_is_received_whatever_the_buffers(
         mask in features(),
+        is_direct in any::<bool>(),
         steps in prop::collection::vec(
             prop_oneof![
                 (12u32..2000, prop::collection::vec(any::<u32>(), 0..3)).prop_map(|(len, marks)| (Some((len, marks)), 0)),
@@ -164,7 +178,7 @@ proptest! {
             1..50,
         ),
     ) {
-        let mut scene = Scene::new(mask);
+        let mut scene = Scene::new(mask, is_direct);
         let is_mergeable = mask & net_feature::MRG_RXBUF != 0;
         // The model: buffers that are free, frames that wait, and what came of them.
         let mut free: VecDeque<Vec<(u64, u32)>> = VecDeque::new();
@@ -240,6 +254,70 @@ proptest! {
                 got.push((bytes[HEADER_LEN..].to_vec(), count));
             }
             prop_assert_eq!(&got, &expected);
+        }
+    }
+}
+
+/// Two regions that follow each other in the guest and not here, and nothing behind them.
+#[test]
+fn frames_across_regions_arrive_and_those_outside_are_dropped() {
+    const MIB: u64 = 1 << 20;
+    let places = [
+        2 * MIB - 40,
+        4 * MIB - 40,
+        MIB,
+        3 * MIB,
+        5 * MIB,
+        2 * MIB + 4096,
+    ];
+    // The second begins in memory and ends outside, as the fifth does wholly.
+    let is_there = [true, false, true, true, false, true];
+    for mask in [!0, !feature::RING_PACKED, !net_feature::CSUM] {
+        for is_direct in [true, false] {
+            let regions = [(Gpa::new(0), 2 * MIB), (Gpa::new(2 * MIB), 2 * MIB)];
+            let mut scene = Scene::over(ArrayMem::with_regions(&regions), mask, is_direct);
+            // The first chain of all makes the ring's windows; the others come as a row.
+            for round in 0..3 {
+                let frames: Vec<_> = (0..6).map(|nth| content(64, 10 * round + nth)).collect();
+                let good = || {
+                    frames
+                        .iter()
+                        .zip(is_there)
+                        .filter(|(_, is_there)| *is_there)
+                };
+                let expected: Vec<_> = good().map(|(frame, _)| frame.clone()).collect();
+                for ((&at, frame), is_there) in places.iter().zip(&frames).zip(is_there) {
+                    if is_there {
+                        scene.mem.put(Gpa::new(at), &[0; HEADER_LEN]);
+                        scene.mem.put(Gpa::new(at + HEADER_LEN as u64), frame);
+                    }
+                    scene.tx.stage(&[(at, 76)], &[]);
+                }
+                scene.tx.publish();
+                scene.poll();
+                let sent = std::mem::take(&mut scene.wire.ends().from_guest);
+                assert_eq!(sent, expected);
+                while scene.tx.used().is_some() {}
+
+                scene.wire.ends().to_guest.extend(frames.clone());
+                let mut given = HashMap::new();
+                for &at in &places {
+                    given.insert(scene.rx.stage(&[], &[(at, 76)]), at);
+                }
+                scene.rx.publish();
+                scene.poll();
+                let mut got = Vec::new();
+                while let Some((id, len)) = scene.rx.used() {
+                    if len != 0 {
+                        let bytes = scene.bytes(&[(given[&id], len)]);
+                        assert_eq!(bytes[..10], [0; 10]);
+                        got.push(bytes[HEADER_LEN..].to_vec());
+                    }
+                }
+                assert_eq!(got, expected);
+            }
+            let errors = scene.net.stats().errors;
+            assert_eq!(errors, 3 * (2 + 2), "two of each direction in each round");
         }
     }
 }
