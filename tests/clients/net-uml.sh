@@ -44,7 +44,7 @@ until_true 10 guest_listens 7001 || fail "the guest does not answer"
 ping_guest ping_lost_uml
 fetch
 push
-iperf iperf_g2h_mbit 1 -R
+iperf iperf_g2h_mbit -t 1 -R
 end_guest
 end_daemon
 check_net_daemon

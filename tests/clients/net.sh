@@ -12,11 +12,12 @@
 #   full speed. jumbo: an MTU of 9,000 bytes, and pings that fill it.
 #
 # Environment: KILLS   of the daemon during another transfer, which is whole all the same [0]
-#              IPERF   seconds of iperf3 in each direction [1]; 0: none
+#              IPERF   MiB of iperf3 in each direction [16]; 0: none
+#              FRAMES_PER_MIB  of the interface for a MiB of TCP, at most, where the guest is not behind an IOMMU [40]
 # and that of net-common.sh and common.sh.
 . "$(dirname "$0")/net-common.sh"
 
-mode=${1:-} kills=${KILLS:-0} iperf_seconds=${IPERF:-1}
+mode=${1:-} kills=${KILLS:-0} streams=${IPERF:-16} frames_per_mib=${FRAMES_PER_MIB:-40}
 kernel=
 case $mode in
     plain*) caching= ;;
@@ -55,6 +56,7 @@ script='for group in /sys/kernel/iommu_groups/*; do
 done
 features=/sys/class/net/eth0/device/features
 echo platform=$(cut -c34 $features) packed=$(cut -c35 $features)
+echo 12 >/proc/sys/net/ipv4/tcp_tso_rtt_log
 ip link set lo up
 ip addr add '$guest_ip'/24 dev eth0
 ip link set eth0 mtu '$mtu' up
@@ -118,13 +120,22 @@ if [ -n "$storm" ]; then
     figures+=("invalidations_per_s=$(((invalidations + disk_invalidations) * 1000 / took))")
     [ -z "$caching" ] || [ "$invalidations" -gt 0 ] || fail "nothing was unmapped"
 fi
-per_mib t0 rx_packets fetch
-figures+=("g2h_frames_per_mib=$frames")
-per_mib t0 tx_packets push
-figures+=("h2g_frames_per_mib=$frames")
-if [ -z "$storm" ] && [ "$iperf_seconds" -gt 0 ]; then
-    iperf iperf_h2g_mbit "$iperf_seconds"
-    iperf iperf_g2h_mbit "$iperf_seconds" -R
+fetch
+push
+if [ -z "$storm" ] && [ "$streams" -gt 0 ]; then
+    per_mib t0 tx_packets iperf iperf_h2g_mbit -n "${streams}M"
+    figures+=("h2g_frames_per_mib=$frames")
+    most=$frames
+    per_mib t0 rx_packets iperf iperf_g2h_mbit -n "${streams}M" -R
+    figures+=("g2h_frames_per_mib=$frames")
+    [ "$most" -gt "$frames" ] || most=$frames
+    case $mode in
+        plain*)
+            # Segments of up to 64 KiB, both ways.
+            [ "$most" -le "$frames_per_mib" ] || fail "TCP took $most frames of the interface for a MiB, more than $frames_per_mib: ${figures[*]}"
+            [ "$mtu" != 1500 ] || figures+=("tap_frames_per_mib=$most")
+            ;;
+    esac
 fi
 if [ -n "$caching" ]; then
     figures+=("misses=$(counter net0 misses)" "invalidations=$(counter net0 iotlb_invalidations)")
