@@ -283,7 +283,6 @@ fn frames_go_both_ways_and_wake_the_core() {
     });
 }
 
-<<<<<<< HEAD
 /// User-mode Linux acknowledges what its driver would, and cannot read a configuration space that is not offered: it takes
 /// nothing for the link's state, and what it happens to find for an address.
 #[test]
@@ -294,7 +293,8 @@ fn what_the_configuration_space_would_say_is_not_offered() {
     assert_eq!(scene.features & (unread | by_address), 0);
     let rest = net_feature::CTRL_VQ | net_feature::MRG_RXBUF | net_feature::GUEST_ANNOUNCE;
     assert_eq!(scene.features & rest, rest);
-=======
+}
+
 /// While a core polls it waits for no descriptor, and a frame of the network changes no ring.
 #[test]
 fn a_polling_core_sees_frames_of_the_network_though_the_rings_are_quiet() {
@@ -312,7 +312,6 @@ fn a_polling_core_sees_frames_of_the_network_though_the_rings_are_quiet() {
             assert_eq!(scene.receive(), [round; 60]);
         }
     }
->>>>>>> i37-lab
 }
 
 #[test]
