@@ -51,13 +51,13 @@ pub struct ServeNetLabArgs {
           value_parser = clap::value_parser!(u32).range(1..=7))]
     guests: Vec<u32>,
     /// Writes of 64 bytes in each window; an eighth as many come before them to warm up.
-    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
     writes: u32,
     /// Datagrams and their answers in each window; 50 more come before them.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     datagrams: u32,
     /// Windows of each guest, work and mover.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=20))]
     windows: u32,
     /// Pings from behind a guest's own IOMMU; 0: none.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
