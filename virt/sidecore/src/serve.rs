@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 
 use crate::{
     clock::Nanos,
-    drr::{self, State, Visit},
-    poller::{Activity, Poller},
+    drr::{self, Drr, State, Visit},
+    poller::{Activity, Poller, Probe},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
     stats::PollerState,
-    turn::{REQUEST_COST, Turn},
+    turn::{Others, REQUEST_COST, Turn},
     wakes,
 };
 
@@ -170,33 +170,39 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// One poller's turn; and its end, if it was measured. `start`: the end of the one before, if that was.
-    pub(crate) fn visit(
-        &mut self,
-        visit: Visit,
-        start: Option<Nanos>,
-    ) -> (Activity, Option<Nanos>) {
+    /// One poller's turn. `start`: the end of the one before, if that was measured.
+    pub(crate) fn visit(&mut self, visit: Visit, start: Option<Nanos>) -> Visited {
         let at = visit.flow;
         let Some(member) = &self.members[at] else {
             self.drr.finish(at, State::Away);
-            return (Activity::Idle, start);
+            return Visited {
+                activity: Activity::Idle,
+                end: start,
+                is_cut: false,
+            };
         };
         let is_measured = self.drr.is_contended(at);
         let start = is_measured.then(|| start.unwrap_or_else(Nanos::now));
         let counters = &member.board.counters.0;
         let in_poller = &self.board.pulse.0.in_poller;
         in_poller.store(member.board.id, Ordering::Relaxed);
-        let slot = self.pollers.touch(at);
+        let (slot, probes) = self.pollers.touch_beside(at);
+        let drr = &self.drr;
+        let beside = Beside { probes, drr };
         let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
+        if probes.len() > 1 {
+            turn = turn.beside(&beside, probes.len());
+        }
         let activity = slot.poller.poll(&mut turn);
+        let is_cut = turn.is_cut() && activity == Activity::Busy;
         let mut cost = turn.spent();
         let requests = turn.requests().max(u64::from(activity == Activity::Busy));
         self.requests += requests;
         let end = is_measured.then(Nanos::now);
         if let (Some(start), Some(end)) = (start, end) {
             let took = end.since(start).min(MOST_MEASURED);
-            // A look that finds nothing is part of a sweep, unless it is a long one.
-            if activity == Activity::Busy || took > drr::QUANTUM {
+            // A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it.
+            if activity == Activity::Busy || took > drr::QUANTUM || self.drr.is_interruption() {
                 cost = cost.max(took);
             }
         }
@@ -222,8 +228,40 @@ impl<P: Poller> Core<P> {
             Activity::Idle if self.pollers.probe(at) => (State::Away, PollerState::Idle),
             Activity::Idle => (State::Waiting, PollerState::Idle),
         };
-        self.drr.finish(at, state);
+        match is_cut {
+            true => self.drr.cut(at),
+            false => self.drr.finish(at, state),
+        }
         member.board.set_state(shown);
-        (activity, end)
+        Visited {
+            activity,
+            end,
+            is_cut,
+        }
+    }
+}
+
+/// Outcome of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visited {
+    pub(crate) activity: Activity,
+    /// When it ended, if it was measured.
+    pub(crate) end: Option<Nanos>,
+    /// It ended because another poller has got work.
+    pub(crate) is_cut: bool,
+}
+
+/// The pollers beside the one whose turn it is.
+struct Beside<'a, B> {
+    probes: &'a [Option<B>],
+    drr: &'a Drr,
+}
+
+impl<B: Probe> Others for Beside<'_, B> {
+    fn wait(&self) -> bool {
+        let fires = |probe: &Option<B>| probe.as_ref().is_some_and(B::fires);
+        (0..)
+            .zip(self.probes)
+            .any(|(at, probe)| fires(probe) && self.drr.may_interrupt(at))
     }
 }

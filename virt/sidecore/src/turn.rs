@@ -4,8 +4,13 @@
 //! clock reading per request would cost more than a small request). The scheduler (`drr.rs`) evens out costs, not visits. A turn that
 //! took longer than its poller said, while another had work, is charged the time, up to a millisecond; any other, what was said.
 //!
+//! A turn ends early for a poller that has got work meanwhile and has done less than its share: a turn that lasts asks
+//! ([`Turn::others_wait`]), since only it knows where it may stop, and goes on behind that one.
+//!
 //! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at the same time (image threads, io_uring's
 //! workers, the storage itself) is charged to nobody here. Rate limits are for that.
+
+use std::{cell::Cell, fmt};
 
 use crate::{clock::Nanos, wakes::Wakes};
 
@@ -17,14 +22,39 @@ pub const fn bytes_cost(bytes: u64) -> u64 {
     bytes / 10
 }
 
+/// Probes of other pollers for which one ask is worth while: a twentieth of a microsecond.
+const OTHERS_PER_ASK: usize = 32;
+
+/// The other pollers of the core, as a turn sees them.
+pub(crate) trait Others {
+    /// Whether one of them has got work and is to be served before the turn goes on.
+    fn wait(&self) -> bool;
+}
+
 /// One call of a poller.
-#[derive(Debug)]
 pub struct Turn<'a> {
     now: Nanos,
     budget: u64,
     spent: u64,
     requests: u64,
     wakes: &'a mut Wakes,
+    others: Option<&'a dyn Others>,
+    /// Times that it may ask before it gets an answer, and how many are left.
+    asks: (u32, Cell<u32>),
+    is_cut: Cell<bool>,
+}
+
+impl fmt::Debug for Turn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn")
+            .field("now", &self.now)
+            .field("budget", &self.budget)
+            .field("spent", &self.spent)
+            .field("requests", &self.requests)
+            .field("wakes", &self.wakes)
+            .field("is_cut", &self.is_cut)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> Turn<'a> {
@@ -37,7 +67,17 @@ impl<'a> Turn<'a> {
             spent: 0,
             requests: 0,
             wakes,
+            others: None,
+            asks: (0, Cell::new(0)),
+            is_cut: Cell::new(false),
         }
+    }
+
+    /// The same beside `count` other pollers, whose probes are looked at when the turn asks; if they are many, less often.
+    pub(crate) fn beside(mut self, others: &'a dyn Others, count: usize) -> Self {
+        self.others = Some(others);
+        self.asks.0 = (count / OTHERS_PER_ASK) as u32;
+        self
     }
 
     /// The start of this sweep; the same for all pollers.
@@ -60,6 +100,32 @@ impl<'a> Turn<'a> {
     #[inline]
     pub fn is_spent(&self) -> bool {
         self.spent >= self.budget
+    }
+
+    /// Whether there are others on the core that may come to wait: without any, a turn need not [ask](Self::others_wait).
+    pub fn has_others(&self) -> bool {
+        self.others.is_some()
+    }
+
+    /// Whether another poller has got work since, which it is to be served before this turn goes on: to be asked
+    /// every microsecond or so by a turn that lasts longer. Once it is so it stays so: stop, and answer `Busy` if there is more to
+    /// do. The turn goes on behind the other one, with what is left of its budget. About a nanosecond for each poller of the core
+    /// that is idle.
+    pub fn others_wait(&self) -> bool {
+        let (every, left) = &self.asks;
+        if left.get() > 0 {
+            left.set(left.get() - 1);
+        } else if !self.is_cut.get() {
+            left.set(*every);
+            let others_wait = self.others.is_some_and(Others::wait);
+            self.is_cut.set(others_wait);
+        }
+        self.is_cut.get()
+    }
+
+    /// Whether it was told that others wait.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut.get()
     }
 
     /// Charged so far.

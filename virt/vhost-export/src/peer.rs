@@ -461,8 +461,10 @@ impl<M: RegionMemory> Peer<M> {
                 queues: &mut self.queues,
                 now_ns,
             };
-            let visited =
-                with_view!(self.memory, view => device.visit(view, &mut calls, &mut visit));
+            let asks = || turn.others_wait();
+            let others = turn.has_others().then_some(&asks as &dyn Fn() -> bool);
+            let visited = with_view!(self.memory, view =>
+                device.visit_beside(view, &mut calls, &mut visit, others));
             activity = match visited {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,

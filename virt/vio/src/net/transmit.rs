@@ -85,7 +85,7 @@ impl NetClass {
         let mut taken = [const { None }; BURST];
         let (mut count, mut stopped) = (0, None);
         let first_kept = queue.own.kept.len();
-        while count < room && pieces.has_room() && !cx.visit.is_over() {
+        while count < room && pieces.has_room() && !cx.is_over() {
             if !core.throttle.is_open(cx.visit.now_ns()) {
                 cx.stats.throttled += u64::from(count == 0);
                 break;
