@@ -10,7 +10,6 @@
 //! - A visit may overdraw its budget by its last piece of work; the **debt** stays, and the flow is passed over until later
 //!   rounds have repaid it. Debts outlive idleness: rounds that pass meanwhile count as repayment.
 //! - What is left of a budget is kept while the flow stays hungry (at most [`KEPT_QUANTA`] quanta); idleness forfeits it.
-//! - A flow hungry alone gets [`LONE_QUANTA`] quanta per round: nobody waits, and fewer rounds cost less.
 //! - When all hungry flows are in debt, the rounds in which nobody could be served are skipped at once.
 //! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum, whatever it owes if no flow is
 //!   hungry.
@@ -25,12 +24,11 @@
 //!
 //! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by the loop in `run.rs`.
 
-/// The share of a flow of weight 1 per round, in cost units: eight small requests.
-pub(crate) const QUANTUM: u64 = 1_600;
-/// Quanta for a flow that is hungry alone.
-const LONE_QUANTA: u64 = 4;
+/// The share of a flow of weight 1 per round, in cost units: 32 small requests, or a burst of frames there and back. Who has little
+/// to do does not wait for it: see above.
+pub(crate) const QUANTUM: u64 = 6_400;
 /// Quanta that a hungry flow may save.
-const KEPT_QUANTA: i64 = 4;
+const KEPT_QUANTA: i64 = 2;
 /// Largest debt: 10 ms of the core, or 100 MB moved in one visit.
 const MAX_DEBT: i64 = 10_000_000;
 /// Largest weight; with the largest quantum (1 s) and all factors, far from overflow.
@@ -244,7 +242,6 @@ impl Drr {
         self.grants = match self.hungry {
             // Nobody waits for a debt to be repaid: as many as the largest takes.
             0 => MAX_DEBT / self.quantum + 1,
-            1 => LONE_QUANTA as i64,
             _ => 1,
         };
         if self.hungry > 0 && !self.has_served {
@@ -352,11 +349,6 @@ impl Drr {
     /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is activated next: `flow` has more to
     /// do, and goes on behind it.
     pub(crate) fn cut(&mut self, flow: FlowId) {
-        if self.contenders <= 1 {
-            // The quanta that it had for want of others.
-            let of = &mut self.flows[flow];
-            of.deficit = of.deficit.min(self.quantum * i64::from(of.weight));
-        }
         match self.is_woken {
             true => self.woken.push_back(flow),
             false => self.cut = Some(flow),

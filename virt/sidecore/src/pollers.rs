@@ -129,13 +129,6 @@ impl<P: Poller> Pollers<P> {
         slot
     }
 
-    /// The same, and the probes of all.
-    pub(crate) fn touch_beside(&mut self, at: usize) -> (&mut Attached<P>, &[Option<P::Probe>]) {
-        self.touch(at);
-        let slot = self.slots[at].as_mut().expect("a slot with a poller");
-        (slot, &self.probes)
-    }
-
     // -- probes and deadlines ------------------------------------------------------------------
 
     /// After an `Idle` poll: renews the probe. False if the poller wants to be polled at each sweep.
@@ -281,5 +274,12 @@ impl<P: Poller> Pollers<P> {
     /// Takes those in which the last look found work; they are to be polled.
     pub(crate) fn take_found(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.found)
+    }
+
+    /// As [`touch`](Self::touch), and the probes of all.
+    pub(crate) fn touch_beside(&mut self, at: usize) -> (&mut Attached<P>, &[Option<P::Probe>]) {
+        self.touch(at);
+        let slot = self.slots[at].as_mut().expect("a slot with a poller");
+        (slot, &self.probes)
     }
 }

@@ -3,7 +3,8 @@
 //! A turn is charged what its poller says, or, where another poller has had work since before it, the time that it took if that was
 //! more: a poller's estimates divide the core among those who keep to them, and the clock among those who do not (a large discard in
 //! memory, a system call that the kernel makes long). It costs one clock reading per such turn, which is the beginning of the next. A poller
-//! beside whom nobody has work takes nothing from anybody, however long it takes. What other threads do for a poller is not charged:
+//! beside whom nobody has work takes nothing from anybody, however long it takes. A turn that asks ([`Turn::others_wait`]) ends when its
+//! time is over, or before, for a poller that has got work meanwhile. What other threads do for a poller is not charged:
 //! see [`Turn`].
 
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use crate::{
     poller::{Activity, Poller, Probe},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
     stats::PollerState,
-    turn::{Others, REQUEST_COST, Turn},
+    turn::{End, Others, REQUEST_COST, Turn},
     wakes,
 };
 
@@ -24,8 +25,12 @@ const MAIL_BATCH: usize = 64;
 const MESSAGE_COST: u64 = 300;
 /// What a readable descriptor costs its poller at least: the system call that empties it, and its share of the look.
 const READY_COST: u64 = 1_000;
-/// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: 16 turns.
-const READY_DEBT: i64 = -(16 * drr::QUANTUM as i64);
+/// What a message, or a readable descriptor, may cost until the poller is to go on in its turn, in cost units.
+const CALL_BUDGET: u64 = 1_600;
+/// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: four turns.
+const READY_DEBT: i64 = -(4 * drr::QUANTUM as i64);
+/// A look that finds nothing is charged if it takes longer than this, in nanoseconds.
+const LONG_LOOK: u64 = 1_600;
 
 /// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
 /// is nobody's doing. Several times what a mebibyte takes.
@@ -69,7 +74,7 @@ impl<P: Poller> Core<P> {
         self.board.core.0.messages.add(1);
         counters.messages.add(1);
         let slot = self.pollers.touch(at);
-        let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
+        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes);
         slot.poller.message(message, &mut turn);
         let cost = turn.spent().max(MESSAGE_COST);
         counters.cost.add(cost);
@@ -137,7 +142,7 @@ impl<P: Poller> Core<P> {
         counters.mutes.add(u64::from(is_muted));
         core.readies.add(1);
         counters.readies.add(1);
-        let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
+        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes);
         slot.poller.ready(token, &mut turn);
         let spent = turn.spent();
         if spent > 0 {
@@ -193,8 +198,13 @@ impl<P: Poller> Core<P> {
         if probes.len() > 1 {
             turn = turn.beside(&beside, probes.len());
         }
+        if let Some(start) = start {
+            turn = turn.measured_from(start);
+        }
         let activity = slot.poller.poll(&mut turn);
-        let is_cut = turn.is_cut() && activity == Activity::Busy;
+        let is_drained = turn.is_drained();
+        let is_cut =
+            turn.end() == Some(End::Interrupted) && activity == Activity::Busy && !is_drained;
         let mut cost = turn.spent();
         let requests = turn.requests().max(u64::from(activity == Activity::Busy));
         self.requests += requests;
@@ -202,7 +212,7 @@ impl<P: Poller> Core<P> {
         if let (Some(start), Some(end)) = (start, end) {
             let took = end.since(start).min(MOST_MEASURED);
             // A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it.
-            if activity == Activity::Busy || took > drr::QUANTUM || self.drr.is_interruption() {
+            if activity == Activity::Busy || took > LONG_LOOK || self.drr.is_interruption() {
                 cost = cost.max(took);
             }
         }
@@ -223,6 +233,9 @@ impl<P: Poller> Core<P> {
         self.pollers.asked(at);
         self.is_waiting |= activity == Activity::Waiting;
         let (state, shown) = match activity {
+            Activity::Busy if is_drained && self.pollers.probe(at) => {
+                (State::Away, PollerState::Idle)
+            }
             Activity::Busy => (State::Hungry, PollerState::Busy),
             Activity::Waiting => (State::Waiting, PollerState::Waiting),
             Activity::Idle if self.pollers.probe(at) => (State::Away, PollerState::Idle),

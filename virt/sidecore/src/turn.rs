@@ -41,7 +41,19 @@ pub struct Turn<'a> {
     others: Option<&'a dyn Others>,
     /// Times that it may ask before it gets an answer, and how many are left.
     asks: (u32, Cell<u32>),
-    is_cut: Cell<bool>,
+    /// When it has taken the time of its budget, where another has had work since before it.
+    ends_at: Option<Nanos>,
+    end: Cell<Option<End>>,
+    is_drained: bool,
+}
+
+/// Why a turn is to end before its budget is spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Another poller has got work, and comes first.
+    Interrupted,
+    /// It has taken longer than it has charged, and others wait.
+    Late,
 }
 
 impl fmt::Debug for Turn<'_> {
@@ -52,7 +64,7 @@ impl fmt::Debug for Turn<'_> {
             .field("spent", &self.spent)
             .field("requests", &self.requests)
             .field("wakes", &self.wakes)
-            .field("is_cut", &self.is_cut)
+            .field("end", &self.end)
             .finish_non_exhaustive()
     }
 }
@@ -69,7 +81,9 @@ impl<'a> Turn<'a> {
             wakes,
             others: None,
             asks: (0, Cell::new(0)),
-            is_cut: Cell::new(false),
+            ends_at: None,
+            end: Cell::new(None),
+            is_drained: false,
         }
     }
 
@@ -77,6 +91,12 @@ impl<'a> Turn<'a> {
     pub(crate) fn beside(mut self, others: &'a dyn Others, count: usize) -> Self {
         self.others = Some(others);
         self.asks.0 = (count / OTHERS_PER_ASK) as u32;
+        self
+    }
+
+    /// The same, measured from `start` on because others have had work since.
+    pub(crate) fn measured_from(mut self, start: Nanos) -> Self {
+        self.ends_at = Some(start.after(self.budget));
         self
     }
 
@@ -107,25 +127,41 @@ impl<'a> Turn<'a> {
         self.others.is_some()
     }
 
-    /// Whether another poller has got work since, which it is to be served before this turn goes on: to be asked
+    /// Whether another poller is to be served before this turn goes on: one that has got work since; or one that has had work all
+    /// the time, and the turn has taken the time of its budget, whatever it has charged. To be asked
     /// every microsecond or so by a turn that lasts longer. Once it is so it stays so: stop, and answer `Busy` if there is more to
-    /// do. The turn goes on behind the other one, with what is left of its budget. About a nanosecond for each poller of the core
-    /// that is idle.
+    /// do. About a nanosecond for each poller of the core that is idle, and a reading of the clock where others have work.
     pub fn others_wait(&self) -> bool {
         let (every, left) = &self.asks;
         if left.get() > 0 {
             left.set(left.get() - 1);
-        } else if !self.is_cut.get() {
+        } else if self.end.get().is_none() {
             left.set(*every);
-            let others_wait = self.others.is_some_and(Others::wait);
-            self.is_cut.set(others_wait);
+            let is_late = || self.ends_at.is_some_and(|at| Nanos::now() >= at);
+            if self.others.is_some_and(Others::wait) {
+                self.end.set(Some(End::Interrupted));
+            } else if is_late() {
+                self.end.set(Some(End::Late));
+            }
         }
-        self.is_cut.get()
+        self.end.get().is_some()
     }
 
-    /// Whether it was told that others wait.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.is_cut.get()
+    /// Why it was told to end, if it was.
+    pub(crate) fn end(&self) -> Option<End> {
+        self.end.get()
+    }
+
+    /// For a turn that answers `Busy`: it has left nothing to do, as after one that answers `Idle`. The next turn then comes when the
+    /// probe fires, and not before that to find nothing.
+    #[inline]
+    pub fn drained(&mut self) {
+        self.is_drained = true;
+    }
+
+    /// Whether it said so.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     /// Charged so far.

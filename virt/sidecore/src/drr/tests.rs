@@ -162,6 +162,8 @@ fn serve_beside(costs: &[u64], total: u64, seed: u64) -> (Vec<u64>, u64) {
                 _ => drr.finish(flow, State::Away),
             }
             cuts += u64::from(is_cut);
+            let all: u64 = got.iter().sum();
+            assert!(all < 2 * total, "a round that has no end: {got:?}");
             (1..got.len()).for_each(|other| drr.wake(other));
         }
         (1..got.len()).for_each(|other| drr.wake(other));
@@ -191,7 +193,11 @@ fn a_flow_that_comes_back_cuts_one_short_as_far_as_its_quantum_goes() {
     let (got, cuts) = serve_beside(&[400], 10_000_000, 1);
     assert!(got[0].abs_diff(got[1]) < 20_000, "{got:?}");
     let rounds = got[0] / QUANTUM;
-    assert!((2 * rounds..=4 * rounds).contains(&cuts), "{cuts} in {rounds} rounds");
+    let all = QUANTUM / 400 * rounds;
+    assert!(
+        (all * 9 / 10..=all * 11 / 10).contains(&cuts),
+        "{cuts} in {rounds} rounds"
+    );
 }
 
 /// Visits, with their budgets, of the rest of a round; each spends `cost`, and has more to do.
@@ -213,7 +219,11 @@ fn a_flow_that_has_come_back_is_first_and_one_cut_short_goes_on_behind_it() {
     one_round(&mut drr);
     drr.activate(2);
     drr.begin_round();
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(2), "before those that stayed");
+    assert_eq!(
+        drr.next().map(|visit| visit.flow),
+        Some(2),
+        "before those that stayed"
+    );
     drr.charge(2, 300);
     drr.finish(2, State::Away);
     assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
@@ -229,22 +239,11 @@ fn a_flow_that_has_come_back_is_first_and_one_cut_short_goes_on_behind_it() {
     ];
     assert_eq!(rest_of_round(&mut drr, QUANTUM), rest);
     let all: Vec<_> = one_round(&mut drr).iter().map(|visit| visit.flow).collect();
-    assert_eq!(all.len(), 2, "those cut short and served twice owe: {all:?}");
-}
-
-#[test]
-fn the_quanta_of_a_lone_flow_end_when_another_comes() {
-    let mut drr = Drr::new(QUANTUM);
-    (0..2).for_each(|flow| drr.reset(flow));
-    drr.activate(0);
-    drr.begin_round();
-    assert_eq!(drr.next().map(|visit| visit.budget), Some(4 * QUANTUM));
-    drr.charge(0, 100);
-    drr.cut(0);
-    drr.wake(1);
-    assert!(drr.is_contended(0));
-    let rest = [(1, QUANTUM), (0, QUANTUM)];
-    assert_eq!(rest_of_round(&mut drr, QUANTUM), rest);
+    assert_eq!(
+        all.len(),
+        2,
+        "those cut short and served twice owe: {all:?}"
+    );
 }
 
 #[test]
@@ -310,17 +309,6 @@ fn one_round(drr: &mut Drr) -> Vec<Visit> {
         drr.finish(visit.flow, State::Hungry);
     }
     visits
-}
-
-#[test]
-fn a_flow_hungry_alone_gets_four_quanta() {
-    let mut drr = Drr::new(QUANTUM);
-    drr.reset(0);
-    drr.reset(1);
-    drr.activate(0);
-    assert_eq!(one_round(&mut drr)[0].budget, 4 * QUANTUM);
-    drr.activate(1);
-    assert_eq!(one_round(&mut drr)[0].budget, QUANTUM);
 }
 
 #[test]
@@ -413,8 +401,8 @@ fn a_waiting_flow_that_owes_is_visited_where_nobody_has_work() {
         drr.charge(0, cost);
         assert_eq!(round_of(&mut drr, State::Waiting), [(0, QUANTUM, false)]);
     }
-    // Beside one who has work, and four quanta a round for want of others, it repays.
-    drr.charge(0, 3 * LONE_QUANTA * QUANTUM);
+    // Beside one who has work it repays.
+    drr.charge(0, 3 * QUANTUM);
     drr.activate(1);
     let visited: Vec<_> = (0..4).map(|_| round_of(&mut drr, State::Hungry)).collect();
     let repays = visited.iter().take_while(|visits| visits.len() == 1);

@@ -98,6 +98,12 @@ impl<'a, E: Environment> Context<'a, E> {
         self
     }
 
+    /// Whether others on the core may come to wait for the visit's end: what is begun should be short.
+    #[inline]
+    pub fn has_others(&self) -> bool {
+        self.others.is_some()
+    }
+
     /// Whether nothing new may be begun: the budget is spent, or others on the core wait.
     #[inline]
     pub fn is_over(&mut self) -> bool {

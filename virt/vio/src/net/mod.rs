@@ -62,6 +62,8 @@ use crate::throttle::{RateLimits, Throttle};
 use crate::visit::cost;
 use transmit::Kept;
 
+/// Frames of a burst beside others: about a microsecond.
+const SHORT_BURST: usize = 8;
 /// Smallest frame worth sending: its Ethernet header.
 const MIN_FRAME: u32 = 14;
 /// Receive queue of the first pair.
@@ -433,6 +435,15 @@ impl NetCore {
             }
             _ => None,
         }
+    }
+}
+
+/// Frames of one burst in this visit: what has begun is finished, and on a core with others somebody may wait for that.
+#[inline]
+fn burst<E: Environment>(cx: &Context<'_, E>) -> usize {
+    match cx.has_others() {
+        true => SHORT_BURST,
+        false => BURST,
     }
 }
 

@@ -96,7 +96,7 @@ enum Found {
 impl<E: Environment> FrameReceiver for ReceiveBuffers<'_, '_, E> {
     fn room(&mut self) -> usize {
         match self.may_go_on() && self.has_buffer() {
-            true => BURST,
+            true => super::burst(self.cx),
             false => 0,
         }
     }

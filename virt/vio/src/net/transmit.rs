@@ -55,9 +55,9 @@ impl NetClass {
             return Ok(Activity::Idle);
         }
         let room = match self.is_up() {
-            true => self.port.send_room(pair).min(BURST),
+            true => self.port.send_room(pair).min(super::burst(cx)),
             // Nothing is sent, and the driver gets its buffers back.
-            false => BURST,
+            false => super::burst(cx),
         };
         self.core.pairs[usize::from(pair)].is_blocked = room == 0;
         if room == 0 {
