@@ -87,6 +87,20 @@ struct Port {
     made: Vec<u8>,
     /// When the next frame is due, of a load with a rate.
     due: u64,
+    /// When it was visited last, and the times between visits, of a port whose latencies are taken.
+    looked_at: u64,
+    looks: Histogram,
+}
+
+impl Port {
+    /// Whether the time of each frame under way is taken.
+    fn takes_latency(&self) -> bool {
+        match self.load {
+            Load::Window(window) => window <= LATENCY_WINDOW,
+            Load::Rate(_) => true,
+            Load::Silent | Load::Flood => false,
+        }
+    }
 }
 
 /// Ports under load.
@@ -97,6 +111,7 @@ pub struct Driver {
     clock: Clock,
     scratch: Vec<u8>,
     patience: Patience,
+    burst: usize,
 }
 
 impl Driver {
@@ -111,6 +126,7 @@ impl Driver {
             clock: Clock::new(),
             scratch: Vec::new(),
             patience: Patience::default(),
+            burst: BURST,
         };
         for spec in specs {
             driver.add(spec)?;
@@ -161,6 +177,8 @@ impl Driver {
             latency: Histogram::default(),
             made: Vec::new(),
             due: 0,
+            looked_at: 0,
+            looks: Histogram::default(),
         });
         Ok(())
     }
@@ -173,6 +191,14 @@ impl Driver {
     /// Waits so long for frames that may be lost.
     pub const fn set_patience(&mut self, patience: Patience) {
         self.patience = patience;
+    }
+
+    /// Takes and sends at most so many frames of a port before it looks at the others again, 1 to
+    /// [`BURST`]. A frame that has come waits for that look: where its latency is taken beside a
+    /// loaded port, a short burst keeps the time of this thread out of it
+    /// ([`PortReport::looks`] says how far).
+    pub fn set_burst(&mut self, frames: usize) {
+        self.burst = frames.clamp(1, BURST);
     }
 
     /// A port's client.
@@ -217,6 +243,7 @@ impl Driver {
         let before: Vec<_> = self.ports.iter().map(|port| port.sums).collect();
         for port in &mut self.ports {
             port.latency.clear();
+            port.looks.clear();
         }
         let cpu = server.and_then(process::cpu_time);
         let begin = self.clock.now();
@@ -224,7 +251,11 @@ impl Driver {
         let elapsed = self.clock.now() - begin;
         let cpu = server.and_then(process::cpu_time).zip(cpu);
         let measured: Vec<_> = self.ports.iter().map(|port| port.sums).collect();
-        let latencies: Vec<_> = self.ports.iter().map(|port| port.latency.clone()).collect();
+        let latencies: Vec<_> = self
+            .ports
+            .iter()
+            .map(|port| (port.latency.clone(), port.looks.clone()))
+            .collect();
         self.drain(&mut beside)?;
         let seconds = elapsed as f64 / 1e9;
         let mut report = Report {
@@ -233,7 +264,7 @@ impl Driver {
             server_cpu: cpu
                 .map(|(after, before)| after.saturating_sub(before).as_secs_f64() / seconds),
         };
-        for (at, latency) in latencies.into_iter().enumerate() {
+        for (at, (latency, looks)) in latencies.into_iter().enumerate() {
             let rate =
                 |of: fn(&Sums) -> u64| (of(&measured[at]) - of(&before[at])) as f64 / seconds;
             let rates = [
@@ -241,12 +272,20 @@ impl Driver {
                 rate(|sums| sums.bytes),
                 rate(|sums| sums.taken),
             ];
-            report.ports.push(self.port_report(at, rates, latency));
+            report
+                .ports
+                .push(self.port_report(at, rates, latency, looks));
         }
         Ok(report)
     }
 
-    fn port_report(&mut self, at: usize, rates: [f64; 3], latency: Histogram) -> PortReport {
+    fn port_report(
+        &mut self,
+        at: usize,
+        rates: [f64; 3],
+        latency: Histogram,
+        looks: Histogram,
+    ) -> PortReport {
         let port = &mut self.ports[at];
         let pairs = port.client.pairs.len();
         let mut counts = Counts::default();
@@ -273,6 +312,7 @@ impl Driver {
             bytes_per_s: rates[1],
             taken_per_s: rates[2],
             latency,
+            looks,
             wrong: sums.wrong,
             checked: sums.checked,
             foreign: sums.foreign,
@@ -310,12 +350,13 @@ impl Driver {
     #[inline]
     fn visit(&mut self, index: usize, sends: bool) -> Result<(), DriveError> {
         let port = &mut self.ports[index];
-        let takes_latency = match port.load {
-            Load::Window(window) => window <= LATENCY_WINDOW,
-            Load::Rate(_) => true,
-            Load::Silent | Load::Flood => false,
-        };
+        let takes_latency = port.takes_latency();
         let mut now = self.clock.now();
+        if takes_latency {
+            let since = now.saturating_sub(std::mem::replace(&mut port.looked_at, now));
+            port.looks.record(since);
+        }
+        let burst = self.burst;
         let Client {
             memory,
             layout,
@@ -335,7 +376,7 @@ impl Driver {
             let expected = port.expected;
             let clock = &self.clock;
             pair.receive
-                .receive(memory, layout, |arrived, pieces| {
+                .receive(memory, layout, burst, |arrived, pieces| {
                     let time = match expected {
                         Expected::Stamped => {
                             sums.take_stamped(arrived, pieces, memory, senders, scratch)
@@ -353,7 +394,13 @@ impl Driver {
                 })
                 .map_err(failed)?;
             if pair.transmit.free() < BURST || !sends {
-                port.sums.taken += pair.transmit.reclaim(memory).map_err(failed)? as u64;
+                // All of them, or twice as many as a burst takes.
+                let most = if burst == BURST {
+                    usize::MAX
+                } else {
+                    2 * burst
+                };
+                port.sums.taken += pair.transmit.reclaim(memory, most).map_err(failed)? as u64;
             }
             if !sends {
                 continue;
@@ -361,13 +408,13 @@ impl Driver {
             let sender = &mut self.senders[port.first_account + at];
             let count = match port.load {
                 Load::Silent => 0,
-                Load::Flood => BURST,
+                Load::Flood => burst,
                 Load::Window(window) => window
                     .saturating_sub(sender.account.in_flight())
-                    .min(BURST as u64) as usize,
+                    .min(burst as u64) as usize,
                 Load::Rate(rate) => {
                     let period = (1e9 / rate) as u64;
-                    let due = (now.saturating_sub(port.due) / period.max(1)).min(BURST as u64);
+                    let due = (now.saturating_sub(port.due) / period.max(1)).min(burst as u64);
                     // Those that find no room are not made up for: the ring was full.
                     port.due = (port.due + due * period).max(now.saturating_sub(64 * period));
                     due as usize

@@ -14,6 +14,9 @@ pub struct PortReport {
     pub taken_per_s: f64,
     /// Nanoseconds from there to back, where latencies are taken.
     pub latency: Histogram,
+    /// Nanoseconds between two visits to the port, where latencies are taken: a frame that has come
+    /// waits up to so long for this client.
+    pub looks: Histogram,
     /// What was wrong with frames received.
     pub wrong: Wrong,
     /// Frames whose bytes were all checked.

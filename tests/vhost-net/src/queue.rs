@@ -92,17 +92,19 @@ impl Transmit {
         }
     }
 
-    /// Takes back the buffers that the device returned. How many.
+    /// Takes back at most `most` of the buffers that the device returned. How many.
     ///
     /// # Errors
     /// The device broke the ring's protocol.
     #[inline]
-    pub fn reclaim(&mut self, memory: &Memory) -> Result<usize, RingError> {
-        let before = self.free.len();
-        while let Some(used) = self.queue.ring.pop(memory)? {
+    pub fn reclaim(&mut self, memory: &Memory, most: usize) -> Result<usize, RingError> {
+        for count in 0..most {
+            let Some(used) = self.queue.ring.pop(memory)? else {
+                return Ok(count);
+            };
             self.free.push(used.token);
         }
-        Ok(self.free.len() - before)
+        Ok(most)
     }
 
     /// Sends at most `count` frames. `stamp` writes each, at this offset, before it is made
@@ -262,8 +264,8 @@ impl Receive {
         assert!(has_room, "the ring has an entry for each buffer");
     }
 
-    /// Takes a burst of buffers that came back, hands each whole frame to `take`, gives the buffers
-    /// to the device again. How many buffers.
+    /// Takes at most `most` buffers that came back, and a burst, hands each whole frame to `take`,
+    /// gives the buffers to the device again. How many buffers.
     ///
     /// # Errors
     /// The device broke the ring's protocol.
@@ -272,10 +274,11 @@ impl Receive {
         &mut self,
         memory: &Memory,
         layout: &Layout,
+        most: usize,
         mut take: impl FnMut(Result<Arrived, Malformed>, &Pieces<'_>),
     ) -> Result<usize, RingError> {
         let mut batch = std::mem::take(&mut self.batch);
-        while batch.len() < BURST {
+        while batch.len() < most.min(BURST) {
             let Some(used) = self.queue.ring.pop(memory)? else {
                 break;
             };
@@ -288,7 +291,7 @@ impl Receive {
         for &(buffer, len) in &batch {
             self.take_buffer(memory, layout, buffer, len, &mut take);
         }
-        if self.spare.len() >= self.post_at {
+        if self.spare.len() >= self.post_at.min(most) {
             self.post_spare(memory, layout);
         }
         batch.clear();

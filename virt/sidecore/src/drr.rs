@@ -10,26 +10,31 @@
 //! - A visit may overdraw its budget by its last piece of work; the **debt** stays, and the flow is passed over until later
 //!   rounds have repaid it. Debts outlive idleness: rounds that pass meanwhile count as repayment.
 //! - What is left of a budget is kept while the flow stays hungry (at most [`KEPT_QUANTA`] quanta); idleness forfeits it.
-//! - A flow hungry alone gets [`LONE_QUANTA`] quanta per round: nobody waits, and fewer rounds cost less.
 //! - When all hungry flows are in debt, the rounds in which nobody could be served are skipped at once.
 //! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum, whatever it owes if no flow is
 //!   hungry.
+//! - A flow that comes back is visited **before** those in the ring, also in the middle of a round, as far as its quantum of this
+//!   round goes: what it left when it went away is still its own until the round ends. Beyond that it takes its place in the ring.
+//!   So a flow that asks for little is served at once, and one that comes and goes gets no more than one that stays. (MacGregor and
+//!   Shi, "Deficits for Bursty Latency-Critical Flows: DRR++", ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
+//! - A visit that is **cut short** for such a flow goes on behind it, in the same round, with what is left of its budget.
 //!
 //! Over any time in which flows stay hungry, what two of them were served differs, per weight, by no more than two quanta and the
 //! largest pieces of work, up to [`MAX_DEBT`].
 //!
 //! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by the loop in `run.rs`.
 
-/// The share of a flow of weight 1 per round, in cost units: eight small requests.
-pub(crate) const QUANTUM: u64 = 1_600;
-/// Quanta for a flow that is hungry alone.
-const LONE_QUANTA: u64 = 4;
+/// The share of a flow of weight 1 per round, in cost units: 32 small requests, or a burst of frames there and back. Who has little
+/// to do does not wait for it: see above.
+pub(crate) const QUANTUM: u64 = 6_400;
 /// Quanta that a hungry flow may save.
-const KEPT_QUANTA: i64 = 4;
+const KEPT_QUANTA: i64 = 2;
 /// Largest debt: 10 ms of the core, or 100 MB moved in one visit.
 const MAX_DEBT: i64 = 10_000_000;
 /// Largest weight; with the largest quantum (1 s) and all factors, far from overflow.
 const MAX_WEIGHT: u32 = 10_000;
+
+use std::collections::VecDeque;
 
 /// A flow's number.
 pub(crate) type FlowId = usize;
@@ -51,6 +56,8 @@ struct Flow {
     state: State,
     /// The round in which it went away.
     left: u64,
+    /// The last round that gave it a quantum.
+    granted: u64,
 }
 
 /// One turn to give.
@@ -70,10 +77,19 @@ pub(crate) struct Drr {
     ring: Vec<FlowId>,
     kept: usize,
     cursor: usize,
+    /// Those that have come back and were not visited since: before those of the ring, and not in it.
+    woken: VecDeque<FlowId>,
+    /// One of the ring whose visit was cut short; it is not kept yet.
+    cut: Option<FlowId>,
+    /// The flow being visited came from `woken`.
+    is_woken: bool,
+    /// And it has come back in this round.
+    is_interruption: bool,
+    is_in_round: bool,
     round: u64,
     /// Hungry flows: counted during a round for the next one.
     hungry: usize,
-    /// Those of this round, as it began.
+    /// Those of this round: as it began, and those that have come since.
     contenders: usize,
     /// Rounds granted at once in this round.
     grants: i64,
@@ -89,6 +105,11 @@ impl Drr {
             ring: Vec::new(),
             kept: 0,
             cursor: 0,
+            woken: VecDeque::new(),
+            cut: None,
+            is_woken: false,
+            is_interruption: false,
+            is_in_round: false,
             round: 0,
             hungry: 0,
             contenders: 0,
@@ -106,6 +127,7 @@ impl Drr {
                 weight: 1,
                 state: State::Away,
                 left: 0,
+                granted: 0,
             });
         }
         self.flows[flow].deficit = 0;
@@ -119,6 +141,7 @@ impl Drr {
         self.hungry -= usize::from(of.state == State::Hungry);
         if of.state != State::Away {
             self.ring.retain(|&at| at != flow);
+            self.woken.retain(|&at| at != flow);
         }
         of.state = State::Away;
         of.left = self.round;
@@ -129,9 +152,37 @@ impl Drr {
         self.hungry > 0
     }
 
-    /// Whether another flow than this one, which is being visited, had work when the round began: it has waited since.
+    /// Whether another flow than this one, which is being visited, has had work since before the visit.
     pub(crate) fn is_contended(&self, flow: FlowId) -> bool {
         self.contenders > usize::from(self.flows[flow].state == State::Hungry)
+    }
+
+    /// Whether a visit is to be cut short for this flow, should it have work.
+    #[inline]
+    pub(crate) fn may_interrupt(&self, flow: FlowId) -> bool {
+        let of = &self.flows[flow];
+        of.state == State::Away
+            && match of.granted == self.round {
+                true => of.deficit > 0,
+                false => self.repaid(of) > -self.quantum * i64::from(of.weight),
+            }
+    }
+
+    /// Whether the flow that is being visited has come back in the middle of this round, before others.
+    pub(crate) fn is_interruption(&self) -> bool {
+        self.is_interruption
+    }
+
+    /// What a flow that is away may do or owes, without a quantum that it is yet to get in a round under way.
+    fn repaid(&self, of: &Flow) -> i64 {
+        if self.is_in_round && of.left == self.round {
+            // Of the quantum of this round.
+            return of.deficit;
+        }
+        let passed = self.round - of.left - u64::from(self.is_in_round);
+        let rounds = i64::try_from(passed).unwrap_or(i64::MAX);
+        let repaid = rounds.saturating_mul(self.quantum * i64::from(of.weight));
+        of.deficit.saturating_add(repaid).min(0)
     }
 
     /// What it may still do (negative: what it owes), in cost units.
@@ -143,20 +194,25 @@ impl Drr {
         self.flows[flow].weight = weight.clamp(1, MAX_WEIGHT);
     }
 
-    /// A flow has got work, between rounds.
+    /// A flow has got work. In a round: only one that was away.
     pub(crate) fn activate(&mut self, flow: FlowId) {
-        let of = &mut self.flows[flow];
+        let of = &self.flows[flow];
         if of.state == State::Hungry {
             return;
         }
         if of.state == State::Away {
-            let rounds = i64::try_from(self.round - of.left).unwrap_or(i64::MAX);
-            let repaid = rounds.saturating_mul(self.quantum * i64::from(of.weight));
-            of.deficit = of.deficit.saturating_add(repaid).min(0);
-            self.ring.push(flow);
+            self.flows[flow].deficit = self.repaid(of);
+            self.woken.push_back(flow);
         }
-        of.state = State::Hungry;
-        self.hungry += 1;
+        self.flows[flow].state = State::Hungry;
+        match self.is_in_round {
+            true => {
+                // It is counted for the next round when it is visited.
+                self.contenders += 1;
+                self.grant(flow, 1);
+            }
+            false => self.hungry += 1,
+        }
     }
 
     /// `activate`, unless it is in the ring already.
@@ -170,6 +226,10 @@ impl Drr {
     /// Takes `cost` off its account, in or between visits.
     pub(crate) fn charge(&mut self, flow: FlowId, cost: u64) {
         let of = &mut self.flows[flow];
+        if of.state == State::Away && !self.is_in_round {
+            // Idleness has forfeited what was left.
+            of.deficit = of.deficit.min(0);
+        }
         let cost = i64::try_from(cost).unwrap_or(i64::MAX);
         of.deficit = of.deficit.saturating_sub(cost).max(-MAX_DEBT);
     }
@@ -177,11 +237,11 @@ impl Drr {
     /// A core without hungry flows has swept: a round like any other, for debts.
     pub(crate) fn begin_round(&mut self) {
         self.round += 1;
+        self.is_in_round = true;
         self.contenders = self.hungry;
         self.grants = match self.hungry {
             // Nobody waits for a debt to be repaid: as many as the largest takes.
             0 => MAX_DEBT / self.quantum + 1,
-            1 => LONE_QUANTA as i64,
             _ => 1,
         };
         if self.hungry > 0 && !self.has_served {
@@ -196,8 +256,9 @@ impl Drr {
     #[cold]
     fn skip_rounds(&mut self) {
         let needed = self
-            .ring
+            .woken
             .iter()
+            .chain(&self.ring)
             .map(|&flow| &self.flows[flow])
             .filter(|of| of.state == State::Hungry)
             .map(|of| -of.deficit / (self.quantum * i64::from(of.weight)) + 1)
@@ -205,29 +266,65 @@ impl Drr {
         self.grants = needed.unwrap_or(1).max(self.grants);
     }
 
-    /// The next to visit in this round; [`finish`](Self::finish) it before asking again.
+    /// The next to visit in this round; [`finish`](Self::finish) it, or [`cut`](Self::cut) it short, before asking again.
     pub(crate) fn next(&mut self) -> Option<Visit> {
+        while let Some(flow) = self.woken.pop_front() {
+            self.is_interruption = !self.grant(flow, self.grants);
+            if let Some(visit) = self.visit(flow) {
+                self.is_woken = true;
+                return Some(visit);
+            }
+            // It waits for a later round.
+            self.ring.push(flow);
+        }
+        (self.is_woken, self.is_interruption) = (false, false);
+        if let Some(flow) = self.cut.take() {
+            if let Some(visit) = self.visit(flow) {
+                return Some(visit);
+            }
+            self.keep(flow);
+        }
         while let Some(&flow) = self.ring.get(self.cursor) {
             self.cursor += 1;
-            let of = &mut self.flows[flow];
-            let quantum = self.quantum * i64::from(of.weight);
-            let most = match of.state {
-                State::Hungry => quantum * KEPT_QUANTA.max(self.grants),
-                _ => quantum,
-            };
-            of.deficit = (of.deficit + quantum.saturating_mul(self.grants)).min(most);
-            if of.deficit > 0 {
-                self.has_served |= of.state == State::Hungry;
-                return Some(Visit {
-                    flow,
-                    budget: of.deficit as u64,
-                });
+            if self.grant(flow, self.grants)
+                && let Some(visit) = self.visit(flow)
+            {
+                return Some(visit);
             }
-            self.hungry += usize::from(of.state == State::Hungry);
             self.keep(flow);
         }
         self.ring.truncate(self.kept);
+        self.is_in_round = false;
         None
+    }
+
+    /// Gives `flow` the quanta of this round, unless it has had them; whether it had not.
+    fn grant(&mut self, flow: FlowId, quanta: i64) -> bool {
+        let of = &mut self.flows[flow];
+        if of.granted == self.round {
+            return false;
+        }
+        of.granted = self.round;
+        let quantum = self.quantum * i64::from(of.weight);
+        let most = match of.state {
+            State::Hungry => quantum * KEPT_QUANTA.max(quanta),
+            _ => quantum,
+        };
+        of.deficit = (of.deficit + quantum.saturating_mul(quanta)).min(most);
+        true
+    }
+
+    /// A visit to `flow`; `None` if it owes.
+    fn visit(&mut self, flow: FlowId) -> Option<Visit> {
+        let of = &self.flows[flow];
+        if of.deficit <= 0 {
+            return None;
+        }
+        self.has_served |= of.state == State::Hungry;
+        Some(Visit {
+            flow,
+            budget: of.deficit as u64,
+        })
     }
 
     /// The visit is over: how the flow goes on.
@@ -235,18 +332,32 @@ impl Drr {
         let of = &mut self.flows[flow];
         of.state = state;
         match state {
-            State::Hungry => self.hungry += 1,
+            State::Hungry => {}
             State::Waiting => of.deficit = of.deficit.min(0),
             State::Away => {
-                of.deficit = of.deficit.min(0);
                 of.left = self.round;
                 return;
             }
         }
-        self.keep(flow);
+        match self.is_woken {
+            // Kept when the round comes to it, where it was visited already.
+            true => self.ring.push(flow),
+            false => self.keep(flow),
+        }
     }
 
+    /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is activated next: `flow` has more to
+    /// do, and goes on behind it.
+    pub(crate) fn cut(&mut self, flow: FlowId) {
+        match self.is_woken {
+            true => self.woken.push_back(flow),
+            false => self.cut = Some(flow),
+        }
+    }
+
+    /// `flow` stays in the ring.
     fn keep(&mut self, flow: FlowId) {
+        self.hungry += usize::from(self.flows[flow].state == State::Hungry);
         self.ring[self.kept] = flow;
         self.kept += 1;
     }

@@ -63,7 +63,8 @@ pub enum Departure {
 /// **Awake**, the runtime calls `message` for what has arrived, `ready` for descriptors that are readable (looked at
 /// every 100 µs), and `poll` on those pollers that are active: whose last poll was not `Idle`, whose probe fires, who got a message or a
 /// `ready`, or whose deadline has passed. Among active pollers time is divided by what they
-/// [charge](Turn::charge), or by what their turns took if that was more and another had work, by deficit round robin.
+/// [charge](Turn::charge), or by what their turns took if that was more and another had work, by deficit round robin; one that comes
+/// back is served before those that stay, within its share.
 ///
 /// **To sleep** it calls `arm` on all pollers that are not armed; then one sequentially consistent fence (not a
 /// method: the runtime's); then `has_work` on those. If nobody has work it sleeps on all registered descriptors and the
@@ -131,6 +132,7 @@ pub trait Poller: Send {
 
     /// Does a **bounded** batch of work from each of its sources, charging for it; never drains "until empty", which
     /// a guest that keeps refilling would never let end. Goes on while the turn is not spent; the last piece may overdraw it.
+    /// One that lasts longer than a microsecond asks now and then whether [others wait](Turn::others_wait), and ends if they do.
     fn poll(&mut self, turn: &mut Turn<'_>) -> Activity;
 
     /// Takes one message; those of one sender arrive in the order sent. `poll` follows in the same sweep, if the poller

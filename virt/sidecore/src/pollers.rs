@@ -275,4 +275,11 @@ impl<P: Poller> Pollers<P> {
     pub(crate) fn take_found(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.found)
     }
+
+    /// As [`touch`](Self::touch), and the probes of all.
+    pub(crate) fn touch_beside(&mut self, at: usize) -> (&mut Attached<P>, &[Option<P::Probe>]) {
+        self.touch(at);
+        let slot = self.slots[at].as_mut().expect("a slot with a poller");
+        (slot, &self.probes)
+    }
 }

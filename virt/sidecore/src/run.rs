@@ -5,7 +5,8 @@
 //!           hand out mail                   at most `MAIL_BATCH`; orders to take on or give away pollers first
 //!           look at the epoll               every 100 µs, best after a busy sweep: `ready`
 //!           scan the probes                 1 ns for each poller; deadlines when the earliest has passed
-//!           a round over the active ones    deficit round robin (drr.rs): poll with a budget, charge
+//!           a round over the active ones    deficit round robin (drr.rs): poll with a budget, charge; the probes again each
+//!                                           microsecond: who has got work meanwhile comes before those that have had their turn
 //!           anybody busy? again             else as the idle policy says: spin, pause, or park
 //! ```
 //! What a call of a poller involves is in [`serve`](crate::serve), coming and going in [`migrate`](crate::migrate).
@@ -42,6 +43,9 @@ pub(crate) const LOOK_EVERY_NS: u64 = 100_000;
 /// has just been called takes longer than a look to come with its next request; at any other time
 /// the look may make a request wait, and its guest halt.
 const LOOK_WAITS_NS: u64 = 50_000;
+/// Between two scans of the probes during a round whose turns are measured, in nanoseconds: a scan takes
+/// one for each idle poller.
+const SCAN_EVERY_NS: u64 = 1_000;
 /// Descriptors taken from the epoll at a time.
 pub(crate) const EVENTS: usize = 64;
 /// While work is under way elsewhere: of so many sweeps without work one gives the CPU to whoever else wants it.
@@ -134,12 +138,18 @@ impl<P: Poller> Core<P> {
         self.drr.begin_round();
         // The end of one turn is the beginning of the next, where turns are measured.
         let mut turned_at = None;
+        let mut next_scan = self.now.after(SCAN_EVERY_NS);
         while let Some(visit) = self.drr.next() {
-            let (of_turn, end) = self.visit(visit, turned_at);
-            if of_turn == Activity::Busy {
+            let visited = self.visit(visit, turned_at);
+            if visited.activity == Activity::Busy {
                 activity = Activity::Busy;
             }
-            turned_at = end;
+            turned_at = visited.end;
+            if visited.is_cut || visited.end.is_some_and(|end| end >= next_scan) {
+                let drr = &mut self.drr;
+                self.pollers.scan(|at| drr.wake(at));
+                next_scan = visited.end.unwrap_or(next_scan).after(SCAN_EVERY_NS);
+            }
         }
         if !self.leaving.is_empty() && self.detach_leaving() == Activity::Busy {
             activity = Activity::Busy;

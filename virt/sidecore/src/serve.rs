@@ -3,18 +3,19 @@
 //! A turn is charged what its poller says, or, where another poller has had work since before it, the time that it took if that was
 //! more: a poller's estimates divide the core among those who keep to them, and the clock among those who do not (a large discard in
 //! memory, a system call that the kernel makes long). It costs one clock reading per such turn, which is the beginning of the next. A poller
-//! beside whom nobody has work takes nothing from anybody, however long it takes. What other threads do for a poller is not charged:
+//! beside whom nobody has work takes nothing from anybody, however long it takes. A turn that asks ([`Turn::others_wait`]) ends when its
+//! time is over, or before, for a poller that has got work meanwhile. What other threads do for a poller is not charged:
 //! see [`Turn`].
 
 use std::sync::atomic::Ordering;
 
 use crate::{
     clock::Nanos,
-    drr::{self, State, Visit},
-    poller::{Activity, Poller},
+    drr::{self, Drr, State, Visit},
+    poller::{Activity, Poller, Probe},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
     stats::PollerState,
-    turn::{REQUEST_COST, Turn},
+    turn::{End, Others, REQUEST_COST, Turn},
     wakes,
 };
 
@@ -24,8 +25,12 @@ const MAIL_BATCH: usize = 64;
 const MESSAGE_COST: u64 = 300;
 /// What a readable descriptor costs its poller at least: the system call that empties it, and its share of the look.
 const READY_COST: u64 = 1_000;
-/// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: 16 turns.
-const READY_DEBT: i64 = -(16 * drr::QUANTUM as i64);
+/// What a message, or a readable descriptor, may cost until the poller is to go on in its turn, in cost units.
+const CALL_BUDGET: u64 = 1_600;
+/// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: four turns.
+const READY_DEBT: i64 = -(4 * drr::QUANTUM as i64);
+/// A look that finds nothing is charged if it takes longer than this, in nanoseconds.
+const LONG_LOOK: u64 = 1_600;
 
 /// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
 /// is nobody's doing. Several times what a mebibyte takes.
@@ -69,7 +74,7 @@ impl<P: Poller> Core<P> {
         self.board.core.0.messages.add(1);
         counters.messages.add(1);
         let slot = self.pollers.touch(at);
-        let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
+        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes);
         slot.poller.message(message, &mut turn);
         let cost = turn.spent().max(MESSAGE_COST);
         counters.cost.add(cost);
@@ -137,7 +142,7 @@ impl<P: Poller> Core<P> {
         counters.mutes.add(u64::from(is_muted));
         core.readies.add(1);
         counters.readies.add(1);
-        let mut turn = Turn::new(self.now, drr::QUANTUM, &mut slot.wakes);
+        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes);
         slot.poller.ready(token, &mut turn);
         let spent = turn.spent();
         if spent > 0 {
@@ -170,33 +175,44 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// One poller's turn; and its end, if it was measured. `start`: the end of the one before, if that was.
-    pub(crate) fn visit(
-        &mut self,
-        visit: Visit,
-        start: Option<Nanos>,
-    ) -> (Activity, Option<Nanos>) {
+    /// One poller's turn. `start`: the end of the one before, if that was measured.
+    pub(crate) fn visit(&mut self, visit: Visit, start: Option<Nanos>) -> Visited {
         let at = visit.flow;
         let Some(member) = &self.members[at] else {
             self.drr.finish(at, State::Away);
-            return (Activity::Idle, start);
+            return Visited {
+                activity: Activity::Idle,
+                end: start,
+                is_cut: false,
+            };
         };
         let is_measured = self.drr.is_contended(at);
         let start = is_measured.then(|| start.unwrap_or_else(Nanos::now));
         let counters = &member.board.counters.0;
         let in_poller = &self.board.pulse.0.in_poller;
         in_poller.store(member.board.id, Ordering::Relaxed);
-        let slot = self.pollers.touch(at);
+        let (slot, probes) = self.pollers.touch_beside(at);
+        let drr = &self.drr;
+        let beside = Beside { probes, drr };
         let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
+        if probes.len() > 1 {
+            turn = turn.beside(&beside, probes.len());
+        }
+        if let Some(start) = start {
+            turn = turn.measured_from(start);
+        }
         let activity = slot.poller.poll(&mut turn);
+        let is_drained = turn.is_drained();
+        let is_cut =
+            turn.end() == Some(End::Interrupted) && activity == Activity::Busy && !is_drained;
         let mut cost = turn.spent();
         let requests = turn.requests().max(u64::from(activity == Activity::Busy));
         self.requests += requests;
         let end = is_measured.then(Nanos::now);
         if let (Some(start), Some(end)) = (start, end) {
             let took = end.since(start).min(MOST_MEASURED);
-            // A look that finds nothing is part of a sweep, unless it is a long one.
-            if activity == Activity::Busy || took > drr::QUANTUM {
+            // A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it.
+            if activity == Activity::Busy || took > LONG_LOOK || self.drr.is_interruption() {
                 cost = cost.max(took);
             }
         }
@@ -217,13 +233,48 @@ impl<P: Poller> Core<P> {
         self.pollers.asked(at);
         self.is_waiting |= activity == Activity::Waiting;
         let (state, shown) = match activity {
+            Activity::Busy if is_drained && self.pollers.probe(at) => {
+                (State::Away, PollerState::Idle)
+            }
             Activity::Busy => (State::Hungry, PollerState::Busy),
             Activity::Waiting => (State::Waiting, PollerState::Waiting),
             Activity::Idle if self.pollers.probe(at) => (State::Away, PollerState::Idle),
             Activity::Idle => (State::Waiting, PollerState::Idle),
         };
-        self.drr.finish(at, state);
+        match is_cut {
+            true => self.drr.cut(at),
+            false => self.drr.finish(at, state),
+        }
         member.board.set_state(shown);
-        (activity, end)
+        Visited {
+            activity,
+            end,
+            is_cut,
+        }
+    }
+}
+
+/// Outcome of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visited {
+    pub(crate) activity: Activity,
+    /// When it ended, if it was measured.
+    pub(crate) end: Option<Nanos>,
+    /// It ended because another poller has got work.
+    pub(crate) is_cut: bool,
+}
+
+/// The pollers beside the one whose turn it is.
+struct Beside<'a, B> {
+    probes: &'a [Option<B>],
+    drr: &'a Drr,
+}
+
+impl<B: Probe> Others for Beside<'_, B> {
+    fn wait(&self) -> bool {
+        let fires = |probe: &Option<B>| probe.as_ref().is_some_and(B::fires);
+        (0..)
+            .zip(self.probes)
+            .any(|(at, probe)| fires(probe) && self.drr.may_interrupt(at))
     }
 }

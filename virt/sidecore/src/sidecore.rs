@@ -121,8 +121,9 @@ impl SidecoreBuilder {
         self
     }
 
-    /// What a poller of weight 1 may do per round beside others, in cost units (nanoseconds): default 1,600, eight small
-    /// requests. More makes for fewer rounds, and longer waits behind others.
+    /// What a poller of weight 1 may do per round beside others, in cost units (nanoseconds): default 6,400, 32 small
+    /// requests. More makes for fewer rounds, and longer waits of those that have much to do; who has little comes first
+    /// ([`Turn::others_wait`](crate::Turn::others_wait)).
     pub fn quantum(mut self, cost: u64) -> Self {
         self.quantum = cost.max(1);
         self

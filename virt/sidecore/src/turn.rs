@@ -4,8 +4,13 @@
 //! clock reading per request would cost more than a small request). The scheduler (`drr.rs`) evens out costs, not visits. A turn that
 //! took longer than its poller said, while another had work, is charged the time, up to a millisecond; any other, what was said.
 //!
+//! A turn ends early for a poller that has got work meanwhile and has done less than its share: a turn that lasts asks
+//! ([`Turn::others_wait`]), since only it knows where it may stop, and goes on behind that one.
+//!
 //! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at the same time (image threads, io_uring's
 //! workers, the storage itself) is charged to nobody here. Rate limits are for that.
+
+use std::{cell::Cell, fmt};
 
 use crate::{clock::Nanos, wakes::Wakes};
 
@@ -17,14 +22,51 @@ pub const fn bytes_cost(bytes: u64) -> u64 {
     bytes / 10
 }
 
+/// Probes of other pollers for which one ask is worth while: a twentieth of a microsecond.
+const OTHERS_PER_ASK: usize = 32;
+
+/// The other pollers of the core, as a turn sees them.
+pub(crate) trait Others {
+    /// Whether one of them has got work and is to be served before the turn goes on.
+    fn wait(&self) -> bool;
+}
+
 /// One call of a poller.
-#[derive(Debug)]
 pub struct Turn<'a> {
     now: Nanos,
     budget: u64,
     spent: u64,
     requests: u64,
     wakes: &'a mut Wakes,
+    others: Option<&'a dyn Others>,
+    /// Times that it may ask before it gets an answer, and how many are left.
+    asks: (u32, Cell<u32>),
+    /// When it has taken the time of its budget, where another has had work since before it.
+    ends_at: Option<Nanos>,
+    end: Cell<Option<End>>,
+    is_drained: bool,
+}
+
+/// Why a turn is to end before its budget is spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Another poller has got work, and comes first.
+    Interrupted,
+    /// It has taken longer than it has charged, and others wait.
+    Late,
+}
+
+impl fmt::Debug for Turn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn")
+            .field("now", &self.now)
+            .field("budget", &self.budget)
+            .field("spent", &self.spent)
+            .field("requests", &self.requests)
+            .field("wakes", &self.wakes)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> Turn<'a> {
@@ -37,7 +79,25 @@ impl<'a> Turn<'a> {
             spent: 0,
             requests: 0,
             wakes,
+            others: None,
+            asks: (0, Cell::new(0)),
+            ends_at: None,
+            end: Cell::new(None),
+            is_drained: false,
         }
+    }
+
+    /// The same beside `count` other pollers, whose probes are looked at when the turn asks; if they are many, less often.
+    pub(crate) fn beside(mut self, others: &'a dyn Others, count: usize) -> Self {
+        self.others = Some(others);
+        self.asks.0 = (count / OTHERS_PER_ASK) as u32;
+        self
+    }
+
+    /// The same, measured from `start` on because others have had work since.
+    pub(crate) fn measured_from(mut self, start: Nanos) -> Self {
+        self.ends_at = Some(start.after(self.budget));
+        self
     }
 
     /// The start of this sweep; the same for all pollers.
@@ -60,6 +120,48 @@ impl<'a> Turn<'a> {
     #[inline]
     pub fn is_spent(&self) -> bool {
         self.spent >= self.budget
+    }
+
+    /// Whether there are others on the core that may come to wait: without any, a turn need not [ask](Self::others_wait).
+    pub fn has_others(&self) -> bool {
+        self.others.is_some()
+    }
+
+    /// Whether another poller is to be served before this turn goes on: one that has got work since; or one that has had work all
+    /// the time, and the turn has taken the time of its budget, whatever it has charged. To be asked
+    /// every microsecond or so by a turn that lasts longer. Once it is so it stays so: stop, and answer `Busy` if there is more to
+    /// do. About a nanosecond for each poller of the core that is idle, and a reading of the clock where others have work.
+    pub fn others_wait(&self) -> bool {
+        let (every, left) = &self.asks;
+        if left.get() > 0 {
+            left.set(left.get() - 1);
+        } else if self.end.get().is_none() {
+            left.set(*every);
+            let is_late = || self.ends_at.is_some_and(|at| Nanos::now() >= at);
+            if self.others.is_some_and(Others::wait) {
+                self.end.set(Some(End::Interrupted));
+            } else if is_late() {
+                self.end.set(Some(End::Late));
+            }
+        }
+        self.end.get().is_some()
+    }
+
+    /// Why it was told to end, if it was.
+    pub(crate) fn end(&self) -> Option<End> {
+        self.end.get()
+    }
+
+    /// For a turn that answers `Busy`: it has left nothing to do, as after one that answers `Idle`. The next turn then comes when the
+    /// probe fires, and not before that to find nothing.
+    #[inline]
+    pub fn drained(&mut self) {
+        self.is_drained = true;
+    }
+
+    /// Whether it said so.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     /// Charged so far.

@@ -498,8 +498,10 @@ impl<M: RegionMemory> Peer<M> {
                 queues: &mut self.queues,
                 now_ns,
             };
-            let visited =
-                with_view!(self.memory, view => device.visit(view, &mut calls, &mut visit));
+            let asks = || turn.others_wait();
+            let others = turn.has_others().then_some(&asks as &dyn Fn() -> bool);
+            let visited = with_view!(self.memory, view =>
+                device.visit_beside(view, &mut calls, &mut visit, others));
             activity = match visited {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,
@@ -538,7 +540,21 @@ impl<M: RegionMemory> Peer<M> {
             Advance::Waits if activity == Activity::Idle => activity = Activity::Waiting,
             Advance::Waits | Advance::Nothing => {}
         }
-        if activity == Activity::Idle && self.has_begun {
+        if !self.has_begun {
+            return Served::On(activity);
+        }
+        // What a visit that was not cut short has done is mostly all there was. Behind a vIOMMU the next one also sees what became
+        // of misses.
+        let is_drained = activity == Activity::Busy
+            && !visit.is_over()
+            && self.task.is_none()
+            && device.in_flight() == 0
+            && !self.memory.is_translated()
+            && !with_view!(self.memory, view => device.has_work(view));
+        if is_drained {
+            turn.drained();
+        }
+        if activity == Activity::Idle || is_drained {
             self.watch(device);
         }
         Served::On(activity)

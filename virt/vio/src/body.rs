@@ -48,6 +48,8 @@ struct Core<C: DeviceClass> {
     /// The position of the queue that the next visit serves first: the others may find nothing left
     /// of the visit.
     first: usize,
+    /// That of [`DeviceClass::FIRST`], with which a visit begins unless the one before left something.
+    home: usize,
     /// The clock at the last visit.
     now_ns: u64,
     /// Scratch of looking ahead.
@@ -71,7 +73,7 @@ impl<C: DeviceClass> Core<C> {
     /// Queue `at`, a position, is gone.
     fn remove(&mut self, at: usize) {
         let queue = self.queues.remove(at);
-        self.first = 0;
+        (self.first, self.home) = (0, 0);
         self.rings.add(&queue.ring.stats());
         self.class.forget(queue.index(), queue.own);
     }
@@ -86,6 +88,7 @@ impl<C: DeviceClass> Device<C> {
             life: Life::default(),
             queues: Vec::new(),
             first: 0,
+            home: 0,
             now_ns: 0,
             chain: Chain::new(),
             rings: RingStats::default(),
@@ -157,7 +160,8 @@ impl<C: DeviceClass> Device<C> {
         core.queues.reserve_exact(1);
         core.queues.push(queue);
         if index == C::FIRST {
-            core.first = core.queues.len() - 1;
+            core.home = core.queues.len() - 1;
+            core.first = core.home;
         }
         core.class.set_enabled(index, true);
         Ok(())
@@ -237,10 +241,24 @@ impl<C: DeviceClass> Device<C> {
         irq: &mut impl Interrupt,
         visit: &mut Visit,
     ) -> Activity {
+        self.visit_beside(dma, irq, visit, None)
+    }
+
+    /// As [`visit`](Self::visit), on a core with others: the visit ends early if `others` wait, which it asks every few
+    /// requests or frames.
+    pub fn visit_beside<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        irq: &mut impl Interrupt,
+        visit: &mut Visit,
+        others: Option<&dyn Fn() -> bool>,
+    ) -> Activity {
         let Self { core, stats } = self;
-        core.visit(&mut Context::<OwnerEnvironment<_, _>>::new(
-            dma, irq, visit, stats,
-        ))
+        let mut cx = Context::<OwnerEnvironment<_, _>>::new(dma, irq, visit, stats);
+        if let Some(others) = others {
+            cx = cx.beside(others);
+        }
+        core.visit(&mut cx)
     }
 
     /// Does what a network device's front end asks for; false if it cannot.
@@ -315,6 +333,7 @@ impl<C: DeviceClass> Device<C> {
             life,
             queues,
             first: _,
+            home: _,
             now_ns: _,
             chain: _,
             rings: _,

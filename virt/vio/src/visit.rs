@@ -23,6 +23,9 @@ pub mod cost {
     pub const PAGE: u64 = 1_000;
 }
 
+/// Between two looks whether others on the core wait, in nanoseconds: two small requests, or a few frames.
+const ASK_EVERY: u64 = 200;
+
 /// One visit to a device. A request that has begun is finished, so a visit may cost more than it was allowed: the
 /// scheduler keeps the difference as a debt.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,8 @@ pub struct Visit {
     now_ns: u64,
     budget: u64,
     spent: u64,
+    /// What it may have cost when others are asked again; at most `budget`.
+    ask_at: u64,
     requests: u64,
 }
 
@@ -40,6 +45,7 @@ impl Visit {
             now_ns,
             budget,
             spent: 0,
+            ask_at: budget,
             requests: 0,
         }
     }
@@ -63,6 +69,22 @@ impl Visit {
     #[inline]
     pub fn is_over(&self) -> bool {
         self.spent >= self.budget
+    }
+
+    /// The same, where others on the core are asked meanwhile whether they wait.
+    pub(crate) fn asks_others(&mut self) {
+        self.ask_at = self.budget.min(self.spent.saturating_add(ASK_EVERY));
+    }
+
+    /// Whether nothing new may be begun, or it is time to ask others.
+    #[inline]
+    pub(crate) fn is_ask_due(&self) -> bool {
+        self.spent >= self.ask_at
+    }
+
+    /// Ends it before its budget is spent.
+    pub(crate) fn end(&mut self) {
+        (self.budget, self.ask_at) = (self.spent, self.spent);
     }
 
     /// Adds to what it has cost.

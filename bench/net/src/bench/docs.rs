@@ -102,8 +102,8 @@ fn page(keys: &Object) -> String {
         }
     }
     line("\n## Latencies\n".to_owned());
-    line("| | alone | beside a flooding port |".to_owned());
-    line("|---|--:|--:|".to_owned());
+    line("| | alone | beside a flooding port | frames per second of that | µs between the client's looks |".to_owned());
+    line("|---|--:|--:|--:|--:|".to_owned());
     for (key, name) in [
         ("quiet_port_p99_vs_alone", "quiet port, ours, p99 µs"),
         ("quiet_port_p99_vs_alone_dpdk", "quiet port, DPDK, p99 µs"),
@@ -113,10 +113,13 @@ fn page(keys: &Object) -> String {
             let value = keys.get(&format!("{key}_{part}_ns"));
             value.map_or("-".to_owned(), |ns| format!("{:.1}", ns / 1e3))
         };
+        let flood = keys.get(&format!("{key}_flood_mpps"));
+        let flood = flood.map_or("-".to_owned(), |rate| format!("{rate:.2} M"));
         line(format!(
-            "| {name} | {} | {} |",
+            "| {name} | {} | {} | {flood} | {} |",
             micros("alone"),
-            micros("beside")
+            micros("beside"),
+            micros("client_look")
         ));
     }
     line("\n| one frame there and back | ours | DPDK |\n|---|--:|--:|".to_owned());

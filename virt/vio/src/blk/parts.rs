@@ -100,7 +100,7 @@ impl BlkClass {
             return Ok(activity);
         }
         queue.own.waiting_for = None;
-        while !cx.visit.is_over()
+        while !cx.is_over()
             && let Some(&slot) = queue.own.continuing.front()
         {
             match self.next_part(queue, slot, cx)? {
@@ -123,7 +123,7 @@ impl BlkClass {
             if own.part() == 0 {
                 continue;
             }
-            if cx.visit.is_over() {
+            if cx.is_over() {
                 break;
             }
             let bytes = u64::from(own.part());

@@ -18,7 +18,8 @@
 //!
 //! A queue whose ring is parked when its turn comes has none of `go_on`, `serve` and `finish`
 //! called: an error that is a [`RingStop`] has parked the ring, and the step is repeated from its
-//! beginning when the ring goes on. The queue that comes first is another one in each visit.
+//! beginning when the ring goes on. The queue that comes first is [`FIRST`](DeviceClass::FIRST), but
+//! for visits behind one that ended before its work did: there it is another one each time.
 //!
 //! A class takes chains ([`ServedQueue::take`]), reads and writes buffers through the view of
 //! memory of its [`Context`], and gives tokens back ([`ServedQueue::stage`], or
@@ -62,6 +63,8 @@ pub struct Context<'a, E: Environment> {
     pub(super) irq: &'a mut E::Interrupt,
     /// Budget of the visit; each piece of work is charged to it.
     pub visit: &'a mut Visit,
+    /// Whether others on the core wait for the visit's end.
+    pub(super) others: Option<&'a dyn Fn() -> bool>,
     /// The device's counters; those of rings, doorbells and interrupts are counted by the body.
     pub stats: &'a mut DeviceStats,
     /// Reason for a reset that a hook has reported and the body has not collected.
@@ -81,10 +84,42 @@ impl<'a, E: Environment> Context<'a, E> {
             dma,
             irq,
             visit,
+            others: None,
             stats,
             violation: None,
             is_config_changed: false,
         }
+    }
+
+    /// The same, in a visit that ends when `others` wait.
+    pub(super) fn beside(mut self, others: &'a dyn Fn() -> bool) -> Self {
+        self.visit.asks_others();
+        self.others = Some(others);
+        self
+    }
+
+    /// Whether others on the core may come to wait for the visit's end: what is begun should be short.
+    #[inline]
+    pub fn has_others(&self) -> bool {
+        self.others.is_some()
+    }
+
+    /// Whether nothing new may be begun: the budget is spent, or others on the core wait.
+    #[inline]
+    pub fn is_over(&mut self) -> bool {
+        self.visit.is_ask_due() && self.ask()
+    }
+
+    /// Whether the visit is over, now that it is time to ask others.
+    #[cold]
+    fn ask(&mut self) -> bool {
+        if !self.visit.is_over() {
+            match self.others {
+                Some(others) if others() => self.visit.end(),
+                _ => self.visit.asks_others(),
+            }
+        }
+        self.visit.is_over()
     }
 
     /// The configuration space has changed, which the driver is to be notified of.
@@ -108,6 +143,7 @@ impl<'a, E: Environment> Context<'a, E> {
     {
         let mut view = wrap(self.dma);
         let mut inner = Context::<F>::new(&mut view, self.irq, self.visit, self.stats);
+        inner.others = self.others;
         let result = use_it(&mut inner);
         let (violation, is_config_changed) = (inner.violation, inner.is_config_changed);
         self.violation = self.violation.or(violation);
@@ -124,7 +160,7 @@ pub type Step = Result<Activity, RingStop>;
 pub trait DeviceClass: Sized {
     /// Device type number (virtio 1.2 §5).
     const TYPE: u16;
-    /// Number of the queue that the first visit after a start serves first.
+    /// Number of the queue that a visit serves first, unless the one before has left something.
     const FIRST: u16 = 0;
     /// State of each queue.
     type Queue;

@@ -24,12 +24,18 @@ impl<C: DeviceClass> Core<C> {
         self.collect_failure(cx);
         // Also if it has failed meanwhile: what has ended is the driver's.
         if may_run {
-            for turn in 0..count {
+            // The last served first: what one queue gave to another is what somebody waits for, more than to get a buffer back, and
+            // each publication ends with a barrier.
+            for turn in (0..count).rev() {
                 let at = self.turn(turn);
                 is_busy |= self.queues[at].runs && self.publish(at, cx);
             }
-            // A queue that starves because the others come first comes first next time.
-            self.first = if count == 0 { 0 } else { self.turn(1) };
+            self.first = match count != 0 && cx.visit.is_over() {
+                // A queue that starves because the others come first comes first next time.
+                true => self.turn(1),
+                // What one queue gives to another, as the port of a network device does, is seen by the same visit.
+                false => self.home,
+            };
         }
         if self.life.take_notification() {
             cx.irq.config();
@@ -103,7 +109,7 @@ impl<C: DeviceClass> Core<C> {
             return false;
         }
         let mut is_busy = false;
-        while !cx.visit.is_over() && queue.ring.parked().is_none() {
+        while !cx.is_over() && queue.ring.parked().is_none() {
             match self.class.serve(queue, cx) {
                 Ok(Activity::Busy) => is_busy = true,
                 Ok(Activity::Idle) => return is_busy,

@@ -57,6 +57,8 @@ use crate::throttle::{RateLimits, Throttle};
 use crate::visit::cost;
 use transmit::Kept;
 
+/// Frames of a burst beside others: about a microsecond.
+const SHORT_BURST: usize = 8;
 /// Smallest frame worth sending: its Ethernet header.
 const MIN_FRAME: u32 = net_offload::MIN_FRAME as u32;
 /// Receive queue of the first pair.
@@ -411,6 +413,15 @@ impl NetCore {
             }
             _ => None,
         }
+    }
+}
+
+/// Frames of one burst in this visit: what has begun is finished, and on a core with others somebody may wait for that.
+#[inline]
+fn burst<E: Environment>(cx: &Context<'_, E>) -> usize {
+    match cx.has_others() {
+        true => SHORT_BURST,
+        false => BURST,
     }
 }
 

@@ -102,7 +102,7 @@ enum Found {
 impl<E: Environment> FrameReceiver for ReceiveBuffers<'_, '_, E> {
     fn room(&mut self) -> usize {
         match self.may_go_on() && self.has_buffer() {
-            true => BURST,
+            true => super::burst(self.cx),
             false => 0,
         }
     }
@@ -287,7 +287,7 @@ fn copy(frames: &[RxFrame<'_>], placed: &[Placed], pieces: &mut Pieces<'_>) {
 impl<E: Environment> ReceiveBuffers<'_, '_, E> {
     /// Whether frames may be taken, as far as everything but buffers goes.
     fn may_go_on(&mut self) -> bool {
-        if self.stopped.is_some() || self.is_short || self.cx.visit.is_over() {
+        if self.stopped.is_some() || self.is_short || self.cx.is_over() {
             return false;
         }
         let is_open = self.core.throttle.is_open(self.cx.visit.now_ns());

@@ -20,7 +20,7 @@ mod remote_control;
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
 use crate::ring::RETRY_NS;
-use crate::{QueueDevice, Service};
+use crate::{QueueDevice, Service, Visit};
 
 const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
 const PEER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
@@ -658,26 +658,80 @@ fn a_stopped_device_touches_nothing_and_goes_on_later() {
 }
 
 #[test]
-fn the_first_visit_serves_the_transmit_queue_first_and_the_order_alternates() {
+fn the_transmit_queue_is_served_first_unless_a_visit_ended_before_the_other_had_its_turn() {
     both(|mask| {
         let wire = Wire::default();
         let mut guest = Guest::new(Box::new(wire.clone()), mask);
         for _ in 0..2 {
             let mut dma = guest.dma();
-            for order in [[TX, RX], [RX, TX], [TX, RX]] {
-                // The former one has come back.
-                guest.buffers.clear();
-                guest.give(1, 2048);
-                guest.send(&arp_request());
-                wire.ends().to_guest.push_back(vec![0; 60]);
-                let _ = guest.net.poll(&mut dma, &mut guest.irq, 0);
+            for (adds, budget, order) in [
+                (true, 10_000, &[TX, RX][..]),
+                (true, 10_000, &[TX, RX]),
+                (true, 1, &[TX]),
+                (false, 1, &[RX]),
+                (true, 1, &[TX]),
+                (false, 10_000, &[RX]),
+                (true, 10_000, &[TX, RX]),
+            ] {
+                if adds {
+                    // The former ones have come back.
+                    guest.buffers.clear();
+                    guest.give(1, 2048);
+                    guest.send(&arp_request());
+                    wire.ends().to_guest.push_back(vec![0; 60]);
+                }
+                let mut visit = Visit::new(0, budget);
+                let _ = guest.net.visit(&mut dma, &mut guest.irq, &mut visit);
                 assert_eq!(std::mem::take(&mut wire.ends().order), order);
-                assert_eq!(
-                    (guest.received().len(), guest.tx.used().is_some()),
-                    (1, true)
-                );
+                let back = (guest.received().len(), guest.tx.used().is_some());
+                let moved = (order.contains(&RX).into(), order.contains(&TX));
+                assert_eq!(back, moved);
             }
             guest = guest.restarted(mask);
+        }
+    });
+}
+
+#[test]
+fn what_a_port_gives_back_is_received_by_the_visit_that_sent_it() {
+    both(|mask| {
+        let mut guest = Guest::new(Box::new(Loop::default()), mask);
+        for _ in 0..3 {
+            guest.buffers.clear();
+            guest.give(1, 2048);
+            guest.send(&arp_request());
+            let mut dma = guest.dma();
+            let _ = guest.net.poll(&mut dma, &mut guest.irq, 0);
+            assert_eq!(guest.frame().map(|(frame, _)| frame), Some(arp_request()));
+            assert!(guest.tx.used().is_some());
+        }
+    });
+}
+
+#[test]
+fn a_visit_ends_when_others_wait_and_asks_every_few_frames() {
+    both(|mask| {
+        let wire = Wire::default();
+        for waits in [false, true] {
+            let mut guest = Guest::new(Box::new(wire.clone()), mask);
+            for _ in 0..16 {
+                guest.send(&arp_request());
+            }
+            let asked = std::cell::Cell::new(0);
+            let others = || {
+                asked.set(asked.get() + 1);
+                waits && asked.get() == 2
+            };
+            let (mut dma, mut visit) = (guest.dma(), Visit::new(0, 1_000_000));
+            let net = &mut guest.net;
+            let _ = net.visit_beside(&mut dma, &mut guest.irq, &mut visit, Some(&others));
+            let sent = std::mem::take(&mut wire.ends().from_guest).len();
+            match waits {
+                true => assert!((4..12).contains(&sent) && asked.get() == 2, "{sent}"),
+                false => assert!(sent == 16 && asked.get() > 2, "{sent}"),
+            }
+            let used = std::iter::from_fn(|| guest.tx.used()).count();
+            assert_eq!(used, sent, "what was taken is shown");
         }
     });
 }

@@ -61,9 +61,9 @@ impl NetClass {
         }
         let is_up = self.is_up();
         let room = match is_up {
-            true => self.port.send_room(pair).min(BURST),
+            true => self.port.send_room(pair).min(super::burst(cx)),
             // Nothing is sent, and the driver gets its buffers back.
-            false => BURST,
+            false => super::burst(cx),
         };
         self.core.pairs[usize::from(pair)].is_blocked = room == 0;
         if room == 0 {
@@ -184,7 +184,7 @@ impl NetClass {
         let mut taken = [const { None }; BURST];
         let (mut count, mut stopped) = (0, None);
         let first_kept = queue.own.kept.len();
-        while count < room && pieces.has_room() && !cx.visit.is_over() {
+        while count < room && pieces.has_room() && !cx.is_over() {
             if !core.throttle.is_open(cx.visit.now_ns()) {
                 cx.stats.throttled += u64::from(count == 0);
                 break;
