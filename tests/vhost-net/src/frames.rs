@@ -14,7 +14,7 @@ impl Client {
     /// The device broke the ring's protocol.
     pub fn send_frame(&mut self, pair: usize, (header, frame): &Packet) -> Result<bool, RingError> {
         let transmit = &mut self.pairs[pair].transmit;
-        transmit.reclaim(&self.memory)?;
+        transmit.reclaim(&self.memory, usize::MAX)?;
         Ok(transmit.send_one(&self.memory, &self.layout, header, frame))
     }
 
@@ -28,7 +28,8 @@ impl Client {
     pub fn take_frames(&mut self, pair: usize) -> Result<Vec<Packet>, RingError> {
         let mut packets = Vec::new();
         let receive = &mut self.pairs[pair].receive;
-        receive.receive(&self.memory, &self.layout, |arrived, pieces| {
+        let most = usize::MAX;
+        receive.receive(&self.memory, &self.layout, most, |arrived, pieces| {
             if let Err(fault) = arrived {
                 panic!("no frame: {fault:?}");
             }
