@@ -132,21 +132,21 @@ pub fn main(args: &ServeNetLabArgs) -> Result<u8> {
                 Err(error) => figures.failed(&format!("round of {guests}"), &error),
             }
         }
+        // What has been measured is kept if the rest fails.
+        write(args, figures, start)?;
         if guests == args.guests[0] && args.pings > 0 && !figures.has_pings() {
             say(&format!("{} pings behind an IOMMU", args.pings));
             figures.pinged(ping(&host, Mode::Logged, args.pings));
         }
-        // What has been measured is kept, and a lab that has died has said so.
+        // A lab that has died has said so.
         let ended = host.shutdown();
-        let object = figures.write(&args.report, start.elapsed())?;
-        write_docs(args, &object)?;
         if let Err(error) = ended {
             figures.failed(&format!("the lab of {guests}"), &error);
         }
+        write(args, figures, start)?;
     }
     let mut figures = figures.context("no number of guests")?;
-    let object = figures.write(&args.report, start.elapsed())?;
-    write_docs(args, &object)?;
+    let object = write(args, &mut figures, start)?;
     print!("{}", results::tables(&object));
     println!("\nfigures: {}", args.report.display());
     Ok(u8::from(!figures.holds()))
@@ -165,6 +165,13 @@ fn movers(host: &Host, figures: &mut Figures) -> Result<Vec<Mover>> {
             Ok(Mover::SERVE.to_vec())
         }
     }
+}
+
+/// The report and the page, as far as they are.
+fn write(args: &ServeNetLabArgs, figures: &mut Figures, start: Instant) -> Result<report::Object> {
+    let object = figures.write(&args.report, start.elapsed())?;
+    write_docs(args, &object)?;
+    Ok(object)
 }
 
 fn write_docs(args: &ServeNetLabArgs, object: &report::Object) -> Result<()> {
