@@ -7,10 +7,14 @@
 //! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at the same time (image threads, io_uring's
 //! workers, the storage itself) is charged to nobody here. Rate limits are for that.
 
-use crate::{clock::Nanos, wakes::Wakes};
+use crate::{clock::Nanos, drr, poller::Activity, wakes::Wakes};
 
 /// What a small request costs, in cost units, for pollers that know no better.
 pub const REQUEST_COST: u64 = 200;
+
+/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
+/// is nobody's doing. Several times what a mebibyte takes.
+const MOST_MEASURED: u64 = 1_000_000;
 
 /// What moving `bytes` costs, in cost units, for pollers that know no better: 0.1 ns per byte.
 pub const fn bytes_cost(bytes: u64) -> u64 {
@@ -24,6 +28,8 @@ pub struct Turn<'a> {
     budget: u64,
     spent: u64,
     requests: u64,
+    /// The part of the poller whose descriptor is readable.
+    part: Option<usize>,
     wakes: &'a mut Wakes,
 }
 
@@ -36,8 +42,41 @@ impl<'a> Turn<'a> {
             budget,
             spent: 0,
             requests: 0,
+            part: None,
             wakes,
         }
+    }
+
+    /// Of which part of the poller the readable descriptor is.
+    pub(crate) fn of_part(mut self, part: Option<usize>) -> Self {
+        self.part = part;
+        self
+    }
+
+    /// The part whose descriptor is readable.
+    pub(crate) fn part(&self) -> Option<usize> {
+        self.part
+    }
+
+    /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time that it `took`, where that was
+    /// measured and is more. A look that finds nothing is part of a sweep, unless it is a long one; whoever works without saying how
+    /// much pays for a request.
+    pub(crate) fn cost(&self, activity: Activity, took: Option<u64>) -> u64 {
+        let mut cost = self.spent;
+        if let Some(took) = took.map(|took| took.min(MOST_MEASURED))
+            && (activity == Activity::Busy || took > drr::QUANTUM)
+        {
+            cost = cost.max(took);
+        }
+        match activity {
+            Activity::Busy => cost.max(REQUEST_COST),
+            Activity::Waiting | Activity::Idle => cost,
+        }
+    }
+
+    /// Requests taken, as the idle policy counts them.
+    pub(crate) fn counted_requests(&self, activity: Activity) -> u64 {
+        self.requests.max(u64::from(activity == Activity::Busy))
     }
 
     /// The start of this sweep; the same for all pollers.
