@@ -6,7 +6,9 @@
 //! segment is right if and only if that of each other one is.
 use std::ops::Range;
 
-use net_offload::{Checked, Checksum, Delivery, GsoType, HeaderRoom, Offloads, VnetHeader};
+use net_offload::{
+    Checked, Checksum, Delivery, GsoType, HEADER_LEN, HeaderRoom, NetHeader, Offloads,
+};
 use net_switch::{PortConfig, Switch, SwitchConfig, VidSet, VlanMode};
 
 use crate::{Input, Script};
@@ -16,7 +18,7 @@ fn offloads(bits: u8) -> Offloads {
     let places = [1, 7, 8, 9, 54, 55];
     let set = places.iter().enumerate();
     let set = set.filter(|(at, _)| bits >> at & 1 != 0);
-    Offloads::taken_by_driver(set.fold(0, |all, (_, place)| all | 1 << place))
+    Offloads::of_guest_features(set.fold(0, |all, (_, place)| all | 1 << place))
 }
 
 /// Runs one input: both ends' offloads, how far the frame is stretched, its header, its bytes.
@@ -27,11 +29,11 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (sender, receivers) = (offloads(input.u8()), [input.u8(), input.u8()].map(offloads));
     let stretch = usize::from(input.u16());
-    let mut header = [0; VnetHeader::LEN];
+    let mut header = [0; HEADER_LEN];
     for byte in &mut header {
         *byte = input.u8();
     }
-    let header = VnetHeader::from_bytes(header);
+    let header = NetHeader::from_bytes(&header);
     let mut frame = input.bytes(usize::MAX).to_vec();
     if !frame.is_empty() {
         // Long frames of short inputs.
@@ -86,7 +88,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn assert_allowed(header: &VnetHeader, len: usize, receiver: Offloads) {
+fn assert_allowed(header: &NetHeader, len: usize, receiver: Offloads) {
     let needs = match header.gso_type.kind() {
         GsoType::NONE => Offloads::NONE,
         GsoType::TCPV4 => Offloads::TSO4,
@@ -95,7 +97,7 @@ fn assert_allowed(header: &VnetHeader, len: usize, receiver: Offloads) {
     };
     assert!(receiver.contains(needs));
     assert!(!header.gso_type.has_ecn() || receiver.contains(Offloads::ECN));
-    if header.flags & VnetHeader::NEEDS_CSUM != 0 {
+    if header.flags & NetHeader::NEEDS_CSUM != 0 {
         assert!(receiver.contains(Offloads::CSUM));
         let end = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
         assert!(end <= len);

@@ -3,15 +3,8 @@
 use crate::layout::{HeaderRoom, Layout, Transport};
 use crate::original::Original;
 use crate::undone::{PartialChecksum, Segmentation, Undone};
-use crate::{FrameBytes, GsoType, HeaderError, Offloads, VnetHeader};
+use crate::{FrameBytes, GsoType, HeaderError, MAX_FRAME, MIN_FRAME, NetHeader, Offloads};
 
-/// Shortest frame: its Ethernet header.
-pub const MIN_FRAME: usize = 14;
-/// First byte that a checksum may cover: behind the Ethernet header and the shortest header of IP. Linux takes none before
-/// that either (`virtio_net_hdr_to_skb`).
-const MIN_CSUM_START: usize = MIN_FRAME + 20;
-/// Longest frame: an IP packet of 65,535 bytes and an Ethernet header, and one byte (virtio 1.2 §5.1.6.3).
-pub const MAX_FRAME: usize = 65_550;
 /// Most segments of one frame: 65,535 bytes by 48, the least that Linux sends (`tcp_min_snd_mss`). A
 /// `gso_size` of 1 would have one frame of a guest cost as many as 65,481.
 pub const MAX_SEGMENTS: usize = 1_366;
@@ -34,7 +27,7 @@ impl<'r> Checked<'r> {
     /// # Errors
     /// The header is wrong.
     pub fn check(
-        header: &VnetHeader,
+        header: &NetHeader,
         frame: &(impl FrameBytes + ?Sized),
         sent: Offloads,
         room: &'r mut HeaderRoom,
@@ -58,8 +51,8 @@ impl<'r> Checked<'r> {
 
     /// Takes over that the checksums are right, if `header` says so: from the host's kernel alone.
     #[must_use]
-    pub fn believing(mut self, header: &VnetHeader) -> Self {
-        self.is_valid = header.flags & VnetHeader::DATA_VALID != 0;
+    pub fn believing(mut self, header: &NetHeader) -> Self {
+        self.is_valid = header.flags & NetHeader::DATA_VALID != 0;
         self
     }
 
@@ -80,38 +73,23 @@ impl<'r> Checked<'r> {
 }
 
 fn find_undone(
-    header: &VnetHeader,
+    header: &NetHeader,
     frame: &(impl FrameBytes + ?Sized),
     sent: Offloads,
     room: &mut HeaderRoom,
 ) -> Result<Undone, HeaderError> {
     let len = frame.frame_len();
-    let needs_checksum = header.flags & VnetHeader::NEEDS_CSUM != 0;
+    // No longer than `MAX_FRAME`.
+    let header = header.check(len as u32, sent)?;
+    if header.is_plain() {
+        return Ok(Undone::Nothing);
+    }
     let checksum = PartialChecksum {
         start: usize::from(header.csum_start),
         offset: usize::from(header.csum_offset),
     };
-    if needs_checksum && (checksum.start < MIN_CSUM_START || checksum.position() + 2 > len) {
-        return Err(HeaderError::ChecksumOutside);
-    }
-    let kind = header.gso_type.kind();
     if header.gso_type == GsoType::NONE {
-        return Ok(if needs_checksum {
-            Undone::Checksum(checksum)
-        } else {
-            Undone::Nothing
-        });
-    }
-    let is_known = [GsoType::TCPV4, GsoType::TCPV6, GsoType::UDP_L4].contains(&kind);
-    let is_ecn_apt = !header.gso_type.has_ecn() || kind != GsoType::UDP_L4;
-    if !is_known || !is_ecn_apt {
-        return Err(HeaderError::NotNegotiated(header.gso_type));
-    }
-    if !needs_checksum {
-        return Err(HeaderError::SegmentChecksum);
-    }
-    if header.gso_size == 0 {
-        return Err(HeaderError::SegmentSize);
+        return Ok(Undone::Checksum(checksum));
     }
     let layout = Layout::read(frame, room)?;
     let segmentation = Segmentation {
@@ -121,9 +99,10 @@ fn find_undone(
         checksum,
         original: Original::read(&layout, room),
     };
-    if segmentation.gso_type() != kind {
+    if segmentation.gso_type() != header.gso_type.kind() {
         return Err(HeaderError::Protocol);
     }
+    // USO of the other version of IP.
     if !sent.contains(segmentation.needs()) {
         return Err(HeaderError::NotNegotiated(header.gso_type));
     }

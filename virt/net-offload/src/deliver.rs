@@ -3,7 +3,7 @@
 use crate::check::Checked;
 use crate::segments::Segments;
 use crate::undone::{PartialChecksum, Undone};
-use crate::{Offloads, VnetHeader};
+use crate::{NetHeader, Offloads};
 
 /// What is to be done for one receiver.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub enum Delivery<'c> {
 /// A frame that its receiver gets in one piece, with what is undone left to it.
 #[derive(Debug)]
 pub struct Unchanged<'c> {
-    /// Header for the receiver. `num_buffers` is the device's to set.
-    pub header: VnetHeader,
+    /// Header for the receiver.
+    pub header: NetHeader,
     /// Headers of the frame as they were checked; empty for one that is not to be segmented.
     pub headers: &'c [u8],
 }
@@ -33,11 +33,11 @@ impl Checked<'_> {
         match self.undone {
             Undone::Nothing => {
                 let is_valid = self.is_valid && takes_checksum;
-                let flags = if is_valid { VnetHeader::DATA_VALID } else { 0 };
+                let flags = if is_valid { NetHeader::DATA_VALID } else { 0 };
                 Delivery::Unchanged(Unchanged {
-                    header: VnetHeader {
+                    header: NetHeader {
                         flags,
-                        ..VnetHeader::default()
+                        ..NetHeader::default()
                     },
                     headers: &[],
                 })
@@ -51,7 +51,7 @@ impl Checked<'_> {
                 // A receiver before may have had segments made of them.
                 segments.original.restore(&segments.layout, self.room);
                 Delivery::Unchanged(Unchanged {
-                    header: VnetHeader {
+                    header: NetHeader {
                         gso_type: segments.gso_type().with_ecn(segments.has_ecn),
                         gso_size: segments.size as u16,
                         hdr_len: segments.layout.payload as u16,

@@ -11,6 +11,9 @@ pub enum HeaderError {
     /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
     #[error("the checksum is outside the frame")]
     ChecksumOutside,
+    /// A partial checksum of a sender that has not negotiated that, or for a receiver that has not taken it on.
+    #[error("a partial checksum, which was not negotiated")]
+    ChecksumNotNegotiated,
     /// An offload that the sender has not negotiated, or a type that does not exist.
     #[error("segmentation of type {:#x}, which was not negotiated", .0.0)]
     NotNegotiated(GsoType),

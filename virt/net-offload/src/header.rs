@@ -1,8 +1,21 @@
-//! `struct virtio_net_hdr_v1` (virtio 1.2 §5.1.6).
+//! Header in front of each frame (virtio 1.2 §5.1.6, `struct virtio_net_hdr`): work that its sender has left undone.
 
-/// Header in front of each frame. As it comes from a driver nothing in it is checked.
+use crate::{GsoType, HeaderError, Offloads};
+
+/// Length of a header, with `num_buffers`, as VERSION_1 has it always.
+pub const HEADER_LEN: usize = 12;
+/// Shortest frame: its Ethernet header.
+pub const MIN_FRAME: usize = 14;
+/// Longest frame: an IP packet of 65,535 bytes, and 14 bytes and a VLAN tag before it.
+pub const MAX_FRAME: usize = 65_535 + 18;
+/// First byte that a checksum may cover: behind the Ethernet header and the shortest header of IP. Linux takes none before
+/// that either (`virtio_net_hdr_to_skb`).
+const MIN_CSUM_START: usize = MIN_FRAME + 20;
+
+/// Header as its sender wrote it: an allegation, of which [`check`](Self::check) passes what needs no look at the frame, and
+/// [`Checked::check`](crate::Checked::check) all. `num_buffers` is no part of it: only the device that receives knows that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VnetHeader {
+pub struct NetHeader {
     /// Offset 0: [`NEEDS_CSUM`](Self::NEEDS_CSUM), [`DATA_VALID`](Self::DATA_VALID).
     pub flags: u8,
     /// Offset 1: kind of segmentation.
@@ -15,56 +28,26 @@ pub struct VnetHeader {
     pub csum_start: u16,
     /// Offset 8: where the checksum is, from `csum_start`.
     pub csum_offset: u16,
-    /// Offset 10: receive buffers that the frame takes.
-    pub num_buffers: u16,
 }
 
-/// `gso_type`: an open set of codes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GsoType(pub u8);
-
-impl GsoType {
-    /// VIRTIO_NET_HDR_GSO_NONE.
-    pub const NONE: Self = Self(0);
-    /// VIRTIO_NET_HDR_GSO_TCPV4.
-    pub const TCPV4: Self = Self(1);
-    /// VIRTIO_NET_HDR_GSO_UDP (UFO), which no device here offers.
-    pub const UDP: Self = Self(3);
-    /// VIRTIO_NET_HDR_GSO_TCPV6.
-    pub const TCPV6: Self = Self(4);
-    /// VIRTIO_NET_HDR_GSO_UDP_L4 (USO).
-    pub const UDP_L4: Self = Self(5);
-    /// VIRTIO_NET_HDR_GSO_ECN: a bit beside a TCP type, for a segment that says CWR.
-    pub const ECN: u8 = 0x80;
-
-    /// Whether the ECN bit is set.
-    pub fn has_ecn(self) -> bool {
-        self.0 & Self::ECN != 0
-    }
-
-    /// The type without the ECN bit.
-    #[must_use]
-    pub fn kind(self) -> Self {
-        Self(self.0 & !Self::ECN)
-    }
-
-    /// The type with the ECN bit, if `ecn`.
-    #[must_use]
-    pub fn with_ecn(self, ecn: bool) -> Self {
-        Self(self.0 | if ecn { Self::ECN } else { 0 })
-    }
-}
-
-impl VnetHeader {
-    /// Length of the header, as VERSION_1 has it always.
-    pub const LEN: usize = 12;
+impl NetHeader {
     /// VIRTIO_NET_HDR_F_NEEDS_CSUM: the checksum at `csum_start + csum_offset` is partial.
     pub const NEEDS_CSUM: u8 = 1;
-    /// VIRTIO_NET_HDR_F_DATA_VALID: the device has verified the checksum.
+    /// VIRTIO_NET_HDR_F_DATA_VALID: the checksums have been found right.
     pub const DATA_VALID: u8 = 2;
+    /// Nothing is left undone.
+    pub const PLAIN: Self = Self {
+        flags: 0,
+        gso_type: GsoType::NONE,
+        hdr_len: 0,
+        gso_size: 0,
+        csum_start: 0,
+        csum_offset: 0,
+    };
 
     /// Decodes the header; no bytes are wrong.
-    pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
+    #[inline]
+    pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         Self {
             flags: bytes[0],
@@ -73,26 +56,76 @@ impl VnetHeader {
             gso_size: word(4),
             csum_start: word(6),
             csum_offset: word(8),
-            num_buffers: word(10),
         }
     }
 
-    /// Encodes the header.
-    pub fn to_bytes(self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
+    /// Encodes the header, with the number of receive buffers that the frame takes at offset 10.
+    #[inline]
+    pub fn to_bytes(self, num_buffers: u16) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
         bytes[0] = self.flags;
         bytes[1] = self.gso_type.0;
-        let words = [
-            self.hdr_len,
-            self.gso_size,
-            self.csum_start,
-            self.csum_offset,
-            self.num_buffers,
-        ];
-        for (at, word) in bytes[2..].chunks_exact_mut(2).zip(words) {
-            at.copy_from_slice(&word.to_le_bytes());
+        for (at, word) in [
+            (2, self.hdr_len),
+            (4, self.gso_size),
+            (6, self.csum_start),
+            (8, self.csum_offset),
+            (10, num_buffers),
+        ] {
+            bytes[at..at + 2].copy_from_slice(&word.to_le_bytes());
         }
         bytes
+    }
+
+    /// Whether it leaves nothing undone, so that any receiver takes the frame.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.flags & Self::NEEDS_CSUM == 0 && self.gso_type == GsoType::NONE
+    }
+
+    /// Checks what can be checked without the frame, of `len` bytes, of which no more than `allowed` may be left undone; answers the
+    /// header to send on. Whether the type fits the protocol, the frame says.
+    ///
+    /// # Errors
+    /// The frame cannot be sent on.
+    #[inline]
+    pub fn check(self, len: u32, allowed: Offloads) -> Result<Self, HeaderError> {
+        if self.is_plain() {
+            return Ok(Self {
+                flags: self.flags & Self::DATA_VALID,
+                ..Self::PLAIN
+            });
+        }
+        self.check_offloads(len, allowed)
+    }
+
+    fn check_offloads(self, len: u32, allowed: Offloads) -> Result<Self, HeaderError> {
+        let has_sum = self.flags & Self::NEEDS_CSUM != 0;
+        if has_sum {
+            if !allowed.contains(Offloads::CSUM) {
+                return Err(HeaderError::ChecksumNotNegotiated);
+            }
+            let end = u32::from(self.csum_start) + u32::from(self.csum_offset) + 2;
+            if usize::from(self.csum_start) < MIN_CSUM_START || end > len {
+                return Err(HeaderError::ChecksumOutside);
+            }
+        }
+        if !self.gso_type.is_allowed(allowed) {
+            return Err(HeaderError::NotNegotiated(self.gso_type));
+        }
+        // §5.1.6.2: segments are made of a frame whose checksum is partial, and of no other.
+        if self.gso_type != GsoType::NONE {
+            if !has_sum {
+                return Err(HeaderError::SegmentChecksum);
+            }
+            if self.gso_size == 0 {
+                return Err(HeaderError::SegmentSize);
+            }
+        }
+        Ok(Self {
+            flags: self.flags & (Self::NEEDS_CSUM | Self::DATA_VALID),
+            ..self
+        })
     }
 }
 
@@ -105,16 +138,15 @@ mod tests {
         let bytes = [
             0x01, 0x84, 0x03, 0x02, 0x05, 0x04, 0x07, 0x06, 0x09, 0x08, 0x0b, 0x0a,
         ];
-        let header = VnetHeader {
-            flags: VnetHeader::NEEDS_CSUM,
+        let header = NetHeader {
+            flags: NetHeader::NEEDS_CSUM,
             gso_type: GsoType::TCPV6.with_ecn(true),
             hdr_len: 0x0203,
             gso_size: 0x0405,
             csum_start: 0x0607,
             csum_offset: 0x0809,
-            num_buffers: 0x0a0b,
         };
-        assert_eq!(VnetHeader::from_bytes(bytes), header);
-        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(NetHeader::from_bytes(&bytes), header);
+        assert_eq!(header.to_bytes(0x0a0b), bytes);
     }
 }

@@ -6,7 +6,7 @@
 //! *allegation*: [`Checked::check`] compares it with the frame and copies the frame's headers once, and only a
 //! [`Checked`] has the methods that use them. What a receiver may be given follows from its [`Offloads`] alone:
 //! ```text
-//! VnetHeader + frame ─ check ─▶ Checked ─ deliver(receiver's Offloads) ─▶ Delivery::Unchanged   (a new header)
+//! NetHeader + frame ─ check ─▶ Checked ─ deliver(receiver's Offloads) ─▶ Delivery::Unchanged   (a new header)
 //!                        │                                             ├─▶ Delivery::Checksum    (two bytes to write)
 //!                        └─▶ HeaderError: drop, count                  └─▶ Delivery::Segments    (headers, payload range)
 //! ```
@@ -23,11 +23,11 @@
 //! Bound: [`MAX_SEGMENTS`] of one frame, [`MAX_HEADERS`] bytes of headers.
 //!
 //! ```
-//! use net_offload::{Checked, Delivery, HeaderRoom, Offloads, VnetHeader};
+//! use net_offload::{Checked, Delivery, HeaderRoom, Offloads, NetHeader};
 //!
 //! let frame = [0u8; 60];
 //! let mut room = HeaderRoom::new();
-//! let header = VnetHeader { flags: VnetHeader::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHeader::default() };
+//! let header = NetHeader { flags: NetHeader::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..NetHeader::default() };
 //! let mut checked = Checked::check(&header, &frame[..], Offloads::ALL, &mut room)?;
 //! // A receiver without offloads gets a finished frame.
 //! let Delivery::Checksum(partial) = checked.deliver(Offloads::NONE) else { unreachable!() };
@@ -41,6 +41,7 @@ mod check;
 mod checksum;
 mod deliver;
 mod error;
+mod gso;
 mod header;
 mod layout;
 mod offloads;
@@ -49,12 +50,13 @@ mod segments;
 mod undone;
 
 pub use bytes::FrameBytes;
-pub use check::{Checked, MAX_FRAME, MAX_SEGMENTS, MAX_UDP_SEGMENTS, MIN_FRAME};
+pub use check::{Checked, MAX_SEGMENTS, MAX_UDP_SEGMENTS};
 pub use checksum::Checksum;
 pub use deliver::{Delivery, Unchanged};
 pub use error::HeaderError;
-pub use header::{GsoType, VnetHeader};
+pub use gso::GsoType;
+pub use header::{HEADER_LEN, MAX_FRAME, MIN_FRAME, NetHeader};
 pub use layout::{HeaderRoom, MAX_HEADERS};
-pub use offloads::Offloads;
+pub use offloads::{Offloads, feature};
 pub use segments::{Segment, Segments};
 pub use undone::PartialChecksum;

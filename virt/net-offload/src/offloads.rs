@@ -1,117 +1,150 @@
-//! What a receiver of frames does itself.
+//! What a sender of frames leaves to their receiver.
 
-use std::ops::BitOr;
-
-/// Set of offloads: what may be left undone in a frame for its receiver. A set without
-/// [`CSUM`](Self::CSUM) is empty, and ECN stands beside a TSO bit only, as the features require (§5.1.3.1).
+/// Set of offloads: work on frames that their sender leaves to their receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offloads(u8);
+
+/// Feature bits that negotiate offloads (§5.1.3).
+pub mod feature {
+    /// VIRTIO_NET_F_CSUM (0): the driver may leave checksums to the device.
+    pub const CSUM: u64 = 1 << 0;
+    /// VIRTIO_NET_F_GUEST_CSUM (1): the driver takes frames whose checksum is partial.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// VIRTIO_NET_F_GUEST_TSO4 (7): the driver takes unsegmented TCP over IPv4.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// VIRTIO_NET_F_GUEST_TSO6 (8): the driver takes unsegmented TCP over IPv6.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// VIRTIO_NET_F_GUEST_ECN (9): the driver takes unsegmented TCP with CWR.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// VIRTIO_NET_F_HOST_TSO4 (11): the driver may send unsegmented TCP over IPv4.
+    pub const HOST_TSO4: u64 = 1 << 11;
+    /// VIRTIO_NET_F_HOST_TSO6 (12): the driver may send unsegmented TCP over IPv6.
+    pub const HOST_TSO6: u64 = 1 << 12;
+    /// VIRTIO_NET_F_HOST_ECN (13): the driver may send unsegmented TCP with CWR.
+    pub const HOST_ECN: u64 = 1 << 13;
+    /// VIRTIO_NET_F_GUEST_USO4 (54, virtio 1.3): the driver takes unsegmented UDP over IPv4.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// VIRTIO_NET_F_GUEST_USO6 (55, virtio 1.3): the driver takes unsegmented UDP over IPv6.
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// VIRTIO_NET_F_HOST_USO (56, virtio 1.3): the driver may send unsegmented UDP.
+    pub const HOST_USO: u64 = 1 << 56;
+}
 
 impl Offloads {
     /// None at all: every frame is finished, and of at most the MTU.
     pub const NONE: Self = Self(0);
-    /// Partial checksums.
+    /// Completing a checksum of TCP or UDP.
     pub const CSUM: Self = Self(1);
-    /// Unsegmented TCP over IPv4.
-    pub const TSO4: Self = Self(2);
-    /// Unsegmented TCP over IPv6.
-    pub const TSO6: Self = Self(4);
-    /// Unsegmented TCP that says CWR.
-    pub const ECN: Self = Self(8);
-    /// Unsegmented UDP over IPv4.
-    pub const USO4: Self = Self(16);
-    /// Unsegmented UDP over IPv6.
-    pub const USO6: Self = Self(32);
+    /// Segmenting TCP over IPv4.
+    pub const TSO4: Self = Self(1 << 1);
+    /// Segmenting TCP over IPv6.
+    pub const TSO6: Self = Self(1 << 2);
+    /// Segmenting TCP that says CWR.
+    pub const ECN: Self = Self(1 << 3);
+    /// Segmenting UDP over IPv4.
+    pub const USO4: Self = Self(1 << 4);
+    /// Segmenting UDP over IPv6.
+    pub const USO6: Self = Self(1 << 5);
+    /// Segmenting UDP over both: HOST_USO stands for no less, and a TAP takes no less.
+    const USO: Self = Self::USO4.with(Self::USO6);
+    /// Those by which one frame becomes several.
+    pub const SEGMENTING: Self = Self::TSO4.with(Self::TSO6).with(Self::USO);
     /// All of them.
-    pub const ALL: Self = Self(63);
+    pub const ALL: Self = Self(0x3f);
 
-    /// Bit in a feature word (§5.1.3) for what a driver takes, and for what it may send.
-    const FEATURES: [(Self, u32, u32); 6] = [
-        (Self::CSUM, 1, 0),
-        (Self::TSO4, 7, 11),
-        (Self::TSO6, 8, 12),
-        (Self::ECN, 9, 13),
-        (Self::USO4, 54, 56),
-        (Self::USO6, 55, 56),
+    /// Features with which a driver leaves them to its device.
+    const DEVICE: [(Self, u64); 5] = [
+        (Self::CSUM, feature::CSUM),
+        (Self::TSO4, feature::HOST_TSO4),
+        (Self::TSO6, feature::HOST_TSO6),
+        (Self::ECN, feature::HOST_ECN),
+        (Self::USO, feature::HOST_USO),
     ];
 
-    /// What the device may leave to a driver: from the GUEST_ features.
-    pub fn taken_by_driver(features: u64) -> Self {
-        let has = |bit: u32| features >> bit & 1 != 0;
-        Self::of(Self::FEATURES.map(|(one, taken, _)| (one, has(taken))))
+    /// Features with which a driver takes them on.
+    const GUEST: [(Self, u64); 6] = [
+        (Self::CSUM, feature::GUEST_CSUM),
+        (Self::TSO4, feature::GUEST_TSO4),
+        (Self::TSO6, feature::GUEST_TSO6),
+        (Self::ECN, feature::GUEST_ECN),
+        (Self::USO4, feature::GUEST_USO4),
+        (Self::USO6, feature::GUEST_USO6),
+    ];
+
+    /// `TUN_F_*` (Linux `if_tun.h`).
+    const TUN: [(Self, u64); 5] = [
+        (Self::CSUM, 1),
+        (Self::TSO4, 2),
+        (Self::TSO6, 4),
+        (Self::ECN, 8),
+        (Self::USO, 0x60),
+    ];
+
+    /// Whether all of `other` are among them.
+    #[inline]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
     }
 
-    /// What a driver may leave to the device: from CSUM and the HOST_ features.
-    pub fn sent_by_driver(features: u64) -> Self {
-        let has = |bit: u32| features >> bit & 1 != 0;
-        Self::of(Self::FEATURES.map(|(one, _, sent)| (one, has(sent))))
-    }
-
-    /// The GUEST_ feature bits of this set; inverse of [`taken_by_driver`](Self::taken_by_driver).
-    pub fn guest_features(self) -> u64 {
-        let bits = Self::FEATURES.iter().filter(|bit| self.contains(bit.0));
-        bits.fold(0, |all, (_, taken, _)| all | 1 << taken)
-    }
-
-    /// CSUM and the HOST_ feature bits of this set; USO only with both.
-    pub fn host_features(self) -> u64 {
-        let both = self.contains(Self::USO4 | Self::USO6);
-        let has = |one: Self| match one {
-            Self::USO4 | Self::USO6 => both,
-            other => self.contains(other),
-        };
-        let bits = Self::FEATURES.iter().filter(|bit| has(bit.0));
-        bits.fold(0, |all, (_, _, sent)| all | 1 << sent)
-    }
-
-    /// `TUN_F_*`, the argument of TUNSETOFFLOAD. USO is asked for only for both versions of IP, since the kernel refuses one alone.
-    pub fn tun_flags(self) -> u32 {
-        let both = self.contains(Self::USO4 | Self::USO6);
-        let flags = [
-            (Self::CSUM, 1),
-            (Self::TSO4, 2),
-            (Self::TSO6, 4),
-            (Self::ECN, 8),
-        ];
-        let set = flags.iter().filter(|(one, _)| self.contains(*one));
-        set.fold(if both { 0x60 } else { 0 }, |all, (_, flag)| all | flag)
-    }
-
-    /// Whether all of `others` are in this set.
-    pub fn contains(self, others: Self) -> bool {
-        self.0 & others.0 == others.0
-    }
-
-    /// What is in both sets.
+    /// These and `other`.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self(self.0 & other.0).normalized()
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
-    fn of(bits: [(Self, bool); 6]) -> Self {
-        let set = bits.iter().filter(|(_, is_set)| *is_set);
-        set.fold(Self::NONE, |all, (one, _)| Self(all.0 | one.0))
-            .normalized()
-    }
-
-    /// Takes out what needs another offload that is not there.
+    /// Those that are in `other` too.
     #[must_use]
-    pub fn normalized(self) -> Self {
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// These without those that need one that is missing: segmenting needs checksums, ECN segmenting TCP (§5.1.3.1).
+    #[must_use]
+    pub const fn consistent(self) -> Self {
         if !self.contains(Self::CSUM) {
             return Self::NONE;
         }
-        if !self.contains(Self::TSO4) && !self.contains(Self::TSO6) {
-            return Self(self.0 & !Self::ECN.0);
+        if self.contains(Self::TSO4) || self.contains(Self::TSO6) {
+            return self;
         }
-        self
+        Self(self.0 & !Self::ECN.0)
     }
-}
 
-impl BitOr for Offloads {
-    type Output = Self;
+    /// Features with which a device offers them for frames that its driver sends.
+    pub fn device_features(self) -> u64 {
+        self.bits(&Self::DEVICE)
+    }
 
-    fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+    /// Features with which a driver takes them on for frames that it receives.
+    pub fn guest_features(self) -> u64 {
+        self.bits(&Self::GUEST)
+    }
+
+    /// Argument of TUNSETOFFLOAD. USO is asked for only for both versions of IP, since the kernel refuses one alone.
+    pub fn tun_flags(self) -> u32 {
+        self.bits(&Self::TUN) as u32
+    }
+
+    /// Those that a driver leaves to its device, by the features it has accepted.
+    pub fn of_device_features(features: u64) -> Self {
+        Self::of(&Self::DEVICE, features)
+    }
+
+    /// Those that a driver does for itself, by the features it has accepted, or by GUEST_OFFLOADS (§5.1.6.5.6.1), whose
+    /// bits are the same.
+    pub fn of_guest_features(features: u64) -> Self {
+        Self::of(&Self::GUEST, features)
+    }
+
+    fn bits(self, table: &[(Self, u64)]) -> u64 {
+        let set = table.iter().filter(|(offload, _)| self.contains(*offload));
+        set.fold(0, |all, (_, bits)| all | bits)
+    }
+
+    fn of(table: &[(Self, u64)], features: u64) -> Self {
+        let accepted = table.iter().filter(|(_, bits)| features & bits != 0);
+        let offloads = accepted.fold(Self::NONE, |all, (offload, _)| all.with(*offload));
+        offloads.consistent()
     }
 }
 
@@ -123,21 +156,24 @@ mod tests {
     fn features_are_the_bits_of_the_specification() {
         // GUEST_CSUM 1, GUEST_TSO4 7, GUEST_TSO6 8, GUEST_ECN 9, GUEST_USO4 54, GUEST_USO6 55.
         let guest = 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 54 | 1 << 55;
-        assert_eq!(Offloads::taken_by_driver(guest), Offloads::ALL);
+        assert_eq!(Offloads::of_guest_features(guest), Offloads::ALL);
         assert_eq!(Offloads::ALL.guest_features(), guest);
         // CSUM 0, HOST_TSO4 11, HOST_TSO6 12, HOST_ECN 13, HOST_USO 56.
         let host = 1 << 0 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 56;
-        assert_eq!(Offloads::sent_by_driver(host), Offloads::ALL);
-        assert_eq!(Offloads::ALL.host_features(), host);
+        assert_eq!(Offloads::of_device_features(host), Offloads::ALL);
+        assert_eq!(Offloads::ALL.device_features(), host);
         assert_eq!(Offloads::ALL.tun_flags(), 0x6f);
     }
 
     #[test]
     fn nothing_is_offloaded_without_checksums_and_ecn_only_beside_tso() {
-        assert_eq!(Offloads::taken_by_driver(1 << 7 | 1 << 54), Offloads::NONE);
-        assert_eq!(Offloads::taken_by_driver(1 << 1 | 1 << 9), Offloads::CSUM);
+        assert_eq!(
+            Offloads::of_guest_features(1 << 7 | 1 << 54),
+            Offloads::NONE
+        );
+        assert_eq!(Offloads::of_guest_features(1 << 1 | 1 << 9), Offloads::CSUM);
         // One version of USO alone is EINVAL for a TAP.
-        let uso4 = Offloads::CSUM | Offloads::USO4;
-        assert_eq!((uso4.tun_flags(), uso4.host_features()), (1, 1));
+        let uso4 = Offloads::CSUM.with(Offloads::USO4);
+        assert_eq!((uso4.tun_flags(), uso4.device_features()), (1, 1));
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::layout::{HeaderRoom, Ip, Transport};
 use crate::original::{UDP_LENGTH, put, put_sequence, tcp, v4, v6};
 use crate::undone::Segmentation;
-use crate::{Checksum, FrameBytes, VnetHeader};
+use crate::{Checksum, FrameBytes, NetHeader};
 
 /// Lending iterator over the segments of a frame: each changes the same copy of the headers.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl<'c> Segments<'c> {
             header: if self.takes_checksum {
                 checksum.header()
             } else {
-                VnetHeader::default()
+                NetHeader::default()
             },
             headers: &mut self.room.0[..layout.payload],
             payload,
@@ -121,7 +121,7 @@ impl<'c> Segments<'c> {
 /// One segment: its headers, and which bytes of the frame follow them.
 #[derive(Debug)]
 pub struct Segment<'s> {
-    header: VnetHeader,
+    header: NetHeader,
     headers: &'s mut [u8],
     payload: Range<usize>,
     checksum_start: usize,
@@ -129,14 +129,14 @@ pub struct Segment<'s> {
 }
 
 impl Segment<'_> {
-    /// Header for the receiver: zero, or NEEDS_CSUM. `num_buffers` is the device's to set.
-    pub fn header(&self) -> VnetHeader {
+    /// Header for the receiver: zero, or NEEDS_CSUM.
+    pub fn header(&self) -> NetHeader {
         self.header
     }
 
     /// Whether the checksum must be [completed](Self::complete) before the headers are used.
     pub fn is_incomplete(&self) -> bool {
-        self.header.flags & VnetHeader::NEEDS_CSUM == 0
+        self.header.flags & NetHeader::NEEDS_CSUM == 0
     }
 
     /// Bytes of the frame that follow the headers.

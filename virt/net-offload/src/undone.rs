@@ -2,7 +2,7 @@
 
 use crate::layout::{Ip, Layout, Transport};
 use crate::original::Original;
-use crate::{Checksum, FrameBytes, GsoType, Offloads, VnetHeader};
+use crate::{Checksum, FrameBytes, GsoType, NetHeader, Offloads};
 
 /// What a sender left undone.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl Segmentation {
         } else {
             Offloads::NONE
         };
-        Offloads::CSUM | one | ecn
+        Offloads::CSUM.with(one).with(ecn)
     }
 }
 
@@ -75,12 +75,12 @@ impl PartialChecksum {
     }
 
     /// The fields of a header that say that this is undone.
-    pub(crate) fn header(self) -> VnetHeader {
-        VnetHeader {
-            flags: VnetHeader::NEEDS_CSUM,
+    pub(crate) fn header(self) -> NetHeader {
+        NetHeader {
+            flags: NetHeader::NEEDS_CSUM,
             csum_start: self.start as u16,
             csum_offset: self.offset as u16,
-            ..VnetHeader::default()
+            ..NetHeader::default()
         }
     }
 }

@@ -2,7 +2,7 @@
 
 mod packets;
 
-use net_offload::{Checksum, Offloads, VnetHeader};
+use net_offload::{Checksum, NetHeader, Offloads};
 use packets::delivered::delivered;
 use packets::{Expected, Packet, all_sets};
 use seeded::Random;
@@ -107,7 +107,7 @@ fn any_header_over_any_frame() {
     for _ in 0..frames() * 5 {
         let packet = Packet::random(&mut random);
         let (header, mut frame) = packet.sent(Offloads::ALL);
-        let mut bytes = header.to_bytes();
+        let mut bytes = header.to_bytes(0);
         for _ in 0..random.below(4) {
             let at = random.below(12) as usize;
             bytes[at] = if random.chance(0.5) {
@@ -125,7 +125,7 @@ fn any_header_over_any_frame() {
         }
         let set = |random: &mut Random| sets[random.below(sets.len() as u64) as usize];
         let (sender, receiver) = (set(&mut random), set(&mut random));
-        let header = VnetHeader::from_bytes(bytes);
+        let header = NetHeader::from_bytes(&bytes);
         match delivered(&header, &frame[..], sender, &[receiver]) {
             Ok(_) => taken += 1,
             Err(_) => refused += 1,

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 
-use net_offload::{GsoType, Offloads, VnetHeader};
+use net_offload::{GsoType, HEADER_LEN, NetHeader, Offloads};
 use packets::delivered::delivered;
 use packets::{Expected, Packet, all_sets, naive_sum};
 use seeded::Random;
@@ -53,8 +53,8 @@ impl Tap {
         asked(unsafe { libc::ioctl(self.0.as_raw_fd(), TUNSETOFFLOAD, flags) })
     }
 
-    fn send(&mut self, header: &VnetHeader, frame: &[u8]) -> io::Result<()> {
-        let mut bytes = header.to_bytes().to_vec();
+    fn send(&mut self, header: &NetHeader, frame: &[u8]) -> io::Result<()> {
+        let mut bytes = header.to_bytes(0).to_vec();
         bytes.extend(frame);
         let sent = self.0.write(&bytes)?;
         assert_eq!(sent, bytes.len());
@@ -62,15 +62,15 @@ impl Tap {
     }
 
     /// All frames that are there.
-    fn receive(&mut self) -> io::Result<Vec<(VnetHeader, Vec<u8>)>> {
+    fn receive(&mut self) -> io::Result<Vec<(NetHeader, Vec<u8>)>> {
         let mut buffer = vec![0; 70_000];
         let mut frames = Vec::new();
         loop {
             match self.0.read(&mut buffer) {
                 Ok(len) => {
-                    let (header, frame) = buffer[..len].split_at(VnetHeader::LEN);
+                    let (header, frame) = buffer[..len].split_at(HEADER_LEN);
                     let header = header.try_into().expect("12 bytes");
-                    frames.push((VnetHeader::from_bytes(header), frame.to_vec()));
+                    frames.push((NetHeader::from_bytes(header), frame.to_vec()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(frames),
                 Err(error) => return Err(error),
@@ -122,10 +122,10 @@ fn completed(one: &Expected, packet: &Packet) -> Vec<u8> {
     bytes
 }
 
-fn compare(packet: &Packet, got: &[(VnetHeader, Vec<u8>)], ours: &[Vec<Expected>]) -> bool {
+fn compare(packet: &Packet, got: &[(NetHeader, Vec<u8>)], ours: &[Vec<Expected>]) -> bool {
     let theirs = got.iter().map(|(header, bytes)| Expected {
         gso_type: header.gso_type,
-        needs_checksum: header.flags & VnetHeader::NEEDS_CSUM != 0,
+        needs_checksum: header.flags & NetHeader::NEEDS_CSUM != 0,
         bytes: bytes.clone(),
     });
     let theirs = Vec::from_iter(theirs);
@@ -155,7 +155,7 @@ fn the_kernel_makes_the_same_frames() {
     let given = std::env::var("NET_SEED").ok();
     let seed = given.map_or(3, |text| text.parse().expect("NET_SEED is a number"));
     let mut random = Random::new(seed);
-    let both = Offloads::USO4 | Offloads::USO6;
+    let both = Offloads::USO4.with(Offloads::USO6);
     let has_uso = to.set_offloads(Offloads::ALL).is_ok();
     if !has_uso {
         println!("skipped: UDP segmentation, which this kernel has not (6.2 has)");
@@ -196,7 +196,7 @@ fn the_kernel_makes_the_same_frames() {
             result.unwrap_or_else(|error| panic!("{error}: {header:?} {packet:?}"));
             let got = to.receive().expect("readable");
             let is_ours =
-                |(_, frame): &(VnetHeader, Vec<u8>)| frame.starts_with(&[2, 0, 0, 0, 0, 2]);
+                |(_, frame): &(NetHeader, Vec<u8>)| frame.starts_with(&[2, 0, 0, 0, 0, 2]);
             let got = Vec::from_iter(got.into_iter().filter(is_ours));
             assert!(
                 compare(&packet, &got, ours),
@@ -218,16 +218,16 @@ fn assert_wrong_headers_are_refused_by_both(from: &mut Tap) {
     for _ in 0..5_000 {
         let packet = Packet::random(&mut random);
         let (header, frame) = packet.sent(Offloads::ALL);
-        let mut bytes = header.to_bytes();
+        let mut bytes = header.to_bytes(0);
         bytes[2 + random.below(8) as usize] = random.bits() as u8;
         bytes[1] = if random.chance(0.3) {
             random.below(8) as u8
         } else {
             bytes[1]
         };
-        let header = VnetHeader::from_bytes(bytes);
+        let header = NetHeader::from_bytes(&bytes);
         // The length of the headers is a hint for us; Linux may take it for more.
-        let header = VnetHeader {
+        let header = NetHeader {
             hdr_len: packet.headers() as u16,
             ..header
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use guest_mem::{Gpa, GuestRam, Intent, KeepAlive, PhysMem, VolatileSlice};
-use net_offload::{Checked, Delivery, HeaderRoom, VnetHeader};
+use net_offload::{Checked, Delivery, HeaderRoom};
 use net_ports::{Captured, Fabric, SwitchPort};
 use net_switch::{FloodLimits, PortConfig, Rate, SwitchConfig, Vid, VidSet, VlanMode};
 use seeded::Random;
@@ -233,7 +233,7 @@ fn a_port_that_resets_or_goes_lets_go_of_all_frames() {
 }
 
 /// A TCP or UDP frame with all left undone.
-fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (VnetHeader, Vec<u8>) {
+fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (NetHeader, Vec<u8>) {
     let is_udp = random.chance(0.3);
     let payload = 1 + random.below(9_000) as usize;
     let mut frame = [mac(to), mac(from)].concat();
@@ -281,26 +281,24 @@ fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (VnetHeader
         (true, true) => 5,
         (true, false) => 1,
     };
-    let header = VnetHeader {
+    let header = NetHeader {
         flags: 1,
         gso_type: net_offload::GsoType(kind),
         gso_size: 200 + random.below(2_000) as u16,
         csum_start: l4 as u16,
         csum_offset: if is_udp { 6 } else { 16 },
-        ..VnetHeader::default()
+        ..NetHeader::default()
     };
     (header, frame)
 }
 
 /// What a receiver is to get of a frame, by `net-offload` over flat bytes.
-fn expected(header: &VnetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, Vec<u8>)> {
+fn expected(header: &NetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, Vec<u8>)> {
     let mut room = HeaderRoom::new();
-    let all = net_offload::Offloads::ALL;
+    let all = Offloads::ALL;
     let mut checked = Checked::check(header, frame, all, &mut room).expect("a right header");
-    let to = net_offload::Offloads::taken_by_driver(to.guest_features());
-    let own = |header: VnetHeader| NetHeader::from_bytes(&header.to_bytes());
     match checked.deliver(to) {
-        Delivery::Unchanged(one) => vec![(own(one.header), frame.to_vec())],
+        Delivery::Unchanged(one) => vec![(one.header, frame.to_vec())],
         Delivery::Checksum(partial) => {
             let mut bytes = frame.to_vec();
             let sum = partial.complete(frame).to_be_bytes();
@@ -312,7 +310,7 @@ fn expected(header: &VnetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, 
             while let Some(mut segment) = segments.next() {
                 segment.complete(frame);
                 let bytes = [segment.headers(), &frame[segment.payload()]].concat();
-                all.push((own(segment.header()), bytes));
+                all.push((segment.header(), bytes));
             }
             all
         }
@@ -347,7 +345,7 @@ fn each_receiver_gets_what_it_takes_with_the_tag_it_has() {
             let tci = (from_vlan == 1).then_some(0x6005);
             // To an address that no port has: all get it.
             let (header, frame) = large(&mut random, 77, 1, tci);
-            sender.send(NetHeader::from_bytes(&header.to_bytes()), &frame);
+            sender.send(header, &frame);
             let mut seen = frame.clone();
             let mut seen_header = header;
             match (from_vlan, to_vlan) {
@@ -391,12 +389,12 @@ fn a_wrong_header_costs_its_frame_alone() {
     let [mut one, mut two] = [0; 2].map(|_| guest(&fabric, free(), Offloads::NONE));
     let mut random = Random::new(1);
     let (header, frame) = large(&mut random, 2, 1, None);
-    let wrong = VnetHeader {
+    let wrong = NetHeader {
         gso_type: net_offload::GsoType(4),
         gso_size: 10,
         ..header
     };
-    one.send(NetHeader::from_bytes(&wrong.to_bytes()), &frame);
+    one.send(wrong, &frame);
     let right = plain(mac(2), mac(1), 60);
     one.send(NetHeader::default(), &right);
     assert_eq!(two.receive(BURST), [(NetHeader::default(), right)]);

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use guest_mem::{Gpa, GuestRam, Intent, KeepAlive, PhysMem, VolatileSlice};
 use net_ports::{TapError, TapPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vio::net::{BURST, FrameReceiver, NetHeader, NetPort, Offloads, RxFrame, TxFrame, Waits};
+use vio::net::{
+    BURST, FrameReceiver, GsoType, NetHeader, NetPort, Offloads, RxFrame, TxFrame, Waits,
+};
 
 #[derive(Default)]
 struct Receiver {
@@ -137,8 +139,8 @@ fn tcp(payload: usize) -> (NetHeader, Vec<u8>) {
     frame[24..26].copy_from_slice(&sum.to_be_bytes());
     frame.resize(54 + payload, 7);
     let header = NetHeader {
-        flags: vio::net::F_NEEDS_CSUM,
-        gso_type: vio::net::gso::TCPV4,
+        flags: NetHeader::NEEDS_CSUM,
+        gso_type: GsoType::TCPV4,
         gso_size: 1_400,
         hdr_len: 54,
         csum_start: 34,
@@ -177,7 +179,7 @@ fn frames_and_headers_go_through_as_they_are() {
     let got = receive(&mut two, 1);
     assert_eq!(
         (got[0].0.gso_type, got[0].0.gso_size, &got[0].1),
-        (1, 1_400, &frame)
+        (GsoType::TCPV4, 1_400, &frame)
     );
     two.set_receiver(Offloads::NONE);
     assert_eq!(memory.send(&mut one, header, &frame, 10), 0);

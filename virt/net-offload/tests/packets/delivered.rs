@@ -1,12 +1,12 @@
 //! What the crate makes of a frame.
 
-use net_offload::{Checked, Delivery, FrameBytes, HeaderError, HeaderRoom, Offloads, VnetHeader};
+use net_offload::{Checked, Delivery, FrameBytes, HeaderError, HeaderRoom, NetHeader, Offloads};
 
 use super::Expected;
 
 /// Has a frame checked and delivered to each of `receivers` in turn.
 pub fn delivered(
-    header: &VnetHeader,
+    header: &NetHeader,
     frame: &(impl FrameBytes + ?Sized),
     sender: Offloads,
     receivers: &[Offloads],
@@ -35,7 +35,7 @@ fn one(
             bytes[..one.headers.len()].copy_from_slice(one.headers);
             vec![Expected {
                 gso_type: one.header.gso_type,
-                needs_checksum: one.header.flags & VnetHeader::NEEDS_CSUM != 0,
+                needs_checksum: one.header.flags & NetHeader::NEEDS_CSUM != 0,
                 bytes,
             }]
         }
@@ -43,7 +43,7 @@ fn one(
             let sum = partial.complete(frame);
             bytes[partial.position()..][..2].copy_from_slice(&sum.to_be_bytes());
             vec![Expected {
-                gso_type: VnetHeader::default().gso_type,
+                gso_type: NetHeader::default().gso_type,
                 needs_checksum: false,
                 bytes,
             }]
@@ -58,7 +58,7 @@ fn one(
                 assert_eq!(bytes.len(), segment.frame_len());
                 got.push(Expected {
                     gso_type: segment.header().gso_type,
-                    needs_checksum: segment.header().flags & VnetHeader::NEEDS_CSUM != 0,
+                    needs_checksum: segment.header().flags & NetHeader::NEEDS_CSUM != 0,
                     bytes,
                 });
             }

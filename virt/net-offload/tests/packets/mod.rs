@@ -7,7 +7,7 @@
 
 pub mod delivered;
 
-use net_offload::{GsoType, Offloads, VnetHeader};
+use net_offload::{GsoType, NetHeader, Offloads};
 use seeded::Random;
 
 /// All sets of offloads that there are.
@@ -26,8 +26,8 @@ pub fn all_sets() -> Vec<Offloads> {
             .iter()
             .enumerate()
             .filter(|(i, _)| choice >> i & 1 != 0);
-        let set = chosen.fold(Offloads::NONE, |all, (_, one)| all | *one);
-        if set == set.normalized() {
+        let set = chosen.fold(Offloads::NONE, |all, (_, one)| all.with(*one));
+        if set == set.consistent() {
             sets.push(set);
         }
     }
@@ -170,7 +170,7 @@ impl Packet {
         } else {
             Offloads::NONE
         };
-        Offloads::CSUM | one | ecn
+        Offloads::CSUM.with(one).with(ecn)
     }
 
     /// Whether it is more than one segment.
@@ -297,12 +297,12 @@ impl Packet {
     }
 
     /// The frame and its header, as a sender with these offloads makes it; all is done that it may not leave undone.
-    pub fn sent(&self, sender: Offloads) -> (VnetHeader, Vec<u8>) {
+    pub fn sent(&self, sender: Offloads) -> (NetHeader, Vec<u8>) {
         let needs_checksum = sender.contains(Offloads::CSUM);
         let frame = self.frame(0, true, &self.payload, needs_checksum);
-        let mut header = VnetHeader::default();
+        let mut header = NetHeader::default();
         if needs_checksum {
-            header.flags = VnetHeader::NEEDS_CSUM;
+            header.flags = NetHeader::NEEDS_CSUM;
             header.csum_start = self.l4() as u16;
             header.csum_offset = if self.is_udp { 6 } else { 16 };
         }

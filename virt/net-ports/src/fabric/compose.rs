@@ -2,10 +2,10 @@
 
 use guest_mem::{Gpa, GuestRam, Hva, Intent, KeepAlive, PhysMem, VolatileSlice};
 use net_offload::{
-    Checked, Delivery, FrameBytes, HeaderRoom, MAX_HEADERS, PartialChecksum, VnetHeader,
+    Checked, Delivery, FrameBytes, HeaderRoom, MAX_HEADERS, NetHeader, Offloads, PartialChecksum,
 };
 use net_switch::{HEAD_LEN, PortId, Retag};
-use vio::net::{BURST, FrameData, FrameReceiver, NetHeader, RxFrame};
+use vio::net::{BURST, FrameData, FrameReceiver, RxFrame};
 
 use super::{Data, Frame, Shared};
 
@@ -155,7 +155,7 @@ impl FrameBytes for Retagged<'_> {
 }
 
 /// The sender's header, for the frame with its tag changed.
-fn moved(header: VnetHeader, retag: Retag) -> VnetHeader {
+fn moved(header: NetHeader, retag: Retag) -> NetHeader {
     let start = header.csum_start;
     let start = if retag.removes {
         start.saturating_sub(TAG as u16)
@@ -167,7 +167,7 @@ fn moved(header: VnetHeader, retag: Retag) -> VnetHeader {
     } else {
         0
     });
-    VnetHeader {
+    NetHeader {
         csum_start: start,
         ..header
     }
@@ -175,7 +175,7 @@ fn moved(header: VnetHeader, retag: Retag) -> VnetHeader {
 
 /// A frame of a burst: its header, and how many of the burst's slices are its own.
 struct Part {
-    header: VnetHeader,
+    header: NetHeader,
     slices: usize,
 }
 
@@ -216,8 +216,7 @@ pub(super) fn deliver(
     if let Some(source) = source {
         let retagged = Retagged::new(frame, retag, source);
         let header = moved(frame.header, retag);
-        let all = net_offload::Offloads::ALL;
-        if let Ok(mut checked) = Checked::check(&header, &retagged, all, headers) {
+        if let Ok(mut checked) = Checked::check(&header, &retagged, Offloads::ALL, headers) {
             is_wrong = false;
             let count = checked.count(receiver);
             let mut burst = Burst::new(ram, keep, &retagged);
@@ -268,13 +267,7 @@ impl<'b> Burst<'b> {
         }
     }
 
-    fn fill(
-        &mut self,
-        checked: &mut Checked<'_>,
-        receiver: net_offload::Offloads,
-        skip: usize,
-        room: usize,
-    ) {
+    fn fill(&mut self, checked: &mut Checked<'_>, receiver: Offloads, skip: usize, room: usize) {
         let end = self.frame.frame_len();
         match checked.deliver(receiver) {
             Delivery::Unchanged(one) => {
@@ -288,7 +281,7 @@ impl<'b> Burst<'b> {
                 let head = &self.frame.head[..self.frame.head_len];
                 let sum = partial.complete(self.frame);
                 self.push(
-                    VnetHeader::default(),
+                    NetHeader::default(),
                     head,
                     head.len()..end,
                     Some((partial, sum)),
@@ -309,7 +302,7 @@ impl<'b> Burst<'b> {
     /// Adds a frame: `head`, then `rest` of the sender's frame, in which a checksum may take the place of two bytes.
     fn push(
         &mut self,
-        header: VnetHeader,
+        header: NetHeader,
         head: &[u8],
         rest: std::ops::Range<usize>,
         sum: Option<(PartialChecksum, u16)>,
@@ -357,8 +350,10 @@ impl<'b> Burst<'b> {
                 (0, Some(bytes)) => FrameData::Bytes(bytes),
                 _ => FrameData::Guest(own),
             };
-            let header = NetHeader::from_bytes(&part.header.to_bytes());
-            frames.push(RxFrame { header, data });
+            frames.push(RxFrame {
+                header: part.header,
+                data,
+            });
         }
         to.deliver(&frames).min(frames.len())
     }

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use guest_mem::{GuestRam, Hva, KeepAlive};
-use net_offload::VnetHeader;
+use net_offload::{NetHeader, Offloads};
 use net_switch::{Forward, HEAD_LEN, PortConfig, PortId, Switch, SwitchConfig, SwitchError};
 
 use compose::Composer;
@@ -74,7 +74,7 @@ struct Frame {
     from: PortId,
     /// Its number among those of its sender.
     number: u64,
-    header: VnetHeader,
+    header: NetHeader,
     head: [u8; HEAD_LEN],
     len: u32,
     forward: Forward,
@@ -94,7 +94,7 @@ enum Sent {
 }
 
 struct Port {
-    receiver: net_offload::Offloads,
+    receiver: Offloads,
     /// A driver is there.
     is_started: bool,
     /// Places in [`Shared::frames`], of frames for it.

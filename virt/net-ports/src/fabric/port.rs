@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_mem::KeepAlive;
-use net_offload::VnetHeader;
 use net_switch::{HEAD_LEN, PortConfig, PortCounters, PortId, SwitchError};
 use rustix::event::{EventfdFlags, eventfd};
 use vio::net::{
@@ -38,7 +37,7 @@ impl SwitchPort {
             shared.ports.resize_with(id.index() + 1, || None);
         }
         shared.ports[id.index()] = Some(Port {
-            receiver: net_offload::Offloads::NONE,
+            receiver: Offloads::NONE,
             is_started: false,
             queue: VecDeque::new(),
             segments_taken: 0,
@@ -78,11 +77,6 @@ impl Drop for SwitchPort {
     }
 }
 
-/// The same set, as `net-offload` has it.
-fn offloads(set: Offloads) -> net_offload::Offloads {
-    net_offload::Offloads::taken_by_driver(set.guest_features())
-}
-
 impl NetPort for SwitchPort {
     fn capabilities(&self) -> PortCapabilities {
         PortCapabilities {
@@ -96,7 +90,7 @@ impl NetPort for SwitchPort {
 
     fn start(&mut self, receiver: Offloads) {
         if let Some(port) = self.fabric.lock().port(self.id) {
-            port.receiver = offloads(receiver);
+            port.receiver = receiver;
             port.is_started = true;
         }
     }
@@ -108,7 +102,7 @@ impl NetPort for SwitchPort {
         let Some(port) = shared.port(self.id) else {
             return;
         };
-        port.receiver = offloads(receiver);
+        port.receiver = receiver;
         if std::mem::take(&mut port.segments_taken) != 0
             && let Some(place) = port.queue.pop_front()
         {
@@ -149,7 +143,7 @@ impl NetPort for SwitchPort {
                     shared.enqueue(Frame {
                         from: self.id,
                         number,
-                        header: VnetHeader::from_bytes(frame.header.to_bytes(0)),
+                        header: frame.header,
                         head,
                         len: frame.len,
                         forward,

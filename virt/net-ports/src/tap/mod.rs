@@ -98,11 +98,6 @@ impl TapPort {
     }
 }
 
-/// The same set, as `net-offload` has it.
-fn tun_flags(set: Offloads) -> u32 {
-    net_offload::Offloads::taken_by_driver(set.guest_features()).tun_flags()
-}
-
 impl NetPort for TapPort {
     fn capabilities(&self) -> PortCapabilities {
         let tso = Offloads::CSUM.with(Offloads::TSO4).with(Offloads::TSO6);
@@ -128,7 +123,7 @@ impl NetPort for TapPort {
     fn set_receiver(&mut self, receiver: Offloads) {
         // USO of one version of IP alone is not asked for. An interface that has gone refuses.
         if let Some(queue) = self.queues.first() {
-            let _ = queue.set_offloads(tun_flags(receiver));
+            let _ = queue.set_offloads(receiver.tun_flags());
         }
     }
 

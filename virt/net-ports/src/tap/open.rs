@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 
-use net_offload::{Offloads, VnetHeader};
+use net_offload::{HEADER_LEN, Offloads};
 
 /// Reason why a TAP interface cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ impl Interface {
         };
         let mut has_uso = false;
         for file in &files {
-            let size = VnetHeader::LEN as libc::c_int;
+            let size = HEADER_LEN as libc::c_int;
             // SAFETY: the argument is an int, which lives through the call.
             asked(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const size) })
                 .map_err(TapError::Setup)?;

@@ -9,14 +9,14 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{opcode, types};
-use net_offload::{MAX_FRAME, VnetHeader};
+use net_offload::{HEADER_LEN, MAX_FRAME, NetHeader};
 use vio::blk::UringShare;
-use vio::net::{BURST, FrameData, FrameReceiver, HEADER_LEN, NetHeader, RxFrame, TxFrame};
+use vio::net::{BURST, FrameData, FrameReceiver, RxFrame, TxFrame};
 
 use super::{SLOTS, open};
 
 /// Bytes of a buffer: the longest frame, and its header.
-const BUFFER: usize = VnetHeader::LEN + MAX_FRAME + 32;
+const BUFFER: usize = HEADER_LEN + MAX_FRAME + 32;
 /// Pieces of one frame that are written where they lie; one of more is put together first.
 const PIECES: usize = 32;
 /// Looks at an answer that has to come, since it was cancelled.

@@ -2,9 +2,9 @@
 //! (RFC 903; what QEMU sends for a guest that cannot).
 
 use guest_mem::{Gpa, GuestRam, Intent, PhysMem, VolatileSlice};
+use net_offload::NetHeader;
 
 use super::filter::Mac;
-use super::header::NetHeader;
 use super::port::{NetPort, TxFrame};
 
 /// Length of the frame: the shortest that Ethernet has.

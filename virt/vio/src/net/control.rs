@@ -8,9 +8,9 @@
 //! device's budget [`cost::CONTROL`]; a visit takes as many as that allows.
 
 use guest_mem::Stop;
+use net_offload::Offloads;
 
 use super::filter::{Filter, MAC_ENTRIES, Mac, MacList};
-use super::header::Offloads;
 use super::{NetClass, Queue, is_station, net_feature};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;

@@ -22,10 +22,8 @@
 //! (`control`). What is wrong with a frame drops it, and counts as an error.
 
 mod announce;
-mod checksum;
 mod control;
 mod filter;
-mod header;
 mod patterns;
 mod pieces;
 mod port;
@@ -41,10 +39,9 @@ use std::os::fd::RawFd;
 use guest_mem::{Access, Dma, Intent, KeepAlive, Wanted};
 use serde::{Deserialize, Serialize};
 
-pub use checksum::Checksum;
 pub use control::class as control_class;
 pub use filter::{Filter, MAC_ENTRIES, Mac, MacList};
-pub use header::{F_DATA_VALID, F_NEEDS_CSUM, HEADER_LEN, HeaderError, NetHeader, Offloads, gso};
+pub use net_offload::{GsoType, HEADER_LEN, HeaderError, NetHeader, Offloads};
 pub use patterns::{Loop, Sink, Source};
 pub use port::{
     BURST, Collected, FrameData, FrameReceiver, MAX_FRAME, NetPort, PLAIN_FRAME, PortCapabilities,
@@ -63,7 +60,7 @@ use crate::visit::cost;
 use transmit::Kept;
 
 /// Smallest frame worth sending: its Ethernet header.
-const MIN_FRAME: u32 = 14;
+const MIN_FRAME: u32 = net_offload::MIN_FRAME as u32;
 /// Receive queue of the first pair.
 pub const RX: u16 = 0;
 /// Transmit queue of the first pair.
@@ -77,26 +74,12 @@ const ANNOUNCE: u16 = 2;
 
 /// Feature bits (§5.1.3).
 pub mod net_feature {
-    /// VIRTIO_NET_F_CSUM (0): the driver may leave checksums to the device.
-    pub const CSUM: u64 = 1 << 0;
-    /// VIRTIO_NET_F_GUEST_CSUM (1): the driver takes frames whose checksum is left over.
-    pub const GUEST_CSUM: u64 = 1 << 1;
+    pub use net_offload::feature::*;
+
     /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change at any time what it takes.
     pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
     /// VIRTIO_NET_F_MTU (3): the device says what the network's MTU is.
     pub const MTU: u64 = 1 << 3;
-    /// VIRTIO_NET_F_GUEST_TSO4 (7): the driver takes unsegmented TCP over IPv4.
-    pub const GUEST_TSO4: u64 = 1 << 7;
-    /// VIRTIO_NET_F_GUEST_TSO6 (8): the driver takes unsegmented TCP over IPv6.
-    pub const GUEST_TSO6: u64 = 1 << 8;
-    /// VIRTIO_NET_F_GUEST_ECN (9): the driver takes unsegmented TCP with CWR.
-    pub const GUEST_ECN: u64 = 1 << 9;
-    /// VIRTIO_NET_F_HOST_TSO4 (11): the driver may send unsegmented TCP over IPv4.
-    pub const HOST_TSO4: u64 = 1 << 11;
-    /// VIRTIO_NET_F_HOST_TSO6 (12): the driver may send unsegmented TCP over IPv6.
-    pub const HOST_TSO6: u64 = 1 << 12;
-    /// VIRTIO_NET_F_HOST_ECN (13): the driver may send unsegmented TCP with CWR.
-    pub const HOST_ECN: u64 = 1 << 13;
     /// VIRTIO_NET_F_CTRL_VQ (17): there is a control queue.
     pub const CTRL_VQ: u64 = 1 << 17;
     /// VIRTIO_NET_F_CTRL_RX (18): the control queue takes receive modes and MAC tables.
@@ -111,12 +94,6 @@ pub mod net_feature {
     pub const MQ: u64 = 1 << 22;
     /// VIRTIO_NET_F_CTRL_MAC_ADDR (23): the control queue takes a MAC address.
     pub const CTRL_MAC_ADDR: u64 = 1 << 23;
-    /// VIRTIO_NET_F_GUEST_USO4 (54, virtio 1.3): the driver takes unsegmented UDP over IPv4.
-    pub const GUEST_USO4: u64 = 1 << 54;
-    /// VIRTIO_NET_F_GUEST_USO6 (55, virtio 1.3): the driver takes unsegmented UDP over IPv6.
-    pub const GUEST_USO6: u64 = 1 << 55;
-    /// VIRTIO_NET_F_HOST_USO (56, virtio 1.3): the driver may send unsegmented UDP.
-    pub const HOST_USO: u64 = 1 << 56;
     /// VIRTIO_NET_F_MAC (5): the device says its address.
     pub const MAC: u64 = 1 << 5;
     /// VIRTIO_NET_F_MRG_RXBUF (15): a frame may take several receive buffers.

@@ -28,15 +28,14 @@
 use std::os::fd::RawFd;
 
 use guest_mem::{KeepAlive, VolatileSlice};
-
-use super::header::{NetHeader, Offloads};
+use net_offload::{NetHeader, Offloads};
 
 /// Frames of one call at most.
 pub const BURST: usize = 32;
 
 /// Largest frame, with its Ethernet header, of a port that segments or takes segments to be made: 64 KiB
 /// of IP packet, and 14 bytes and a VLAN tag before it.
-pub const MAX_FRAME: u32 = 65_535 + 18;
+pub const MAX_FRAME: u32 = net_offload::MAX_FRAME as u32;
 
 /// Largest frame of a network whose MTU is 1,500: 14 bytes of Ethernet header, a VLAN tag, 1,500 bytes.
 pub const PLAIN_FRAME: usize = 1518;

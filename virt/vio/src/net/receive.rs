@@ -10,8 +10,8 @@
 //! given back with length 0, which drivers count as a short frame.
 
 use guest_mem::{Intent, KeepAlive, Stop};
+use net_offload::HEADER_LEN;
 
-use super::header::HEADER_LEN;
 use super::pieces::{PieceRange, Pieces, Translated, copy_slices, write_slices};
 use super::port::{BURST, FrameData, FrameReceiver, NetPort, RxFrame};
 use super::{MIN_FRAME, NetClass, NetCore, Queue, charge};

@@ -9,10 +9,10 @@
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
-use super::checksum::Checksum;
 use super::port::{FrameData, FrameReceiver, NetPort, PLAIN_FRAME, RxFrame, TxFrame};
 use super::{BURST, NetHeader};
 use guest_mem::KeepAlive;
+use net_offload::Checksum;
 
 /// Answers waiting for the guest at most.
 pub const MAX_REPLIES: usize = 256;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use fake_mem::{ArrayMem, FlatDma, PendingDma};
 use guest_mem::{Gpa, Iova, Perm, PhysMem, VolatileSlice};
+use net_offload::Checksum;
 use proptest::prelude::*;
 
 mod absent;

@@ -10,8 +10,8 @@
 //! each piece, until the port has done with it.
 
 use guest_mem::{Dma, Intent, KeepAlive, LeaseId, LeaseStop, Stop, VolatileSlice};
+use net_offload::{GsoType, HEADER_LEN, NetHeader, Offloads};
 
-use super::header::{HEADER_LEN, NetHeader, Offloads};
 use super::pieces::{PieceRange, Pieces, Translated};
 use super::port::{BURST, TxFrame};
 use super::{MIN_FRAME, NetClass, NetCore, Queue, charge, wanted};
@@ -122,7 +122,7 @@ impl NetClass {
             };
             let header = header.ok().filter(|header| {
                 let most = match header.gso_type {
-                    0 => core.plain_frame,
+                    GsoType::NONE => core.plain_frame,
                     _ => core.max_frame,
                 };
                 frame.is_whole && is_up && (MIN_FRAME..=most).contains(&frame.len)

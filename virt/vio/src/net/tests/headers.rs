@@ -1,14 +1,13 @@
 //! Headers that a driver must not send, and what is made of those that it may.
 
 use super::*;
-use crate::net::header::HeaderError;
 
-const NEEDS: u8 = F_NEEDS_CSUM;
+const NEEDS: u8 = NetHeader::NEEDS_CSUM;
 
 fn header(flags: u8, gso_type: u8, gso_size: u16, csum_start: u16, csum_offset: u16) -> NetHeader {
     NetHeader {
         flags,
-        gso_type,
+        gso_type: GsoType(gso_type),
         hdr_len: 54,
         gso_size,
         csum_start,
@@ -40,7 +39,7 @@ fn sent(header: NetHeader, len: usize, mask: u64) -> Option<NetHeader> {
 
 #[test]
 fn a_header_is_passed_on_as_far_as_it_was_negotiated_and_fits() {
-    let tso = header(NEEDS, gso::TCPV4, 1448, 34, 16);
+    let tso = header(NEEDS, GsoType::TCPV4.0, 1448, 34, 16);
     both(|mask| {
         assert_eq!(sent(tso, 60_000, mask), Some(tso));
         assert_eq!(
@@ -49,9 +48,9 @@ fn a_header_is_passed_on_as_far_as_it_was_negotiated_and_fits() {
                 .csum_start,
             34
         );
-        let v6 = header(NEEDS, gso::TCPV6 | gso::ECN, 1448, 54, 16);
+        let v6 = header(NEEDS, GsoType::TCPV6.0 | GsoType::ECN, 1448, 54, 16);
         assert_eq!(sent(v6, 65_553, mask), Some(v6));
-        let uso = header(NEEDS, gso::UDP_L4, 1200, 34, 6);
+        let uso = header(NEEDS, GsoType::UDP_L4.0, 1200, 34, 6);
         assert_eq!(sent(uso, 9000, mask), Some(uso));
         // Fields that mean nothing are not passed on, nor are unknown flags.
         assert_eq!(
@@ -76,13 +75,13 @@ fn a_header_is_passed_on_as_far_as_it_was_negotiated_and_fits() {
             ),
             (
                 "segments of nothing",
-                header(NEEDS, gso::TCPV4, 0, 34, 16),
+                header(NEEDS, GsoType::TCPV4.0, 0, 34, 16),
                 9000,
                 0,
             ),
             (
                 "segments without sums",
-                header(0, gso::TCPV4, 1448, 34, 16),
+                header(0, GsoType::TCPV4.0, 1448, 34, 16),
                 9000,
                 0,
             ),
@@ -90,13 +89,13 @@ fn a_header_is_passed_on_as_far_as_it_was_negotiated_and_fits() {
             ("UFO", header(NEEDS, 3, 1448, 34, 16), 9000, 0),
             (
                 "ECN of nothing",
-                header(NEEDS, gso::ECN, 1448, 34, 16),
+                header(NEEDS, GsoType::ECN, 1448, 34, 16),
                 900,
                 0,
             ),
             (
                 "ECN of UDP",
-                header(NEEDS, gso::ECN | gso::UDP_L4, 1448, 34, 16),
+                header(NEEDS, GsoType::ECN | GsoType::UDP_L4.0, 1448, 34, 16),
                 900,
                 0,
             ),
@@ -140,22 +139,33 @@ proptest! {
     ) {
         let mut header = NetHeader::from_bytes(&bytes);
         prop_assert_eq!(NetHeader::from_bytes(&header.to_bytes(7)), header);
-        header.gso_type = kind.unwrap_or(header.gso_type);
+        header.gso_type = kind.map_or(header.gso_type, GsoType);
         let bits = allowed & 1 | allowed << 6 & 0x3f80;
         let allowed = Offloads::of_device_features(bits);
         match header.check(len, allowed) {
             Ok(passed) => {
                 prop_assert!(passed.is_plain() || allowed.contains(Offloads::CSUM));
-                prop_assert!(allowed.contains(passed.needs().unwrap()));
-                if passed.flags & F_NEEDS_CSUM != 0 {
+                let segments = [
+                    (0, true),
+                    (1, allowed.contains(Offloads::TSO4)),
+                    (4, allowed.contains(Offloads::TSO6)),
+                    (5, allowed.contains(Offloads::USO4)),
+                    (0x81, allowed.contains(Offloads::TSO4.with(Offloads::ECN))),
+                    (0x84, allowed.contains(Offloads::TSO6.with(Offloads::ECN))),
+                ];
+                prop_assert!(segments.contains(&(passed.gso_type.0, true)));
+                if passed.flags & NetHeader::NEEDS_CSUM != 0 {
                     let end = u32::from(passed.csum_start) + u32::from(passed.csum_offset) + 2;
                     prop_assert!(end <= len);
                 }
-                prop_assert!(passed.gso_type == gso::NONE || passed.gso_size != 0);
+                prop_assert!(passed.gso_type == GsoType::NONE || passed.gso_size != 0);
             }
-            Err(HeaderError::GsoType(kind)) => prop_assert_eq!(kind, header.gso_type),
-            Err(HeaderError::Checksum { .. }) => prop_assert!(header.flags & F_NEEDS_CSUM != 0),
-            Err(HeaderError::GsoSize(size)) => prop_assert_eq!(size, header.gso_size),
+            Err(HeaderError::NotNegotiated(kind)) => prop_assert_eq!(kind, header.gso_type),
+            Err(HeaderError::ChecksumNotNegotiated) => prop_assert_eq!(allowed, Offloads::NONE),
+            Err(HeaderError::ChecksumOutside) => prop_assert!(header.flags & NEEDS != 0),
+            Err(HeaderError::SegmentChecksum) => prop_assert!(header.flags & NEEDS == 0),
+            Err(HeaderError::SegmentSize) => prop_assert_eq!(header.gso_size, 0),
+            Err(other) => prop_assert!(false, "{other}"),
         }
     }
 }
@@ -168,7 +178,7 @@ fn a_frame_that_leaves_over_what_the_driver_has_not_taken_on_is_dropped() {
             receive: Offloads::ALL,
             ..PortCapabilities::PLAIN
         });
-        let tso = header(NEEDS, gso::TCPV4, 1448, 34, 16);
+        let tso = header(NEEDS, GsoType::TCPV4.0, 1448, 34, 16);
         for (without, arrives) in [
             (0, true),
             (net_feature::GUEST_TSO4, false),
