@@ -8,7 +8,9 @@ mod capture;
 mod fabric;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
 mod tap;
+mod uplink;
 
 pub use capture::{CaptureError, Captured};
 pub use fabric::{Fabric, FabricCounters, SwitchPort};
 pub use tap::{TapCounters, TapError, TapPort};
+pub use uplink::{Uplink, UplinkCounters};

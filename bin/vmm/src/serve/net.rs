@@ -4,13 +4,15 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use net_switch::PortConfig;
 use serde::Deserialize;
 use vio::RateLimits;
 use vio::net::{Loop, MAX_PAIRS, Net, NetPort, PLAIN_FRAME, Sink, Source, Tap};
 
 use super::access::Access;
-use super::fields::{id_and_socket, rate};
+use super::fields::{self, id_and_socket, rate};
 use super::purpose::Purpose;
+use super::switch::{PortKeys, Switches};
 use crate::run::open_tap;
 use crate::values::block::in_range;
 use crate::values::keys::Keys;
@@ -30,6 +32,8 @@ pub enum Behind {
     Source(usize),
     /// Every frame comes back.
     Loop,
+    /// A port of the switch of that name.
+    Switch(String, PortConfig),
 }
 
 impl fmt::Display for Behind {
@@ -39,6 +43,7 @@ impl fmt::Display for Behind {
             Self::Sink => f.write_str("sink"),
             Self::Source(_) => f.write_str("source"),
             Self::Loop => f.write_str("loop"),
+            Self::Switch(name, _) => write!(f, "switch {name}"),
         }
     }
 }
@@ -81,6 +86,16 @@ pub struct NetSpec {
     source: bool,
     #[serde(default)]
     r#loop: bool,
+    switch: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    vlan: Option<u64>,
+    trunk: Option<String>,
+    isolated: Option<bool>,
+    mac: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    flood_group: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    flood_unknown: Option<u64>,
     #[serde(default, deserialize_with = "size::in_file")]
     frame: Option<u64>,
     #[serde(default, deserialize_with = "size::in_file")]
@@ -123,9 +138,16 @@ impl NetSpec {
         spec.mode = keys.take("mode").map(str::to_owned);
         spec.group = keys.take("group").map(str::to_owned);
         spec.tap = keys.take("tap").map(str::to_owned);
+        spec.switch = keys.take("switch").map(str::to_owned);
+        spec.trunk = keys.take("trunk").map(str::to_owned);
+        spec.mac = keys.take("mac").map(str::to_owned);
+        spec.isolated = keys.take_optional_switch("isolated")?;
         spec.packed = keys.take_optional_switch("packed")?;
         let mut number = |key: &str| keys.take_optional_number(key);
         spec.frame = number("frame")?;
+        spec.vlan = number("vlan")?;
+        spec.flood_group = number("flood-group")?;
+        spec.flood_unknown = number("flood-unknown")?;
         spec.pairs = number("pairs")?;
         spec.queue_size = number("queue-size")?;
         spec.weight = number("weight")?;
@@ -147,7 +169,28 @@ impl NetSpec {
         if self.frame.is_some() && !self.source {
             bail!("frame is for source");
         }
+        let port = PortKeys {
+            vlan: self.vlan,
+            trunk: self.trunk.as_deref(),
+            isolated: self.isolated,
+            mac: self.mac.as_deref(),
+            flood_group: self.flood_group,
+            flood_unknown: self.flood_unknown,
+        };
+        let switch = match &self.switch {
+            None if !port.are_absent() => {
+                bail!(
+                    "vlan, trunk, isolated, mac, flood-group and flood-unknown are for switch=NAME"
+                );
+            }
+            None => None,
+            Some(name) => Some(Behind::Switch(
+                fields::id(Some(name)).context("switch")?,
+                port.check()?,
+            )),
+        };
         let named = [
+            switch,
             self.tap.clone().map(Behind::Tap),
             self.sink.then_some(Behind::Sink),
             self.source.then_some(Behind::Source(frame as usize)),
@@ -155,7 +198,7 @@ impl NetSpec {
         ];
         let mut named = named.into_iter().flatten();
         let (Some(behind), None) = (named.next(), named.next()) else {
-            bail!("say one of tap=NAME, sink, source and loop");
+            bail!("say one of tap=NAME, switch=NAME, sink, source and loop");
         };
         let pairs = in_range("pairs", self.pairs, 1, 1..=MAX_PAIRS.into())? as u16;
         if pairs > 1 && behind != Behind::Sink && !matches!(behind, Behind::Source(_)) {
@@ -186,7 +229,7 @@ impl NetSpec {
 ///
 /// # Errors
 /// Names what the host lacks.
-pub fn open(config: &NetConfig, _purpose: Purpose) -> Result<Net> {
+pub fn open(config: &NetConfig, _purpose: Purpose, switches: &mut Switches) -> Result<Net> {
     let port: Box<dyn NetPort> = match &config.behind {
         Behind::Tap(name) => {
             let file = open_tap(name, false)?;
@@ -195,6 +238,7 @@ pub fn open(config: &NetConfig, _purpose: Purpose) -> Result<Net> {
         Behind::Sink => Box::new(Sink::default()),
         Behind::Source(len) => Box::new(Source::new(*len).context("no such frame")?),
         Behind::Loop => Box::new(Loop::default()),
+        Behind::Switch(name, port) => Box::new(switches.port(name, port)?),
     };
     // Front ends have addresses of their own, and none asks for this one.
     let mac = [0x52, 0x54, 0, 0x65, 0x78, 1];

@@ -232,8 +232,8 @@ fn all_that_children_are_given_is_done_whatever_way_they_learn_of_it() {
                     core.poll(1 + random.below(4 * drr::QUANTUM));
                 }
                 _ => {
-                    // To sleep, if there is nothing to do. Without a probe it is polled before.
-                    if probed == 0 && core.poll(drr::QUANTUM).0 == Activity::Busy {
+                    // To sleep, if there is nothing to do; without a probe only after a poll that has found nothing.
+                    if core.probe.is_none() && core.poll(drr::QUANTUM).0 == Activity::Busy {
                         continue;
                     }
                     core.group.arm(&mut core.wakes).unwrap();

@@ -85,6 +85,8 @@ impl NetClass {
         let mut taken = [const { None }; BURST];
         let (mut count, mut stopped) = (0, None);
         let first_kept = queue.own.kept.len();
+        // Frames that were answered at once, which are the first ones if there are any.
+        let mut at_once = 0;
         while count < room && pieces.has_room() && !cx.visit.is_over() {
             if !core.throttle.is_open(cx.visit.now_ns()) {
                 cx.stats.throttled += u64::from(count == 0);
@@ -96,6 +98,7 @@ impl NetClass {
                     let bytes = if frame.is_whole { frame.len } else { 0 };
                     core.throttle.charge(cx.visit.now_ns(), bytes.into());
                     charge(cx, bytes);
+                    at_once += usize::from(queue.own.kept.is_empty());
                     taken[count] = Some(frame);
                     count += 1;
                 }
@@ -131,7 +134,9 @@ impl NetClass {
                 cx.stats.errors += 1;
                 if keeps {
                     // Behind those before it, which the port ends first.
-                    queue.own.kept[first_kept + at].bytes = 0;
+                    if let Some(at) = (first_kept + at).checked_sub(at_once) {
+                        queue.own.kept[at].bytes = 0;
+                    }
                 }
                 continue;
             };
@@ -189,6 +194,9 @@ impl NetCore {
             data: PieceRange::default(),
             is_whole: (MIN_FRAME..=self.max_frame).contains(&len),
         };
+        // One that is not kept comes behind those that are, in order.
+        let is_behind = keeps && !queue.own.kept.is_empty();
+        let keeps = keeps && frame.is_whole && len > self.copies_up_to;
         let mut leases = Vec::new();
         if frame.is_whole {
             match self.reach(cx.dma, keep, pieces, &mut frame, keeps, &mut leases) {
@@ -203,9 +211,9 @@ impl NetCore {
             }
         }
         let chain = &self.chains[0];
-        if keeps {
+        if keeps || is_behind {
             let token = queue.take(chain)?;
-            let bytes = if frame.is_whole { len } else { 0 };
+            let bytes = if keeps && frame.is_whole { len } else { 0 };
             queue.own.kept.push_back(Kept {
                 token,
                 leases,
