@@ -1,6 +1,6 @@
 //! Guest memory over an array.
 
-use guest_mem::{Access, Gpa, GuestRam, Hva, Intent, KeepAlive, PhysMem};
+use guest_mem::{Access, Gpa, GuestRam, Hva, Intent, KeepAlive, LastingPiece, PhysMem, Region};
 
 /// Guest memory in an array of this process: [`GuestRam`] without the memory file, so that tests
 /// need no system call and run under Miri. A clone is another handle to the same memory, with which a
@@ -98,6 +98,17 @@ impl PhysMem for ArrayMem {
 
     fn run(&self, gpa: Gpa) -> Access<u64> {
         self.ram.run(gpa)
+    }
+
+    /// The region: an array is always there. [`DirectMap`](guest_mem::DirectMap) makes use of that.
+    fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
+        let mut regions = self.ram.regions().iter();
+        let inside = |region: &&Region| {
+            let inside = gpa.offset_from(region.gpa);
+            inside.is_some_and(|inside| inside < region.len)
+        };
+        let &Region { gpa, len, hva, .. } = regions.find(inside)?;
+        Some(LastingPiece { gpa, len, hva })
     }
 
     fn keep_alive(&self) -> KeepAlive {

@@ -2,6 +2,7 @@
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
+use crate::dma::DirectRun;
 use crate::iommu::{Iommu, Run};
 use crate::lease::{Full, LeaseId, Leases};
 use crate::pages::Pages;
@@ -72,6 +73,16 @@ impl Iommu for DirectMap {
         Ok(Run {
             gpa: run.gpa,
             len: run.len.min(len),
+        })
+    }
+
+    #[inline]
+    fn direct_run<M: PhysMem>(&self, mem: &M, _source: SourceId, iova: Iova) -> Option<DirectRun> {
+        let piece = mem.lasting_piece(Gpa::new(iova.raw()))?;
+        Some(DirectRun {
+            iova: Iova::new(piece.gpa.raw()),
+            len: piece.len,
+            hva: piece.hva,
         })
     }
 

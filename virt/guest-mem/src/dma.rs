@@ -56,6 +56,15 @@ pub trait Dma {
     /// [`lease`](Dma::lease). Call again from where it ends for the rest.
     fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)>;
 
+    /// The piece of memory around `iova` in which [`host`](Dma::host) would answer every request, whatever is intended, until
+    /// the call into the device returns: what a burst of copies asks for once, and not for each of its buffers. `None`, as it
+    /// stands: each is to be asked for.
+    #[inline]
+    fn direct_run(&mut self, iova: Iova) -> Option<DirectRun> {
+        let _ = iova;
+        None
+    }
+
     /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment) does: silently. For a device
     /// that hands translations on to another process, and is told when they are revoked. As it stands: translation is off.
     fn attachment(&self) -> Access<Attachment> {
@@ -85,6 +94,17 @@ pub trait Dma {
 
     /// Ends a lease: the device no longer touches those bytes.
     fn release(&mut self, id: LeaseId);
+}
+
+/// Where a device's addresses lie in this process, without a translation of each: see [`Dma::direct_run`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectRun {
+    /// First address.
+    pub iova: Iova,
+    /// Length in bytes, at least 1.
+    pub len: u64,
+    /// Where it lies.
+    pub hva: Hva,
 }
 
 /// A range that a device is about to access: address, length in bytes, and what for.

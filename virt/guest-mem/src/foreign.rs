@@ -29,7 +29,7 @@ use crate::addr::{Gpa, Hva, PAGE_SIZE};
 use crate::file::{self, Facts, FileError};
 use crate::keep::MappingSet;
 use crate::mapping::Mapping;
-use crate::phys::{KeepAlive, PhysMem};
+use crate::phys::{KeepAlive, LastingPiece, PhysMem};
 use crate::sigbus;
 use crate::word::{self, Word};
 
@@ -474,6 +474,21 @@ impl PhysMem for ForeignRam {
             None => self.search_run(gpa),
         };
         Ok(left.ok_or(DmaFault::NotRam { gpa })?)
+    }
+
+    /// The region: the other process may truncate its file, which harms nobody here, and nothing else takes it away.
+    #[inline]
+    fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
+        let hit = self.hit.get();
+        let piece = match hit.left(gpa) {
+            Some(_) => hit,
+            None => self.search(gpa)?,
+        };
+        Some(LastingPiece {
+            gpa: piece.gpa,
+            len: piece.len,
+            hva: Hva::new(piece.base.addr().get() as u64),
+        })
     }
 
     fn keep_alive(&self) -> KeepAlive {

@@ -2,6 +2,7 @@
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
+use crate::dma::DirectRun;
 use crate::follow::{Attachment, Next};
 use crate::lease::{Budget, LEASE_SPAN, LeaseTable, Leases};
 use crate::phys::PhysMem;
@@ -45,6 +46,14 @@ pub trait Iommu {
             gpa: run.gpa,
             len: run.len.min(len).min(left_in_span(iova)),
         })
+    }
+
+    /// The piece of memory around `iova` that `source` may access in any way without asking: nothing about it can change
+    /// before the call into the device returns. As it stands: none, each access is to be translated.
+    #[inline]
+    fn direct_run<M: PhysMem>(&self, mem: &M, source: SourceId, iova: Iova) -> Option<DirectRun> {
+        let _ = (mem, source, iova);
+        None
     }
 
     /// Bytes from `iova` on that need not be asked for when a translation of it waits: what it

@@ -53,6 +53,14 @@ pub trait PhysMem {
         }
     }
 
+    /// The contiguous piece of RAM around `gpa`, if accesses to it need not be asked for one by one: all of it is there, and
+    /// stays, whatever is intended. As it stands: none is.
+    #[inline]
+    fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
+        let _ = gpa;
+        None
+    }
+
     /// Asks for all of these pieces (address, length of at least 1, what for) at once: `Ok` if they are all there, and else
     /// one ticket for all that are not. What comes in for a ticket stays until it has been asked for again. Memory that is
     /// always there need not say anything else.
@@ -82,6 +90,17 @@ pub trait PhysMem {
 
     /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is in use.
     fn keep_alive(&self) -> KeepAlive;
+}
+
+/// Contiguous RAM that is always there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastingPiece {
+    /// First address.
+    pub gpa: Gpa,
+    /// Length in bytes, at least 1.
+    pub len: u64,
+    /// Where it lies in this process.
+    pub hva: Hva,
 }
 
 /// Keeps guest memory mapped in this process while held.

@@ -8,7 +8,7 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
-use crate::dma::{Dma, Lease, LeaseStop, Wanted};
+use crate::dma::{DirectRun, Dma, Lease, LeaseStop, Wanted};
 use crate::follow::{Attachment, Next};
 use crate::iommu::{Iommu, Run};
 use crate::lease::{Budget, LeaseId, Leases};
@@ -206,6 +206,11 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
             Ok(hva) => Ok((hva, run.len as u32)),
             Err(stop) => first_piece(self.mem, run.gpa, run.len as u32, intent, stop),
         }
+    }
+
+    #[inline]
+    fn direct_run(&mut self, iova: Iova) -> Option<DirectRun> {
+        self.iommu.direct_run(self.mem, self.source, iova)
     }
 
     fn attachment(&self) -> Access<Attachment> {

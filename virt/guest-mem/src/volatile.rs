@@ -14,10 +14,61 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::addr::Hva;
+use crate::addr::{Hva, Iova};
+use crate::dma::DirectRun;
 use crate::keep;
 use crate::phys::KeepAlive;
 use crate::word;
+
+/// A [`DirectRun`] that stays mapped for `'a`: many slices of it cost one question of what is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct MappedRun<'a> {
+    iova: Iova,
+    /// `len` bytes from `pointer` on are mapped, readable and writable, for `'a`.
+    len: u64,
+    pointer: NonNull<u8>,
+    keep: PhantomData<&'a KeepAlive>,
+}
+
+impl<'a> MappedRun<'a> {
+    /// No address at all.
+    pub const EMPTY: Self = Self {
+        iova: Iova::new(0),
+        len: 0,
+        pointer: NonNull::dangling(),
+        keep: PhantomData,
+    };
+
+    /// `run`, if `keep` keeps all of it mapped.
+    #[inline]
+    pub fn new(keep: &'a KeepAlive, run: DirectRun) -> Option<Self> {
+        let DirectRun { iova, len, hva } = run;
+        let pointer = keep::pointer_of(keep, hva, len)?;
+        Some(Self {
+            iova,
+            len,
+            pointer,
+            keep: PhantomData,
+        })
+    }
+
+    /// Where the `len` bytes at `iova` are, if all of them are in it.
+    #[inline(always)]
+    pub fn slice(&self, iova: Iova, len: u32) -> Option<VolatileSlice<'a>> {
+        // An address before it wraps to an offset beyond any length.
+        let inside = iova.raw().wrapping_sub(self.iova.raw());
+        if inside > self.len || u64::from(len) > self.len - inside {
+            return None;
+        }
+        // SAFETY: at most `self.len` behind `pointer`: inside the same mapping, or at its end.
+        let pointer = unsafe { self.pointer.add(inside as usize) };
+        Some(VolatileSlice {
+            pointer,
+            len,
+            keep: PhantomData,
+        })
+    }
+}
 
 /// A run of guest memory that stays mapped for `'a`. Its bytes change at any time: they are copied, never
 /// borrowed.
@@ -106,6 +157,28 @@ impl<'a> VolatileSlice<'a> {
         unsafe { word::copy_in(buf, self.pointer.as_ptr().add(offset as usize)) }
     }
 
+    /// Copies 12 bytes, a header, to `offset` unless they are there already: of a line that both sides only read, each keeps its copy.
+    /// What is found is compared, and no decision rests on it.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    #[inline]
+    pub fn update(&self, offset: u32, bytes: &[u8; 12]) {
+        self.check(offset, bytes.len());
+        let (low, high) = bytes.split_at(8);
+        // As they are read: whole words can be compared without a way through memory.
+        let (mut low_there, mut high_there) = ([0; 8], [0; 4]);
+        // SAFETY: 12 bytes from `offset` on are in bounds by `check`; the rest as in `read`.
+        unsafe {
+            let at = self.pointer.as_ptr().add(offset as usize);
+            word::copy_out(at, &mut low_there);
+            word::copy_out(at.add(8), &mut high_there);
+        }
+        if low != low_there || high != high_there {
+            self.write(offset, bytes);
+        }
+    }
+
     /// Copies all of it to byte `offset` of `to`, which may be another guest's. Bytes may tear against
     /// either guest, and where the two overlap.
     ///
@@ -133,6 +206,15 @@ impl<'a> VolatileSlice<'a> {
         }
     }
 
+    /// Hints that the bytes at `offset` will be written soon; past the end it does nothing.
+    #[inline(always)]
+    pub fn prefetch_to_write(&self, offset: u32) {
+        if offset < self.len {
+            // SAFETY: inside the slice.
+            word::prefetch_to_write(unsafe { self.pointer.as_ptr().add(offset as usize) });
+        }
+    }
+
     #[inline]
     fn check(&self, offset: u32, len: usize) {
         // In 64 bits the sum cannot wrap: `offset` has 32, and a slice's length 63.
@@ -145,7 +227,7 @@ impl<'a> VolatileSlice<'a> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Gpa, GuestRam, Intent, PhysMem, VolatileSlice};
+    use crate::{DirectRun, Gpa, GuestRam, Intent, Iova, MappedRun, PhysMem, VolatileSlice};
 
     fn ram() -> GuestRam {
         GuestRam::in_heap(&[(Gpa::new(0), 1 << 16)]).expect("memory")
@@ -180,6 +262,75 @@ mod tests {
         assert!(VolatileSlice::new(&two.keep_alive(), hva, 1).is_none());
         assert!(VolatileSlice::new(&one.keep_alive(), hva, 1 << 16).is_some());
         assert!(VolatileSlice::new(&one.keep_alive(), hva, (1 << 16) + 1).is_none());
+    }
+
+    #[test]
+    fn a_run_has_slices_of_what_is_kept_and_no_others() {
+        let (one, two) = (ram(), ram());
+        let keep = one.keep_alive();
+        let run = DirectRun {
+            iova: Iova::new(0x5000),
+            len: 0x2000,
+            hva: one
+                .host(Gpa::new(0x1000), 0x2000, Intent::Read)
+                .expect("RAM"),
+        };
+        assert!(MappedRun::new(&two.keep_alive(), run).is_none());
+        let longer = DirectRun {
+            len: 1 << 16,
+            ..run
+        };
+        assert!(MappedRun::new(&keep, longer).is_none());
+        let run = MappedRun::new(&keep, run).expect("kept");
+        one.write(Gpa::new(0x2ffe), &[7, 8]).expect("RAM");
+        let mut last = [0; 2];
+        let slice = run.slice(Iova::new(0x6ffe), 2).expect("inside");
+        slice.read(0, &mut last);
+        assert_eq!(last, [7, 8]);
+        assert!(run.slice(Iova::new(0x5000), 0x2000).is_some());
+        for (iova, len) in [
+            (0x5000, 0x2001),
+            (0x6fff, 2),
+            (0x7000, 1),
+            (0x4fff, 1),
+            (0x4fff, 2),
+            (0, 1),
+            (u64::MAX, 1),
+            (0x5000, u32::MAX),
+        ] {
+            assert!(run.slice(Iova::new(iova), len).is_none(), "{iova:#x} {len}");
+        }
+        assert!(MappedRun::EMPTY.slice(Iova::new(0), 1).is_none());
+    }
+
+    #[test]
+    fn an_update_leaves_what_it_was_told() {
+        let one = ram();
+        let keep = one.keep_alive();
+        let hva = one.host(Gpa::new(0), 16, Intent::Write).expect("RAM");
+        let slice = VolatileSlice::new(&keep, hva, 16).expect("kept");
+        let mut bytes = *b"abcdefghijkl";
+        for at in 0..=12 {
+            slice.update(3, &bytes);
+            slice.update(3, &bytes);
+            let mut there = [0; 16];
+            slice.read(0, &mut there);
+            assert_eq!((&there[..3], there[15]), (&[0; 3][..], 0));
+            assert_eq!(there[3..15], bytes);
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 0xff;
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a slice")]
+    fn an_update_past_its_end_is_refused() {
+        let one = ram();
+        let keep = one.keep_alive();
+        let hva = one.host(Gpa::new(0), 16, Intent::Write).expect("RAM");
+        let slice = VolatileSlice::new(&keep, hva, 16).expect("kept");
+        slice.update(5, &[0; 12]);
     }
 
     #[test]

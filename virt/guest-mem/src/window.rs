@@ -179,6 +179,24 @@ impl Window {
         }
     }
 
+    /// Where it begins: `len` bytes behind that are mapped.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.pointer
+    }
+
+    /// Bytes from the start on that may be read: all, or none.
+    #[inline(always)]
+    pub(crate) fn readable(&self) -> u32 {
+        self.readable
+    }
+
+    /// Bytes from the start on that may be written: all, or none.
+    #[inline(always)]
+    pub(crate) fn writable(&self) -> u32 {
+        self.writable
+    }
+
     /// What the device may do through it.
     pub fn perm(&self) -> Perm {
         self.perm

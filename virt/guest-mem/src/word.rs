@@ -140,6 +140,19 @@ pub(crate) unsafe fn copy_between(src: *mut u8, dst: *mut u8, len: usize) {
     }
 }
 
+/// Hints the processor that the line of `at` will be written soon, so that it is taken from other processors once, and not
+/// to be read first. Accesses no memory that the program can observe; does nothing on processors without it.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(at: *mut u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch reads and writes nothing and cannot fault; processors that lack it decode it as no operation.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use instructions as copy;
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -165,6 +178,11 @@ mod instructions {
         unsafe {
             match len {
                 16..=32 => ends_16(src, dst, len),
+                // Small frames: with the length known to be there, no call.
+                33..=64 => {
+                    ends_16(src, dst, 32);
+                    ends_16(src.add(len - 32), dst.add(len - 32), 32);
+                }
                 8..16 => ends_8(src, dst, len),
                 0..8 => short(src, dst, len),
                 _ => long(src, dst, len),
@@ -250,7 +268,7 @@ mod instructions {
     }
 
     /// # Safety
-    /// As the module says, for `len` bytes, at least 32.
+    /// As the module says, for `len` bytes, more than 64.
     unsafe fn long(mut src: *const u8, mut dst: *mut u8, mut len: usize) {
         // SAFETY: blocks advance while more than one is left, so that they stay inside the range; what
         // is left then, at most 64 bytes and, unless it was that short from the start, preceded by 64
@@ -263,11 +281,6 @@ mod instructions {
                 let head = 64 - (dst.addr() & 63);
                 string(src.add(head), dst.add(head), (len - head) / 8);
                 block(src.add(len - 64), dst.add(len - 64));
-                return;
-            }
-            if len <= 64 {
-                ends_16(src, dst, 32);
-                ends_16(src.add(len - 32), dst.add(len - 32), 32);
                 return;
             }
             while len > 64 {

@@ -52,6 +52,7 @@ fn empty_has_no_byte() {
     assert_eq!(ram.store_u32_release(gpa, 0), Err(not_ram));
     assert_eq!(ram.host(gpa, 1, Intent::Read), Err(not_ram));
     assert_eq!(ram.run(gpa), Err(not_ram));
+    assert_eq!(ram.lasting_piece(gpa), None);
     assert_eq!(
         ram.host(gpa, 0, Intent::Read),
         Err(DmaFault::BadRange.into())
@@ -414,6 +415,12 @@ proptest! {
                     let region = table.iter().find(|&&(start, len)| (start..start + len).contains(&gpa));
                     let want = region.map(|&(start, len)| start + len - gpa).ok_or(hole(gpa));
                     prop_assert_eq!(ram.run(Gpa::new(gpa)), want);
+                    let run = View::new(&mut direct, &ram, DISK).direct_run(Iova::new(gpa));
+                    prop_assert_eq!(run.map(|run| (run.iova.raw(), run.len)), region.copied());
+                    if let Some(run) = run {
+                        let start = Gpa::new(run.iova.raw());
+                        prop_assert_eq!(ram.host(start, run.len, Intent::Write), Ok(run.hva));
+                    }
                 }
                 Step::Lease(gpa, len) => {
                     let answer = View::new(&mut direct, &ram, DISK).lease(Iova::new(gpa), len, Perm::Read);

@@ -78,6 +78,12 @@ impl Throttle {
         }
     }
 
+    /// Whether there is a limit at all.
+    #[inline]
+    pub fn is_limited(&self) -> bool {
+        self.operations.is_some() || self.bytes.is_some()
+    }
+
     /// Whether a request may begin now.
     #[inline]
     pub fn is_open(&self, now_ns: u64) -> bool {
@@ -92,7 +98,7 @@ impl Throttle {
     /// A request that moves `bytes` begins.
     #[inline]
     pub fn charge(&mut self, now_ns: u64, bytes: u64) {
-        if self.operations.is_some() || self.bytes.is_some() {
+        if self.is_limited() {
             self.charge_buckets(now_ns, bytes);
         }
     }

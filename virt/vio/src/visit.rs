@@ -78,6 +78,19 @@ impl Visit {
         self.requests += 1;
     }
 
+    /// What may still be spent before it is [over](Self::is_over).
+    #[inline]
+    pub fn left(&self) -> u64 {
+        self.budget.saturating_sub(self.spent)
+    }
+
+    /// So many requests were taken, at that cost together.
+    #[inline]
+    pub fn take_requests(&mut self, requests: u64, cost: u64) {
+        self.charge(cost);
+        self.requests += requests;
+    }
+
     /// Requests taken so far: those that the driver would have waited longer for, had the visit come later.
     pub fn requests(&self) -> u64 {
         self.requests

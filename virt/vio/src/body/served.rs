@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use guest_mem::{Dma, Stop, Wanted};
 
 use crate::ring::following::Following;
-use crate::ring::{Ahead, Chain, Ring, RingStop, Token, Violation, wait_for_all};
+use crate::ring::{Ahead, Chain, Ring, RingStop, Single, Token, Violation, wait_for_all};
 
 /// One queue of a device that has begun: its ring, and the state that its class keeps of it.
 pub struct ServedQueue<Q> {
@@ -111,6 +111,32 @@ impl<Q> ServedQueue<Q> {
         let token = self.take(chain)?;
         self.ended.push_back((token, len));
         Ok(())
+    }
+
+    /// As [`Ring::peek_singles`].
+    #[inline]
+    pub fn peek_singles<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        row: &mut [Single],
+    ) -> Result<usize, RingStop> {
+        self.ring.peek_singles(dma, row)
+    }
+
+    /// Consumes `singles`, the first of those that [`peek_singles`](Self::peek_singles) has read, with so many bytes `written`
+    /// into each: they are over, and staged now or as those of [`answer`](Self::answer) are.
+    #[inline]
+    pub fn answer_singles<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        singles: &[Single],
+        written: impl Iterator<Item = u32> + Clone,
+    ) {
+        self.following.advance_by(singles.len());
+        let Self { ring, ended, .. } = self;
+        ring.answer_singles(dma, singles, written, |token, len| {
+            ended.push_back((token, len));
+        });
     }
 
     /// The request of `token` is over, with `len` bytes written: it is staged by

@@ -27,6 +27,7 @@ mod filter;
 mod patterns;
 mod pieces;
 mod port;
+mod reach;
 mod receive;
 mod responder;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
@@ -53,7 +54,7 @@ pub use tap::{Tap, TapError};
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, NetworkRequest, read_space};
 use crate::queue_config::{feature, is_queue_size};
-use crate::ring::{Ahead, Chain, RingStop};
+use crate::ring::{Ahead, Chain, RingStop, Single};
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
 use crate::visit::cost;
@@ -203,6 +204,8 @@ struct NetCore {
     wants_leases: usize,
     /// Reused: chains of the frame under way.
     chains: Vec<Chain>,
+    /// Reused: chains of one descriptor of the burst under way.
+    singles: [Single; BURST],
 }
 
 /// Part of the saved state that only network devices have. Frames that the port has not delivered stay its own.
@@ -286,6 +289,7 @@ impl Net {
             told_pairs: 1,
             wants_leases: 0,
             chains: vec![Chain::default()],
+            singles: [Single::EMPTY; BURST],
         };
         Ok(Self::of(NetClass { core, port }))
     }
@@ -419,8 +423,13 @@ impl NetCore {
 /// One frame of so many bytes was moved or dropped.
 #[inline]
 fn charge<E: Environment>(cx: &mut Context<'_, E>, bytes: u32) {
-    cx.visit
-        .take_request(cost::FRAME + u64::from(bytes) / cost::BYTES_PER_NS);
+    cx.visit.take_request(frame_cost(bytes));
+}
+
+/// Nanoseconds that a frame of so many bytes costs.
+#[inline(always)]
+fn frame_cost(bytes: u32) -> u64 {
+    cost::FRAME + u64::from(bytes) / cost::BYTES_PER_NS
 }
 
 /// All that a frame in this chain may take of it.
@@ -560,6 +569,7 @@ impl DeviceClass for NetClass {
             told_pairs: _,
             wants_leases: _,
             chains: _,
+            singles: _,
         } = &self.core;
         SavedNet {
             mac: *mac,

@@ -1,7 +1,8 @@
 //! Ports without a network behind them, for measurements and as peers of tests: [`Sink`], [`Source`],
 //! [`Loop`].
 //!
-//! Each copies a frame once, as any port has to. Bounds: 1 MiB of memory each.
+//! Each copies a frame once, as any port has to. Bounds: 1.1 MiB of memory each at most. Places begin an odd number of cache
+//! lines from each other: at a power of two, small frames would all fall into a few sets of the caches.
 
 use guest_mem::KeepAlive;
 
@@ -9,8 +10,8 @@ use super::NetHeader;
 use super::port::{BURST, FrameData, FrameReceiver, NetPort, PLAIN_FRAME, RxFrame, TxFrame};
 
 /// Bytes from the beginning of a frame's place to the next one's.
-const PLACE: usize = 2048;
-/// Frames that a port has memory for.
+const PLACE: usize = 2048 + 64;
+/// Frames that a loop has memory for.
 const PLACES: usize = 512;
 
 /// Takes every frame, copies it, and forgets it.
@@ -23,7 +24,7 @@ pub struct Sink {
 impl Default for Sink {
     fn default() -> Self {
         Self {
-            places: vec![0; PLACE * PLACES].into(),
+            places: vec![0; PLACE * BURST].into(),
             next: 0,
         }
     }
@@ -34,7 +35,7 @@ impl NetPort for Sink {
         for frame in frames {
             let place = &mut self.places[self.next * PLACE..][..PLAIN_FRAME];
             frame.read(0, place);
-            self.next = (self.next + 1) % PLACES;
+            self.next = (self.next + 1) % BURST;
         }
         0
     }
@@ -155,6 +156,10 @@ impl NetPort for Loop {
             let over = to.deliver(&frames[..room]);
             self.first = (self.first + over) % PLACES;
             self.count -= over;
+            if self.count == 0 {
+                // The places that are in the cache.
+                self.first = 0;
+            }
             if over == 0 {
                 return;
             }

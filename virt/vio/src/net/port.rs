@@ -99,6 +99,7 @@ impl TxFrame<'_> {
     };
 
     /// Copies bytes from `offset` on; how many there were.
+    #[inline]
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         read_slices(self.data, offset, buf)
     }
@@ -151,7 +152,18 @@ impl FrameData<'_> {
     }
 }
 
+#[inline]
 fn read_slices(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usize {
+    // As a small frame is, and is read.
+    if let ([only], 0) = (slices, offset) {
+        let len = buf.len().min(only.len() as usize);
+        only.read(0, &mut buf[..len]);
+        return len;
+    }
+    read_pieces(slices, offset, buf)
+}
+
+fn read_pieces(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usize {
     let (mut skip, mut done) = (offset, 0);
     for slice in slices {
         if skip >= slice.len() {

@@ -5,16 +5,20 @@
 //!                                  then for each: header, bytes                the copies, together
 //! stage all                                                       published at the visit's end
 //! ```
+//! Frames for each of which the next buffer, one descriptor, suffices are placed in a row of those ([`crate::ring::Single`]),
+//! and the others chain by chain. In a row the header is stored only where it differs from the one that is there.
+//!
 //! A frame for which there are too few buffers stays the port's, until there are more or the ring is
 //! full of them: then, or where a frame must fit into one buffer, it is dropped. A buffer that faults is
 //! given back with length 0, which drivers count as a short frame.
 
-use guest_mem::{Intent, KeepAlive, Stop};
-use net_offload::HEADER_LEN;
+use guest_mem::{Intent, KeepAlive, Stop, VolatileSlice};
+use net_offload::{HEADER_LEN, NetHeader};
 
 use super::pieces::{PieceRange, Pieces, Translated, copy_slices, write_slices};
 use super::port::{BURST, FrameData, FrameReceiver, NetPort, RxFrame};
-use super::{MIN_FRAME, NetClass, NetCore, Queue, charge};
+use super::reach::Reach;
+use super::{MIN_FRAME, NetClass, NetCore, Queue, charge, frame_cost};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
 use crate::ring::{Ahead, Chain, RingStop, Segment, Violation};
@@ -32,7 +36,8 @@ impl NetClass {
         if is_empty || !self.is_receiving(pair) {
             return Ok(Activity::Idle);
         }
-        let Some(keep) = self.core.keep.clone() else {
+        // Lent to the burst: a count of its own would be another processor's line each time.
+        let Some(keep) = self.core.keep.take() else {
             return Ok(Activity::Idle);
         };
         let Self { core, port } = self;
@@ -49,6 +54,7 @@ impl NetClass {
         let port: &mut dyn NetPort = &mut **port;
         port.receive(pair, &mut buffers);
         let (over, stopped) = (buffers.over, buffers.stopped);
+        core.keep = Some(keep);
         queue.stage_answers(cx.dma)?;
         match stopped {
             Some(stop) => Err(stop),
@@ -102,6 +108,96 @@ impl<E: Environment> FrameReceiver for ReceiveBuffers<'_, '_, E> {
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize {
+        let mut over = 0;
+        if !self.core.throttle.is_limited() {
+            while over < frames.len() && self.stopped.is_none() && !self.is_short {
+                match self.deliver_to_singles(&frames[over..]) {
+                    Ok(0) => break,
+                    Ok(more) => over += more,
+                    Err(stop) => {
+                        self.stopped = Some(stop);
+                        break;
+                    }
+                }
+            }
+        }
+        if over < frames.len() {
+            over += self.deliver_to_chains(&frames[over..]);
+        }
+        self.over += over;
+        over
+    }
+}
+
+impl<E: Environment> ReceiveBuffers<'_, '_, E> {
+    /// Gives frames to the guest as long as each fits into the next buffer, of one descriptor, as small ones do: one look at
+    /// the ring, one question of where memory is. So many are over: the next one is `deliver_to_chains`'s, if that is none.
+    fn deliver_to_singles(&mut self, frames: &[RxFrame<'_>]) -> Result<usize, RingStop> {
+        let Self {
+            core, queue, cx, ..
+        } = self;
+        let most = frames.len().min(BURST);
+        let found = queue.peek_singles(cx.dma, &mut core.singles[..most])?;
+        let mut reach = Reach::new(self.keep);
+        let mut places = [VolatileSlice::EMPTY; BURST];
+        let mut written = [0; BURST];
+        // The frame of each chain.
+        let mut nth = [0_u8; BURST];
+        let (mut over, mut taken, mut bytes, mut spent) = (0, 0, 0, 0);
+        let left = cx.visit.left();
+        for frame in &frames[..most] {
+            if spent >= left {
+                break;
+            }
+            let len = frame.data.len();
+            match core.judge(frame, len) {
+                Judged::Unwanted => {}
+                Judged::Wrong => cx.stats.errors += 1,
+                Judged::Wanted => {
+                    let Some(single) = core.singles[..found].get(taken) else {
+                        break;
+                    };
+                    // At most `max_received`.
+                    let need = (HEADER_LEN + len) as u32;
+                    if !single.is_writable() || single.len() < need {
+                        break;
+                    }
+                    match reach.slice(cx.dma, single.iova(), need, Intent::Overwrite) {
+                        Ok(Some(place)) => {
+                            // The header's line is read, the others are written.
+                            place.prefetch();
+                            place.prefetch_to_write(HEADER_LEN as u32);
+                            (places[taken], written[taken]) = (place, need);
+                            bytes += len as u64;
+                        }
+                        Err(Stop::Fault(_)) => cx.stats.errors += 1,
+                        Ok(None) | Err(Stop::Pending(_)) => break,
+                    }
+                    nth[taken] = over as u8;
+                    taken += 1;
+                }
+            }
+            spent += frame_cost(len as u32);
+            over += 1;
+        }
+        cx.visit.take_requests(over as u64, spent);
+        if taken != 0 {
+            core.pairs[self.pair].wanting = Ahead::default();
+            cx.stats.requests += taken as u64;
+            cx.stats.read_bytes += bytes;
+            for (place, &nth) in places[..taken].iter().zip(&nth) {
+                if !place.is_empty() {
+                    fill(place, &frames[usize::from(nth)]);
+                }
+            }
+            let written = written[..taken].iter().copied();
+            queue.answer_singles(cx.dma, &core.singles[..taken], written);
+        }
+        Ok(over)
+    }
+
+    /// Gives frames to the guest, in whatever chains there are.
+    fn deliver_to_chains(&mut self, frames: &[RxFrame<'_>]) -> usize {
         let keep = self.keep;
         let mut pieces = Pieces::new();
         let mut placed = [Placed::default(); BURST];
@@ -141,8 +237,25 @@ impl<E: Environment> FrameReceiver for ReceiveBuffers<'_, '_, E> {
             }
         }
         copy(frames, &placed[..count], &mut pieces);
-        self.over += over;
         over
+    }
+}
+
+/// Copies a frame that takes one buffer, in one piece. The header is mostly the one that is there: its line, where the
+/// frame has others, then stays in both processors' caches.
+#[inline(always)]
+fn fill(place: &VolatileSlice<'_>, frame: &RxFrame<'_>) {
+    const PLAIN: [u8; HEADER_LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    let header = match frame.header == NetHeader::PLAIN {
+        true => PLAIN,
+        false => frame.header.to_bytes(1),
+    };
+    place.update(0, &header);
+    match frame.data {
+        FrameData::Bytes(bytes) => place.write(HEADER_LEN as u32, bytes),
+        FrameData::Guest(slices) => {
+            copy_slices(slices, std::slice::from_ref(place), HEADER_LEN as u32);
+        }
     }
 }
 
@@ -203,15 +316,13 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         keep: &'k KeepAlive,
         pieces: &mut Pieces<'k>,
     ) -> Result<Found, RingStop> {
-        if !self.core.wants(frame) {
-            return Ok(Found::Dropped);
-        }
-        if len < MIN_FRAME as usize
-            || len > self.core.max_received as usize
-            || !self.core.takes_header(frame, len)
-        {
-            self.cx.stats.errors += 1;
-            return Ok(Found::Dropped);
+        match self.core.judge(frame, len) {
+            Judged::Wanted => {}
+            Judged::Unwanted => return Ok(Found::Dropped),
+            Judged::Wrong => {
+                self.cx.stats.errors += 1;
+                return Ok(Found::Dropped);
+            }
         }
         // At most `max_received`.
         let need = (HEADER_LEN + len) as u32;
@@ -344,7 +455,29 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
     }
 }
 
+/// Whether a frame is for the driver.
+enum Judged {
+    Wanted,
+    /// Its filter lets it not pass.
+    Unwanted,
+    /// The port may not hand it over.
+    Wrong,
+}
+
 impl NetCore {
+    #[inline(always)]
+    fn judge(&self, frame: &RxFrame<'_>, len: usize) -> Judged {
+        if !self.wants(frame) {
+            return Judged::Unwanted;
+        }
+        match (MIN_FRAME as usize..=self.max_received as usize).contains(&len)
+            && self.takes_header(frame, len)
+        {
+            true => Judged::Wanted,
+            false => Judged::Wrong,
+        }
+    }
+
     /// Whether the driver's filter lets the frame pass.
     #[inline]
     fn wants(&self, frame: &RxFrame<'_>) -> bool {

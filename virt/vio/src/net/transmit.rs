@@ -6,6 +6,10 @@
 //! port.send(all that are right)                                        one call; the port copies
 //! stage all                                                            published at the visit's end
 //! ```
+//! Small frames, which lie in one descriptor each, are walked as a row ([`crate::ring::Single`]) by `burst_of_singles`, in
+//! which all of that is one step for the burst, and which ends before a frame that lies otherwise, waits, or is limited: the
+//! next burst is `burst`'s, which takes any.
+//!
 //! A wait ends the burst before the chain it concerns. What a port keeps stays taken, with a lease on
 //! each piece, until the port has done with it.
 
@@ -13,8 +17,9 @@ use guest_mem::{Dma, Intent, KeepAlive, LeaseId, LeaseStop, Stop, VolatileSlice}
 use net_offload::{GsoType, HEADER_LEN, NetHeader, Offloads};
 
 use super::pieces::{PieceRange, Pieces, Translated};
-use super::port::{BURST, TxFrame};
-use super::{MIN_FRAME, NetClass, NetCore, Queue, charge, wanted};
+use super::port::{BURST, NetPort, TxFrame};
+use super::reach::Reach;
+use super::{MIN_FRAME, NetClass, NetCore, Queue, charge, frame_cost, wanted};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
 use crate::ring::{RingStop, Token, Violation};
@@ -54,7 +59,8 @@ impl NetClass {
         if !queue.has_available(cx.dma)? {
             return Ok(Activity::Idle);
         }
-        let room = match self.is_up() {
+        let is_up = self.is_up();
+        let room = match is_up {
             true => self.port.send_room(pair).min(BURST),
             // Nothing is sent, and the driver gets its buffers back.
             false => BURST,
@@ -64,10 +70,103 @@ impl NetClass {
             cx.stats.backpressure += 1;
             return Ok(Activity::Idle);
         }
-        let Some(keep) = self.core.keep.clone() else {
+        // Lent to the burst: a count of its own would be another processor's line each time.
+        let Some(keep) = self.core.keep.take() else {
             return Ok(Activity::Idle);
         };
-        self.burst(pair, queue, cx, &keep, room)
+        let is_plain = is_up && !self.core.keeps_frames && !self.core.throttle.is_limited();
+        let sent = match is_plain {
+            true => self.burst_of_singles(pair, queue, cx, &keep, room),
+            false => Ok(0),
+        };
+        let step = match sent {
+            Ok(0) => self.burst(pair, queue, cx, &keep, room),
+            Ok(_) => Ok(Activity::Busy),
+            Err(stop) => Err(stop),
+        };
+        self.core.keep = Some(keep);
+        step
+    }
+
+    /// A burst of frames that lie in one descriptor each, as small ones do: no state of a chain, one look at the ring, one
+    /// question of where memory is. How many: the next one is `burst`'s, if that is none.
+    fn burst_of_singles<E: Environment>(
+        &mut self,
+        pair: u16,
+        queue: &mut Queue,
+        cx: &mut Context<'_, E>,
+        keep: &KeepAlive,
+        room: usize,
+    ) -> Result<usize, RingStop> {
+        const HEAD: u32 = HEADER_LEN as u32;
+        let Self { core, port } = self;
+        let (sender, plain_frame, max_frame) = (core.sender, core.plain_frame, core.max_frame);
+        let found = queue.peek_singles(cx.dma, &mut core.singles[..room])?;
+        let mut reach = Reach::new(keep);
+        let mut data = [VolatileSlice::EMPTY; BURST];
+        let (mut taken, mut spent) = (0, 0);
+        let left = cx.visit.left();
+        for (single, data) in core.singles[..found].iter().zip(&mut data) {
+            let Some(len) = single.len().checked_sub(HEAD) else {
+                break;
+            };
+            if spent >= left || single.is_writable() {
+                break;
+            }
+            if (MIN_FRAME..=max_frame).contains(&len) {
+                match reach.slice(cx.dma, single.iova(), single.len(), Intent::Read) {
+                    Ok(Some(whole)) => {
+                        *data = whole.slice(HEAD, len);
+                        data.prefetch();
+                    }
+                    Err(Stop::Fault(_)) => {}
+                    Ok(None) | Err(Stop::Pending(_)) => break,
+                }
+            }
+            // One that is not looked at has no bytes.
+            spent += frame_cost(data.len());
+            taken += 1;
+        }
+        if taken == 0 {
+            return Ok(0);
+        }
+        cx.visit.take_requests(taken as u64, spent);
+        cx.stats.requests += taken as u64;
+        let mut frames = [TxFrame::EMPTY; BURST];
+        let mut right = 0;
+        for (single, data) in core.singles[..taken].iter().zip(&data) {
+            let len = data.len();
+            let header = match sender {
+                // The driver may leave nothing over: whatever its headers say is ignored.
+                Offloads::NONE => Ok(NetHeader::PLAIN),
+                sender => match reach.slice(cx.dma, single.iova(), HEAD, Intent::Read) {
+                    Ok(Some(head)) if len != 0 => {
+                        let mut bytes = [0; HEADER_LEN];
+                        head.read(0, &mut bytes);
+                        NetHeader::from_bytes(&bytes).check(len, sender)
+                    }
+                    _ => Ok(NetHeader::PLAIN),
+                },
+            };
+            let most = |header: &NetHeader| match header.gso_type {
+                GsoType::NONE => plain_frame,
+                _ => max_frame,
+            };
+            match header {
+                Ok(header) if (MIN_FRAME..=most(&header)).contains(&len) => {
+                    frames[right] = TxFrame {
+                        header,
+                        len,
+                        data: std::slice::from_ref(data),
+                    };
+                    right += 1;
+                }
+                _ => cx.stats.errors += 1,
+            }
+        }
+        send(&mut **port, pair, &frames[..right], keep, cx);
+        queue.answer_singles(cx.dma, &core.singles[..taken], std::iter::repeat(0));
+        Ok(taken)
     }
 
     fn burst<E: Environment>(
@@ -147,16 +246,7 @@ impl NetClass {
             };
             right += 1;
         }
-        if right != 0 {
-            let dropped = port.send(pair, &frames[..right], keep).min(right);
-            let bytes: u64 = frames[..right]
-                .iter()
-                .map(|frame| u64::from(frame.len))
-                .sum();
-            cx.stats.errors += dropped as u64;
-            // Of those dropped by the port the lengths are not known: as good as sent.
-            cx.stats.written_bytes += if dropped == right { 0 } else { bytes };
-        }
+        send(&mut **port, pair, &frames[..right], keep, cx);
         if keeps {
             core.end_kept(queue, cx.dma, 0);
         }
@@ -167,6 +257,25 @@ impl NetClass {
             None => Ok(Activity::Idle),
         }
     }
+}
+
+/// Gives the port frames that are right.
+#[inline]
+fn send<E: Environment>(
+    port: &mut dyn NetPort,
+    pair: u16,
+    frames: &[TxFrame<'_>],
+    keep: &KeepAlive,
+    cx: &mut Context<'_, E>,
+) {
+    if frames.is_empty() {
+        return;
+    }
+    let dropped = port.send(pair, frames, keep).min(frames.len());
+    let bytes: u64 = frames.iter().map(|frame| u64::from(frame.len)).sum();
+    cx.stats.errors += dropped as u64;
+    // Of those dropped by the port the lengths are not known: as good as sent.
+    cx.stats.written_bytes += if dropped == frames.len() { 0 } else { bytes };
 }
 
 impl NetCore {

@@ -7,8 +7,10 @@ use guest_mem::{Dma, Pages, Ticket};
 use super::ahead::Ahead;
 use super::chain::{Chain, Violation};
 use super::journal::{Journal, RingPosition, RingStart, StartError};
+use super::order::Order;
 use super::packed::PackedQueue;
 use super::rest::{Parked, RingStats, RingStop};
+use super::single::{self, Single};
 use super::split::SplitQueue;
 use super::token::Token;
 use super::watch::Watch;
@@ -234,6 +236,41 @@ impl Ring {
     #[inline]
     pub fn advance(&mut self, chain: &Chain) -> Token {
         each!(self, ring => ring.take(chain))
+    }
+
+    /// Reads the next chains into `row` as long as each is [one descriptor](Single), without consuming them; how many. 0 says
+    /// nothing of whether there are chains: [`peek`](Ring::peek) does.
+    #[inline]
+    pub fn peek_singles<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        row: &mut [Single],
+    ) -> Result<usize, RingStop> {
+        each!(self, ring => ring.peek_singles(dma, row))
+    }
+
+    /// Consumes the first of the chains that [`peek_singles`](Ring::peek_singles) has read, which end at once: with so many bytes
+    /// `written` into each, they are shown by the next [`publish`](Ring::publish). Where that needs more than storing it, as
+    /// in a ring whose areas have moved, `end` is given the tokens instead, each to be [staged](Ring::stage).
+    #[inline]
+    pub fn answer_singles<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        singles: &[Single],
+        written: impl Iterator<Item = u32> + Clone,
+        mut end: impl FnMut(Token, u32),
+    ) {
+        let is_fit = single::fit(singles, written.clone());
+        each!(self, ring => {
+            ring.take_singles(singles.len() as u16);
+            if is_fit && ring.give_back_singles(dma, singles, written.clone()) {
+                return;
+            }
+            for (single, len) in singles.iter().zip(written) {
+                let seq = ring.order.as_mut().map_or(0, Order::take);
+                end(single.token(seq), len);
+            }
+        });
     }
 
     /// A request has ended, with `len` bytes written into its chain: its used element is written, or kept, and shown by the next

@@ -59,6 +59,14 @@ impl Following {
         }
     }
 
+    /// The next `chains` chains were consumed.
+    #[inline]
+    pub(crate) fn advance_by(&mut self, chains: usize) {
+        if !self.chains.is_empty() {
+            self.chains.drain(..chains.min(self.chains.len()));
+        }
+    }
+
     /// Something has come, or never will.
     pub(crate) fn ticket_done(&mut self, ticket: Ticket) {
         let mut waiting = self.chains.iter_mut();

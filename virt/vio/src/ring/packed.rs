@@ -20,6 +20,7 @@
 
 mod notify;
 mod position;
+mod single;
 mod used;
 mod walk;
 
@@ -91,7 +92,7 @@ pub struct PackedQueue {
     /// Chains to take before any other, with the journal's slots.
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
     /// With IN_ORDER.
-    order: Option<Order>,
+    pub(super) order: Option<Order>,
     journal: Option<Box<dyn Journal>>,
     /// A request could not be recorded: nothing is published any more.
     is_broken: bool,

@@ -18,6 +18,7 @@
 //! Cost when idle: one comparison and one acquire load per poll.
 
 mod notify;
+mod single;
 mod used;
 mod walk;
 
@@ -63,7 +64,7 @@ pub struct SplitQueue {
     /// Heads to take before any other.
     pub(super) replay: VecDeque<u16>,
     /// With IN_ORDER.
-    order: Option<Order>,
+    pub(super) order: Option<Order>,
     journal: Option<Journaled>,
 }
 

@@ -14,10 +14,12 @@ struct Scene {
     net: Net,
     wire: Wire,
     irq: CountIrq,
+    /// Memory is reached without asking for each buffer.
+    is_direct: bool,
 }
 
 impl Scene {
-    fn new(mask: u64) -> Self {
+    fn new(mask: u64, is_direct: bool) -> Self {
         let mem = ArrayMem::new(16 << 20);
         let wire = Wire::default();
         wire.ends().can = Some(PortCapabilities {
@@ -40,12 +42,19 @@ impl Scene {
             net,
             wire,
             irq: CountIrq::default(),
+            is_direct,
         }
     }
 
     fn poll(&mut self) {
-        let mut dma = FlatDma::new(self.mem.clone());
-        while self.net.poll(&mut dma, &mut self.irq, 0) == Activity::Busy {}
+        if self.is_direct {
+            let (mut map, source) = (DirectMap::new(), SourceId::new(0, 1, 0));
+            let mut view = View::new(&mut map, &self.mem, source);
+            while self.net.poll(&mut view, &mut self.irq, 0) == Activity::Busy {}
+        } else {
+            let mut dma = FlatDma::new(self.mem.clone());
+            while self.net.poll(&mut dma, &mut self.irq, 0) == Activity::Busy {}
+        }
         assert!(!self.net.needs_reset());
     }
 
@@ -112,12 +121,13 @@ proptest! {
     #[test]
     fn what_is_sent_arrives_whatever_its_division(
         mask in features(),
+        is_direct in any::<bool>(),
         frames in prop::collection::vec(
             (frame_len(), any::<u8>(), prop::collection::vec(any::<u32>(), 0..6), any::<bool>()),
             1..40,
         ),
     ) {
-        let mut scene = Scene::new(mask);
+        let mut scene = Scene::new(mask, is_direct);
         let mut expected = Vec::new();
         let mut errors = 0;
         for (nth, (len, salt, marks, is_indirect)) in frames.iter().enumerate() {
@@ -156,6 +166,7 @@ proptest! {
     #[test]
     fn what_comes_is_received_whatever_the_buffers(
         mask in features(),
+        is_direct in any::<bool>(),
         steps in prop::collection::vec(
             prop_oneof![
                 (12u32..2000, prop::collection::vec(any::<u32>(), 0..3)).prop_map(|(len, marks)| (Some((len, marks)), 0)),
@@ -164,7 +175,7 @@ proptest! {
             1..50,
         ),
     ) {
-        let mut scene = Scene::new(mask);
+        let mut scene = Scene::new(mask, is_direct);
         let is_mergeable = mask & net_feature::MRG_RXBUF != 0;
         // The model: buffers that are free, frames that wait, and what came of them.
         let mut free: VecDeque<Vec<(u64, u32)>> = VecDeque::new();

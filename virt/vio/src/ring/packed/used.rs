@@ -1,6 +1,6 @@
 //! Giving chains back.
 
-use guest_mem::{Access, Dma};
+use guest_mem::{Access, Dma, WriteDescriptors};
 
 use super::position::Position;
 use super::{EVENT_DESC, EVENT_DISABLE, PackedQueue, REST, Used};
@@ -127,9 +127,19 @@ impl PackedQueue {
         let Some((first, others)) = self.staged.split_first() else {
             return;
         };
-        for used in others {
-            let (window, at) = self.desc_used.held(used.offset(), generation);
-            window.store_u64_relaxed(at, used.word());
+        let whole = self.desc_used.whole(generation);
+        match whole.and_then(|window| WriteDescriptors::new(window, self.size.into())) {
+            Some(table) => {
+                for used in others {
+                    table.store_second_relaxed(used.at.idx(), used.word());
+                }
+            }
+            None => {
+                for used in others {
+                    let (window, at) = self.desc_used.held(used.offset(), generation);
+                    window.store_u64_relaxed(at, used.word());
+                }
+            }
         }
         let (window, at) = self.desc_used.held(first.offset(), generation);
         // Release: a driver that sees it sees the others and the buffers' bytes.

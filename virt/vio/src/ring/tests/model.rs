@@ -6,6 +6,7 @@ use proptest::sample::Index;
 
 use super::world::{PACKED, World};
 use super::*;
+use crate::fake_driver::AnyDriver;
 use fake_mem::PendingDma;
 
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ enum Op {
     Offer(Vec<u32>, Vec<u32>, bool),
     Publish,
     Take,
+    /// How many at most, and how much of each is written, as below.
+    AnswerRow(usize, u8),
     /// Which, and how much of it is written: 0 nothing, 1 half, otherwise all.
     End(Index, u8),
     Show,
@@ -32,7 +35,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => shape.prop_map(|(read, write, indirect)| Op::Offer(read, write, indirect)),
         4 => Just(Op::Publish),
-        10 => Just(Op::Take),
+        6 => Just(Op::Take),
+        6 => (0usize..40, 0u8..6).prop_map(|(most, much)| Op::AnswerRow(most, much)),
         8 => (any::<Index>(), 0u8..6).prop_map(|(which, much)| Op::End(which, much)),
         5 => Just(Op::Show),
         5 => Just(Op::Reap),
@@ -40,6 +44,14 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Arm),
         1 => Just(Op::Disarm),
     ]
+}
+
+fn written(all: u32, much: u8) -> u32 {
+    match much {
+        0 => 0,
+        1 => all / 2,
+        _ => all,
+    }
 }
 
 fn step(world: &mut World, op: &Op) {
@@ -53,16 +65,14 @@ fn step(world: &mut World, op: &Op) {
         Op::Take => {
             world.take();
         }
+        Op::AnswerRow(most, much) => {
+            world.answer_row(*most, |all| written(all, *much));
+        }
         Op::End(which, much) => {
             if !world.held.is_empty() {
                 let which = which.index(world.held.len());
                 let all = world.held[which].1.writable_len();
-                let len = match much {
-                    0 => 0,
-                    1 => all / 2,
-                    _ => all,
-                };
-                world.end(which, len);
+                world.end(which, written(all, *much));
             }
         }
         Op::Show => {
@@ -108,6 +118,79 @@ proptest! {
             step(&mut world, op);
         }
         world.drain();
+    }
+}
+
+#[test]
+fn a_row_has_all_chains_of_one_descriptor_up_to_the_first_other_one() {
+    let bits = [feature::RING_PACKED, feature::IN_ORDER];
+    for features in [0, bits[0], bits[1], bits[0] | bits[1]].map(|bits| ALL | bits) {
+        let mut world = World::new(32, features);
+        // Round and round, with something taken before it, and not returned.
+        for round in 0..50 {
+            assert!(world.offer(&[4], &[8], false) && world.offer(&[3], &[], false));
+            world.offer(&[], &[5], false);
+            world.offer(&[6], &[], false);
+            world.offer(&[7], &[], round % 3 == 0);
+            world.offer(&[4, 4], &[], false);
+            world.offer(&[4], &[], false);
+            world.driver.publish();
+            assert_eq!(world.answer_row(40, |all| all), 0, "the first is not one");
+            assert!(world.take());
+            assert_eq!(world.answer_row(1, |all| all), 1);
+            let rest = if round % 3 == 0 { 2 } else { 3 };
+            assert_eq!(world.answer_row(40, |all| all), rest);
+            assert_eq!(world.answer_row(40, |all| all), 0);
+            if round % 7 == 0 {
+                world.show();
+            }
+            world.drain();
+        }
+    }
+}
+
+#[test]
+fn a_row_ends_before_a_chain_that_is_wrong_and_that_is_found_as_ever() {
+    for features in [ALL, PACKED] {
+        for (addr, len) in [(0x1000, 0), (u64::MAX, 2)] {
+            let mut world = World::new(8, features);
+            world.offer(&[4], &[], false);
+            world.offer(&[4], &[], false);
+            match &world.driver {
+                AnyDriver::Split(driver) => {
+                    let bad = RawDescriptor::from_words(addr, len);
+                    driver.put_descriptor(1, bad);
+                }
+                AnyDriver::Packed(driver) => driver.put_descriptor(1, addr, len as u32, 1, 0x80),
+            }
+            world.driver.publish();
+            assert_eq!(world.answer_row(8, |_| 0), 1);
+            assert_eq!(world.answer_row(8, |_| 0), 0);
+            assert_eq!(world.ring.parked(), None);
+            let found = world.ring.peek(&mut world.dma, &mut world.chain);
+            assert!(matches!(found, Err(RingStop::Violation(_))), "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_row_in_a_ring_that_has_moved_is_given_back_all_the_same() {
+    for features in [ALL, PACKED, ALL | feature::IN_ORDER] {
+        let mut world = World::new(8, features);
+        for _ in 0..3 {
+            world.offer(&[], &[4], false);
+        }
+        world.driver.publish();
+        assert!(world.has_available());
+        // Known before: a first look makes windows.
+        assert!(world.take());
+        let mut row = [Single::EMPTY; 8];
+        let found = world.ring.peek_singles(&mut world.dma, &mut row).unwrap();
+        assert_eq!(found, 2);
+        world.flush();
+        world.answer(&row[..2], |all| all);
+        world.drain();
+        assert_eq!(world.returned, 3);
     }
 }
 

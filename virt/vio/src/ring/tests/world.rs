@@ -7,7 +7,7 @@ use guest_mem::{Dma, Stop};
 
 use super::*;
 use crate::fake_driver::{AnyDriver, Buffer};
-use crate::ring::{Ring, RingStart, Token};
+use crate::ring::{Ring, RingStart, Single, Token};
 
 pub(super) const PACKED: u64 = ALL | feature::RING_PACKED;
 
@@ -149,6 +149,39 @@ impl World {
         self.account.push_back((request.clone(), None));
         self.held.push((token, request));
         true
+    }
+
+    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`; how many. `written` says how
+    /// much of what may be is written into each.
+    pub(super) fn answer_row(&mut self, most: usize, written: impl Fn(u32) -> u32) -> usize {
+        let mut row = [Single::EMPTY; 40];
+        let row = &mut row[..most];
+        let count = self.again(|ring, dma, _| ring.peek_singles(dma, row));
+        self.answer(&row[..count], written);
+        count
+    }
+
+    /// Takes and ends these, which are the next ones offered.
+    pub(super) fn answer(&mut self, row: &[Single], written: impl Fn(u32) -> u32) {
+        let mut lens = Vec::new();
+        for single in row {
+            let request = self.offered.pop_front().expect("nothing was offered");
+            let buffers: Vec<_> = request.readable.iter().chain(&request.writable).collect();
+            assert_eq!(buffers, [&(single.iova().raw(), single.len())]);
+            assert_eq!(single.is_writable(), request.readable.is_empty());
+            let len = written(request.writable_len());
+            lens.push(len);
+            self.account.push_back((request, Some(len)));
+        }
+        let mut left = Vec::new();
+        let lens = lens.iter().copied();
+        self.ring
+            .answer_singles(&mut self.dma, row, lens, |token, len| {
+                left.push((token, len));
+            });
+        for (token, len) in left {
+            self.again(|ring, dma, _| ring.stage(dma, token, len));
+        }
     }
 
     /// Ends a request that is held.

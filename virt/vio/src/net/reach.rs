@@ -1,0 +1,57 @@
+//! Where the buffers of one burst lie, asked for as seldom as memory allows.
+
+use guest_mem::{Access, Dma, Intent, Iova, KeepAlive, MappedRun, VolatileSlice};
+
+/// The way to a burst's buffers. Not kept for longer: what it has found holds until the call into the device returns.
+pub(super) struct Reach<'k> {
+    keep: &'k KeepAlive,
+    /// Where the last buffers were, if all of that may be reached without asking.
+    run: MappedRun<'k>,
+}
+
+impl<'k> Reach<'k> {
+    pub(super) fn new(keep: &'k KeepAlive) -> Self {
+        Self {
+            keep,
+            run: MappedRun::EMPTY,
+        }
+    }
+
+    /// Where the `len` bytes at `iova` are, at least 1; `None` if not in one piece.
+    #[inline(always)]
+    pub(super) fn slice<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        iova: Iova,
+        len: u32,
+        intent: Intent,
+    ) -> Access<Option<VolatileSlice<'k>>> {
+        match self.run.slice(iova, len) {
+            Some(slice) => Ok(Some(slice)),
+            None => self.ask(dma, iova, len, intent),
+        }
+    }
+
+    #[inline(never)]
+    fn ask<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        iova: Iova,
+        len: u32,
+        intent: Intent,
+    ) -> Access<Option<VolatileSlice<'k>>> {
+        let run = dma.direct_run(iova);
+        if let Some(run) = run.and_then(|run| MappedRun::new(self.keep, run)) {
+            self.run = run;
+            if let Some(slice) = run.slice(iova, len) {
+                return Ok(Some(slice));
+            }
+        }
+        let (hva, found) = dma.host(iova, len, intent)?;
+        // Of memory that is not kept nothing is touched: `Dma` is a safe trait.
+        Ok(match found == len {
+            true => VolatileSlice::new(self.keep, hva, len),
+            false => None,
+        })
+    }
+}
