@@ -74,7 +74,9 @@ impl NetClass {
         let Some(keep) = self.core.keep.take() else {
             return Ok(Activity::Idle);
         };
-        let is_plain = is_up && !self.core.keeps_frames && !self.core.throttle.is_limited();
+        // Behind a frame that is kept, others wait in order.
+        let keeps_none = !self.core.keeps_frames || queue.own.kept.is_empty();
+        let is_plain = is_up && keeps_none && !self.core.throttle.is_limited();
         let sent = match is_plain {
             true => self.burst_of_singles(pair, queue, cx, &keep, room),
             false => Ok(0),
@@ -101,6 +103,11 @@ impl NetClass {
         const HEAD: u32 = HEADER_LEN as u32;
         let Self { core, port } = self;
         let (sender, plain_frame, max_frame) = (core.sender, core.plain_frame, core.max_frame);
+        // A longer one would be kept, with leases.
+        let longest = match core.keeps_frames {
+            true => core.copies_up_to,
+            false => u32::MAX,
+        };
         let found = queue.peek_singles(cx.dma, &mut core.singles[..room])?;
         let mut reach = Reach::new(keep);
         let mut data = [VolatileSlice::EMPTY; BURST];
@@ -110,7 +117,7 @@ impl NetClass {
             let Some(len) = single.len().checked_sub(HEAD) else {
                 break;
             };
-            if spent >= left || single.is_writable() {
+            if spent >= left || single.is_writable() || len > longest {
                 break;
             }
             if (MIN_FRAME..=max_frame).contains(&len) {
