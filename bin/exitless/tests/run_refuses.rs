@@ -279,11 +279,11 @@ fn a_tap_that_cannot_be_had() {
     );
     files.refuses(
         &["--net", "bridge=br0"],
-        &["unknown key \"bridge\"", "responder, tap"],
+        &["unknown key \"bridge\"", "responder, switch", "tap"],
     );
     files.refuses(
         &["--net", "mac=52:54:00:00:00:01"],
-        &["responder, tap=NAME or socket=PATH"],
+        &["responder, tap=NAME, switch=NAME and socket=PATH"],
     );
     if !has_capability_net_admin() || !Path::new("/dev/net/tun").exists() {
         files.refuses(
@@ -314,6 +314,10 @@ fn a_tap_that_is_not_there_is_not_made() {
     );
     // Of no other kind either.
     files.refuses(&["--net", "tap=lo"], &["TAP lo"]);
+    let old = files.path("old.pcap");
+    fs::write(&old, "old").unwrap();
+    let net = format!("responder,pcap={}", old.display());
+    files.refuses(&["--net", &net], &["is there already", "pcap-replace=on"]);
     files.refuses(
         &["--net", "responder,create=on"],
         &["create is for tap=NAME"],

@@ -21,6 +21,10 @@ use crate::ring::feature as ring_feature;
 pub mod feature {
     /// VIRTIO_NET_F_CSUM: the device completes checksums.
     pub const CSUM: u64 = 1 << 0;
+    /// VIRTIO_NET_F_GUEST_CSUM: the driver completes checksums.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// VIRTIO_NET_F_GUEST_TSO4: the driver takes unsegmented TCP over IPv4.
+    pub const GUEST_TSO4: u64 = 1 << 7;
     /// VIRTIO_NET_F_HOST_TSO4: the device segments TCP over IPv4.
     pub const HOST_TSO4: u64 = 1 << 11;
     /// VIRTIO_NET_F_MRG_RXBUF: a frame may take several receive buffers.

@@ -3,7 +3,8 @@
 //!
 //! Reading order: [`frame`] (stamps and sums), [`layout`] (where rings and buffers lie), [`queue`]
 //! (transmit and receive queues), [`client`] (connection, negotiation, pairs), [`load`] and
-//! [`mod@drive`] (measuring), [`account`] (which frames arrived), [`outcome`] (results). This
+//! [`mod@drive`] (measuring), [`account`] (which frames arrived), [`outcome`] (results); [`frames`] (single ones, for tests of
+//! what is behind a device). This
 //! client's own [`ceiling`] is measured against a server in a thread. Memory, rings and connection
 //! are [`vhost_client`]'s. The program and the comparison of servers are in `bench/net`.
 //!
@@ -29,6 +30,7 @@ pub mod ceiling;
 pub mod client;
 pub mod drive;
 pub mod frame;
+pub mod frames;
 pub mod layout;
 pub mod load;
 pub mod outcome;

@@ -139,6 +139,22 @@ impl Transmit {
         sent
     }
 
+    /// Sends one frame, which fits into a buffer, behind this header; false where no buffer is free.
+    pub fn send_one(
+        &mut self,
+        memory: &Memory,
+        layout: &Layout,
+        header: &[u8; HEADER_LEN as usize],
+        frame: &[u8],
+    ) -> bool {
+        self.frame_len = frame.len() as u32;
+        let write = |at: usize| {
+            memory.write(at - header.len(), header);
+            memory.write(at, frame);
+        };
+        self.send(memory, layout, 1, write) == 1
+    }
+
     /// Buffers that are free.
     pub const fn free(&self) -> usize {
         self.free.len()
@@ -376,6 +392,16 @@ pub struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
+    /// The header before the frame.
+    pub fn header(&self) -> [u8; HEADER_LEN as usize] {
+        let mut header = [0; HEADER_LEN as usize];
+        if let Some((buffer, _)) = self.pieces.first() {
+            let at = self.layout.header(self.queue, *buffer);
+            self.memory.read(at, &mut header);
+        }
+        header
+    }
+
     /// Copies the whole frame.
     pub fn copy(&self, into: &mut Vec<u8>) {
         into.clear();

@@ -4,12 +4,16 @@
 //! what it is given, before its driver or the filters of its device have taken it.
 //! Bound: the file has at most the bytes it was given; behind that the port goes on and nothing more is written.
 //!
+//! The file is complete up to the last frame whenever the device's core goes to sleep, and at the end.
+//!
 //! A write may wait for the file system, and the core with it: a capture is for a look at what goes on, and not for measurements.
 
-use std::fs::File;
-use std::io::BufWriter;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::fd::RawFd;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use guest_mem::KeepAlive;
@@ -20,19 +24,94 @@ use vio::net::{
 };
 
 /// Bytes of a frame that are written at most.
-const SNAP: usize = 65_550;
+const SNAP: usize = net_offload::MAX_FRAME;
 const FILE_HEADER: u64 = 24;
 const FRAME_HEADER: u64 = 16;
 
 /// Reason why there is no capture.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
+    /// The file is there, and is not to be replaced.
+    #[error("the capture file is there already")]
+    Exists,
+    /// The file is there, and no capture of ours that could be continued.
+    #[error("the file is no capture that can be continued")]
+    Foreign,
     /// The file cannot be made.
     #[error("cannot create the capture file")]
-    Create(#[source] std::io::Error),
+    Create(#[source] io::Error),
     /// Its header cannot be written.
     #[error("cannot write the capture file")]
     Write(#[source] PcapError),
+}
+
+/// What becomes of a file that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It is an error.
+    Refused,
+    /// It is removed, and so is a link, which is never followed.
+    Replaced,
+    /// It goes on, if it is a capture as they are made here.
+    Continued,
+}
+
+/// The file of a capture.
+#[derive(Clone, Copy, Debug)]
+pub struct CaptureOptions<'p> {
+    /// Its path. The file is its owner's to read: it has what guests send.
+    pub path: &'p Path,
+    /// Its bytes at most.
+    pub limit: u64,
+    /// What becomes of one that is there.
+    pub existing: Existing,
+}
+
+fn header() -> PcapHeader {
+    PcapHeader {
+        snaplen: SNAP as u32,
+        datalink: DataLink::ETHERNET,
+        ..PcapHeader::default()
+    }
+}
+
+/// The file, at its beginning, and its length.
+fn open(options: &CaptureOptions<'_>) -> Result<(File, u64), CaptureError> {
+    let mut new = File::options();
+    new.read(true).write(true).mode(0o600);
+    match options.existing {
+        Existing::Refused => {}
+        Existing::Replaced => match fs::remove_file(options.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(CaptureError::Create(error));
+            }
+            _ => {}
+        },
+        Existing::Continued => match new.custom_flags(libc::O_NOFOLLOW).open(options.path) {
+            Ok(file) => return continued(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(CaptureError::Create(error)),
+        },
+    }
+    let file = new.create_new(true).open(options.path);
+    let file = file.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => CaptureError::Exists,
+        _ => CaptureError::Create(error),
+    })?;
+    Ok((file, 0))
+}
+
+fn continued(file: File) -> Result<(File, u64), CaptureError> {
+    let mut expected = Vec::new();
+    header()
+        .write_to(&mut expected)
+        .map_err(CaptureError::Write)?;
+    let mut found = [0; FILE_HEADER as usize];
+    let len = file.metadata().map_err(CaptureError::Create)?.len();
+    match file.read_exact_at(&mut found, 0) {
+        Ok(()) if found[..] == expected => Ok((file, len)),
+        _ => Err(CaptureError::Foreign),
+    }
 }
 
 /// A port whose frames are written to a file.
@@ -50,9 +129,36 @@ impl<P: std::fmt::Debug> std::fmt::Debug for Captured<P> {
     }
 }
 
+/// The file behind a writer that cannot be asked to flush it. One thread has both ends.
+#[derive(Clone)]
+struct Output(Arc<Mutex<BufWriter<File>>>);
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, BufWriter<File>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seek_to_end(&mut self) -> io::Result<u64> {
+        // Which writes what is buffered first.
+        self.lock().seek(SeekFrom::End(0))
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.lock().flush()
+    }
+}
+
 struct CaptureFile {
+    path: PathBuf,
     /// `None` when the file is full, or cannot be written.
-    writer: Option<PcapWriter<BufWriter<File>>>,
+    writer: Option<PcapWriter<Output>>,
+    output: Output,
     left: u64,
     /// Reused: a frame.
     bytes: Vec<u8>,
@@ -64,8 +170,14 @@ impl CaptureFile {
         let kept = len.min(SNAP);
         let Some(left) = self.left.checked_sub(FRAME_HEADER + kept as u64) else {
             // The first that does not fit is the last: a file without holes.
-            self.writer = None;
-            self.missed += 1;
+            if self.writer.is_some() {
+                tracing::warn!(
+                    "pcap {}: full; frames go on, unwritten",
+                    self.path.display()
+                );
+                self.flush();
+            }
+            self.end();
             return;
         };
         let Some(writer) = &mut self.writer else {
@@ -76,34 +188,56 @@ impl CaptureFile {
         let seen = read(&mut self.bytes);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let packet = PcapPacket::new(now.unwrap_or_default(), len as u32, &self.bytes[..seen]);
-        match writer.write_packet(&packet) {
+        let written = writer.write_packet(&packet);
+        drop(packet);
+        match written {
             Ok(_) => self.left = left,
-            Err(_) => {
-                self.writer = None;
-                self.missed += 1;
-            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn end(&mut self) {
+        self.writer = None;
+        self.missed += 1;
+    }
+
+    fn fail(&mut self, error: &dyn std::fmt::Display) {
+        tracing::warn!(
+            "pcap {}: cannot be written ({error}); frames go on, unwritten",
+            self.path.display()
+        );
+        self.end();
+    }
+
+    /// What is written is to be seen while the port is quiet.
+    fn flush(&mut self) {
+        if self.writer.is_some()
+            && let Err(error) = self.output.flush()
+        {
+            self.fail(&error);
         }
     }
 }
 
 impl<P: NetPort> Captured<P> {
-    /// Writes what goes through `port` to a new file at `path`, of at most `limit` bytes.
+    /// Writes what goes through `port` to a new file.
     ///
     /// # Errors
     /// The file cannot be made.
-    pub fn new(port: P, path: &Path, limit: u64) -> Result<Self, CaptureError> {
-        let file = File::create(path).map_err(CaptureError::Create)?;
-        let header = PcapHeader {
-            snaplen: SNAP as u32,
-            datalink: DataLink::ETHERNET,
-            ..PcapHeader::default()
-        };
-        let writer = PcapWriter::with_header(BufWriter::new(file), header);
+    pub fn new(port: P, options: &CaptureOptions<'_>) -> Result<Self, CaptureError> {
+        let (file, len) = open(options)?;
+        let mut output = Output(Arc::new(Mutex::new(BufWriter::new(file))));
+        // Over the same header, in a file that goes on.
+        let writer = PcapWriter::with_header(output.clone(), header());
+        let writer = writer.map_err(CaptureError::Write)?;
+        output.seek_to_end().map_err(CaptureError::Create)?;
         Ok(Self {
             port,
             file: CaptureFile {
-                writer: Some(writer.map_err(CaptureError::Write)?),
-                left: limit.saturating_sub(FILE_HEADER),
+                path: options.path.to_owned(),
+                writer: Some(writer),
+                output,
+                left: options.limit.saturating_sub(len.max(FILE_HEADER)),
                 bytes: Vec::new(),
                 missed: 0,
             },
@@ -196,6 +330,7 @@ impl<P: NetPort> NetPort for Captured<P> {
     }
 
     fn arm(&mut self) {
+        self.file.flush();
         self.port.arm();
     }
 

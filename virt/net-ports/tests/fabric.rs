@@ -1,10 +1,11 @@
 //! Guests on a switch: what each gets, when each has its buffers back, and what a hostile or dead one costs the others.
 
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use guest_mem::{Gpa, GuestRam, Intent, KeepAlive, PhysMem, VolatileSlice};
 use net_offload::{Checked, Delivery, HeaderRoom};
-use net_ports::{Captured, Fabric, SwitchPort};
+use net_ports::{CaptureError, CaptureOptions, Captured, Existing, Fabric, SwitchPort};
 use net_switch::{FloodLimits, PortConfig, Rate, SwitchConfig, Vid, VidSet, VlanMode};
 use seeded::Random;
 use vio::net::{BURST, Collected, FrameReceiver, NetHeader, NetPort, Offloads, RxFrame, TxFrame};
@@ -487,7 +488,12 @@ fn a_capture_has_both_directions_and_ends_at_its_limit() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("port.pcap");
     let port = fabric.port(free(), 1_500).expect("room");
-    let port = Captured::new(port, &path, 24 + 3 * (16 + 114)).expect("a file");
+    let options = CaptureOptions {
+        path: &path,
+        limit: 24 + 3 * (16 + 114),
+        existing: Existing::Refused,
+    };
+    let port = Captured::new(port, &options).expect("a file");
     let mut one = Guest::over(port, Offloads::NONE);
     let mut two = guest(&fabric, free(), Offloads::NONE);
     let sent = plain(mac(2), mac(1), 100);
@@ -499,7 +505,7 @@ fn a_capture_has_both_directions_and_ends_at_its_limit() {
         assert_eq!(one.receive(9).len(), 1);
     }
     assert_eq!(one.port.missed(), 1);
-    drop(one);
+    // Full is complete, with the port still there.
     let file = std::fs::File::open(&path).expect("it is there");
     assert_eq!(file.metadata().expect("a file").len(), 24 + 3 * (16 + 114));
     let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a capture");
@@ -508,4 +514,61 @@ fn a_capture_has_both_directions_and_ends_at_its_limit() {
         frames.push(packet.expect("a frame").data.into_owned());
     }
     assert_eq!(frames, [sent.clone(), answer, sent]);
+}
+
+#[test]
+fn a_capture_replaces_a_file_only_if_asked_and_is_complete_when_the_core_sleeps() {
+    let fabric = fabric();
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, target) = (folder.path().join("port.pcap"), folder.path().join("other"));
+    std::fs::write(&target, "not to be touched").expect("a file");
+    std::os::unix::fs::symlink(&target, &path).expect("a link");
+    let capture = |existing| {
+        let options = CaptureOptions {
+            path: &path,
+            limit: 1 << 20,
+            existing,
+        };
+        Captured::new(fabric.port(free(), 1_500).expect("room"), &options)
+    };
+    assert!(matches!(
+        capture(Existing::Refused),
+        Err(CaptureError::Exists)
+    ));
+    let mut one = Guest::over(
+        capture(Existing::Replaced).expect("replaced"),
+        Offloads::NONE,
+    );
+    let other = std::fs::read_to_string(&target).expect("it is there");
+    assert_eq!(other, "not to be touched");
+    let metadata = std::fs::symlink_metadata(&path).expect("it is there");
+    assert!(metadata.is_file() && metadata.permissions().mode() & 0o777 == 0o600);
+    let mut two = guest(&fabric, free(), Offloads::NONE);
+    one.send(NetHeader::default(), &plain(mac(2), mac(1), 100));
+    two.receive(9);
+    assert!(matches!(
+        capture(Existing::Refused),
+        Err(CaptureError::Exists)
+    ));
+    one.port.arm();
+    assert_eq!(
+        std::fs::read(&path).expect("it is there").len(),
+        24 + 16 + 114
+    );
+    drop(one);
+    let mut one = Guest::over(
+        capture(Existing::Continued).expect("goes on"),
+        Offloads::NONE,
+    );
+    one.send(NetHeader::default(), &plain(mac(2), mac(1), 100));
+    drop(one);
+    let file = std::fs::File::open(&path).expect("it is there");
+    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a capture");
+    assert!((0..2).all(|_| reader.next_packet().is_some_and(|packet| packet.is_ok())));
+    assert!(reader.next_packet().is_none());
+    std::fs::write(&path, "no capture, but of 24 bytes at least").expect("a file");
+    assert!(matches!(
+        capture(Existing::Continued),
+        Err(CaptureError::Foreign)
+    ));
 }

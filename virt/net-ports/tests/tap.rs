@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use guest_mem::{Gpa, GuestRam, Intent, KeepAlive, PhysMem, VolatileSlice};
-use net_ports::{TapError, TapPort};
+use net_ports::{TapError, TapOptions, TapPort, TapQueues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vio::net::{
     BURST, FrameReceiver, GsoType, NetHeader, NetPort, Offloads, RxFrame, TxFrame, Waits,
@@ -56,8 +56,21 @@ fn has_namespace() -> bool {
     is_there
 }
 
+fn options(name: &str, pairs: u16) -> TapOptions<'_> {
+    TapOptions {
+        name,
+        pairs,
+        mtu: None,
+        is_made: true,
+    }
+}
+
+fn open(options: &TapOptions<'_>) -> Result<TapPort, TapError> {
+    TapQueues::open(options).map(TapPort::new)
+}
+
 fn bridged(name: &str, pairs: u16) -> Result<TapPort, TapError> {
-    let port = TapPort::open(name, pairs)?;
+    let port = open(&options(name, pairs))?;
     assert!(ip(&format!("link set {name} master bridge")));
     assert!(ip(&format!("link set {name} addrgenmode none")));
     assert!(ip(&format!("link set {name} up")));
@@ -190,6 +203,16 @@ fn frames_and_headers_go_through_as_they_are() {
                 .iter()
                 .all(|(header, _)| *header == NetHeader::default())
     );
+    // That a checksum was found right is for those alone who may be left one (§5.1.6.4.1).
+    for (receiver, flags) in [(Offloads::CSUM, NetHeader::DATA_VALID), (Offloads::NONE, 0)] {
+        two.set_receiver(receiver);
+        let valid = NetHeader {
+            flags: NetHeader::DATA_VALID,
+            ..NetHeader::PLAIN
+        };
+        assert_eq!(memory.send(&mut one, valid, &plain(4), 1), 0);
+        assert_eq!(receive(&mut two, 1)[0].0.flags, flags, "{receiver:?}");
+    }
     // Wrong headers are counted, and what comes behind them goes on.
     let wrong = NetHeader {
         csum_start: 60_000,
@@ -307,24 +330,19 @@ fn an_interface_has_the_queues_it_was_made_with() {
     }
     assert!(ip("tuntap add dev single mode tap vnet_hdr"));
     assert!(ip("tuntap add dev many mode tap vnet_hdr multi_queue"));
+    let capabilities = |options: &TapOptions<'_>| open(options).map(|port| port.capabilities());
+    let pairs = |name, pairs| {
+        capabilities(&options(name, pairs))
+            .expect("an interface")
+            .pairs
+    };
     assert!(matches!(
-        TapPort::open("single", 2),
-        Err(TapError::OneQueue(_))
+        open(&options("single", 2)),
+        Err(TapError::OneQueue)
     ));
-    assert_eq!(
-        TapPort::open("single", 1)
-            .expect("one")
-            .capabilities()
-            .pairs,
-        1
-    );
-    assert_eq!(
-        TapPort::open("many", 1).expect("one").capabilities().pairs,
-        1
-    );
-    let mut many = TapPort::open("many", 4).expect("four");
+    assert_eq!((pairs("single", 1), pairs("many", 1)), (1, 1));
+    let mut many = open(&options("many", 4)).expect("four");
     assert_eq!(many.capabilities().pairs, 4);
-    assert!(ip("link set many mtu 9000"));
     many.start(Offloads::ALL);
     for pairs in [4, 1, 3, 4, 2] {
         many.set_pairs(pairs);
@@ -333,19 +351,76 @@ fn an_interface_has_the_queues_it_was_made_with() {
             "{pairs}"
         );
     }
-    drop(many);
+}
+
+#[test]
+fn an_interface_that_is_down_refuses_frames_and_blocks_nothing() {
+    if !has_namespace() {
+        return;
+    }
+    let memory = Memory::new();
+    let mut down = open(&options("down", 1)).expect("an interface");
+    down.start(Offloads::NONE);
+    assert!(!down.has_frames(0));
     assert_eq!(
-        TapPort::open("many", 2).expect("two").capabilities().mtu,
+        memory.send(&mut down, NetHeader::default(), &plain(1), 1),
+        1
+    );
+    assert_eq!(down.counters().refused, 1);
+    down.arm();
+    assert!(!down.has_frames(0) && down.is_up());
+    down.reset();
+}
+
+#[test]
+fn what_cannot_be_had_is_named() {
+    if !has_namespace() {
+        return;
+    }
+    let mtu = |name, mtu| {
+        open(&TapOptions {
+            mtu: Some(mtu),
+            ..options(name, 1)
+        })
+    };
+    // One that is made has the MTU that is asked for; another one is never changed.
+    assert_eq!(mtu("made", 9_000).expect("made").capabilities().mtu, 9_000);
+    assert!(ip("tuntap add dev there mode tap vnet_hdr"));
+    assert!(matches!(
+        mtu("there", 1_501),
+        Err(TapError::Mtu {
+            asked: 1_501,
+            has: 1_500
+        })
+    ));
+    assert_eq!(mtu("there", 1_400).expect("less").capabilities().mtu, 1_400);
+    assert!(ip("link set there mtu 9000"));
+    assert_eq!(
+        open(&options("there", 1))
+            .expect("its own")
+            .capabilities()
+            .mtu,
         9_000
     );
-    for name in ["", "a name", "name-that-is-too-long", "a/b"] {
+    let taken = open(&options("there", 1)).expect("free");
+    assert!(matches!(open(&options("there", 1)), Err(TapError::Busy)));
+    drop(taken);
+    let missing = TapOptions {
+        is_made: false,
+        ..options("none", 1)
+    };
+    assert!(matches!(open(&missing), Err(TapError::Missing)));
+    assert!(ip("link add veil type dummy"));
+    for (name, pairs) in [("lo", 1), ("lo", 2), ("veil", 1), ("veil", 4)] {
         assert!(
-            matches!(TapPort::open(name, 1), Err(TapError::Name(_))),
+            matches!(open(&options(name, pairs)), Err(TapError::Kind)),
             "{name}"
         );
     }
-    assert!(matches!(
-        TapPort::open("lo", 1),
-        Err(TapError::Attach { .. })
-    ));
+    for name in ["", "a name", "name-that-is-too-long", "a/b", "%\n"] {
+        assert!(
+            matches!(open(&options(name, 1)), Err(TapError::Name(_))),
+            "{name}"
+        );
+    }
 }

@@ -92,8 +92,13 @@ impl Table {
 
     /// The station of a node has sent again, from its port.
     pub fn touch(&mut self, at: u32, now_ns: u64) {
-        let port = self.nodes[at as usize].port.index();
-        unlink(&mut self.nodes, &mut self.lists[port], at);
+        let node = &mut self.nodes[at as usize];
+        let list = &mut self.lists[node.port.index()];
+        if list.newest == at {
+            node.seen_ns = now_ns;
+            return;
+        }
+        unlink(&mut self.nodes, list, at);
         self.link(at, now_ns);
     }
 

@@ -98,7 +98,7 @@ fn no_argument_makes_an_error_long() {
 }
 
 /// Every list of keys, and what it takes.
-const LISTS: [(&[&str], &str); 8] = [
+const LISTS: [(&[&str], &str); 9] = [
     (
         &["serve", "--check", "--block"],
         "id socket mode group path format readonly direct backing locking barriers block queues queue-size packed weight iops \
@@ -114,7 +114,12 @@ const LISTS: [(&[&str], &str); 8] = [
     ),
     (
         &["run", "--kernel", "KERNEL", "--net"],
-        "responder tap ip mac create",
+        "responder tap switch socket ip mac create pairs mtu queue-size pcap pcap-max pcap-replace id",
+    ),
+    (
+        &["serve", "--check", "--net"],
+        "id socket mode group tap sink source frame loop mtu pairs queue-size packed weight fps fps-burst bps bps-burst pcap pcap-max \
+         pcap-replace",
     ),
     (
         &["run", "--kernel", "KERNEL", "--memory", "64M,"],

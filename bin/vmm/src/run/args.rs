@@ -107,13 +107,24 @@ A virtio network interface; repeat for more. One of these, and options:
 
     responder               answers ARP, ping and UDP echo; needs no privileges
     tap=NAME                the host's TAP interface NAME, which must be there
+    switch=NAME             a switch between those of the machine's interfaces that name it
     socket=PATH             where another process serves a vhost-user network device
     ip=A.B.C.D              of the responder (10.0.2.2)
-    create=on|off           on: the interface is made, for as long as the machine runs
+    create=on|off           on: the TAP interface is made, for as long as the machine runs
+    pairs=N                 of a TAP interface: pairs of queues, 1 to 64 (1); above 1 it takes one that was made with multi_queue
+    mtu=N                   largest packet, 68 to 65535; of TAP no more than the interface's, which it is unless said otherwise; of a \
+switch 1500 unless said otherwise; of a socket what the guest is told
     mac=XX:XX:XX:XX:XX:XX   the guest's station address
-    mtu=N                   of a socket: what the guest is told, 68 to 65535
-    queue-size=N            of a socket: entries of a ring, a power of two to 1024 (256)
+    queue-size=N            entries of a ring at most, a power of two to 1024 (256)
+    pcap=FILE               every frame is written to this new file too, for tcpdump and Wireshark
+    pcap-max=SIZE           its size at most, 4K to 1T (64M); frames behind that are not written
+    pcap-replace=on|off     on: a file that is there is replaced, not refused
     id=TEXT                 of a socket: a name for the log
+
+Over TAP and a switch the guest leaves checksums and the division of up to 64 KiB into packets to the host, or to the other guest's \
+driver, UDP's only where the host has it (Linux 6.2). A capture is of frames as the guest sends and gets them, with checksums that are not \
+complete yet (Wireshark marks them); it has what guests send and is readable by its owner alone; it goes on where the guest's reset starts the machine again. Writing it may make \
+the core wait.
 
 The process behind a socket gets one pair of queues, and what is said of --disk socket=… holds for it too; if it is killed and \
 started again, frames are lost as in any network, and the guest goes on.";
@@ -282,7 +293,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
     pub disk: Vec<String>,
 
-    /// A virtio network interface: responder, tap=NAME or socket=PATH; repeat for more (see --help).
+    /// A virtio network interface: responder, tap=NAME, switch=NAME or socket=PATH; repeat for more (see --help).
     #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
 

@@ -72,6 +72,7 @@ fn found(config: &Config) -> String {
         line(match &net.backend {
             NetBackend::Responder(ip) => format!("network: the responder at {ip}"),
             NetBackend::Tap { name, .. } => format!("network: TAP {name}"),
+            NetBackend::Switch { name, .. } => format!("network: switch {name}"),
             NetBackend::Socket { socket, .. } => {
                 format!("network socket={}: served", socket.display())
             }

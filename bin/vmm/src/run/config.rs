@@ -19,7 +19,7 @@ use super::swapped::SwapConfig;
 use crate::composition::{Composition, MachineOutline};
 use crate::locked_memory::LockedMemory;
 use crate::values::{counted, size};
-use crate::{lacks, output};
+use crate::{lacks, output, ports};
 use platform::boot::{self, KernelKind};
 
 /// Most vCPUs.
@@ -184,6 +184,8 @@ impl Config {
             ram.shared_for("--disk socket=…")?;
         }
         net::check_sockets(&nets, &disks)?;
+        let captures = nets.iter().filter_map(|net| net.capture.as_ref());
+        ports::check_captures(captures).context("--net")?;
         check_remote_beside_devices(args, &disks, &nets)?;
         if nets.iter().any(NetConfig::is_remote) {
             if swap.is_some() {

@@ -9,12 +9,13 @@ use assign::reach::Reach;
 use guest_mem::{PhysMem, SourceId};
 use kvm::doorbells::{KvmDoorbells, Places};
 use machine::port::{OwnedFunction, UnitRegisters};
+use net_ports::TapPort;
 use platform::interrupt::InterruptSink;
 use platform::layout;
 use platform::power::MarkerSink;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
-use vio::net::{Net, NetPort, Responder, Tap};
+use vio::net::{Net, Responder};
 use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
@@ -33,18 +34,17 @@ use super::memory::{Memory, Paging};
 use super::net::{NetBackend, NetConfig};
 use super::plugs::Plugs;
 use super::remote;
+use super::switches::Switches;
 use super::units::{self, UnitOptions};
 use crate::composition::Composition;
 use crate::ending::storage::{self, Dropping, Names};
 use crate::values::block::serial;
-use crate::{lacks, messages};
+use crate::{lacks, messages, ports};
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
 
 /// Requests in flight of one disk.
 const DISK_DEPTH: u32 = 256;
-/// Entries of a network queue.
-const NET_QUEUE: u16 = 256;
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 
@@ -83,6 +83,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
         composition,
         disk_function,
     )?;
+    let mut switches = Switches::default();
     for net in std::mem::take(&mut config.nets) {
         let net = match net.into_remote(config.iommu.is_some()) {
             Ok(remote) => {
@@ -94,7 +95,8 @@ pub fn attach<F: Functions, M: Memory<F>>(
             }
             Err(net) => net,
         };
-        let function = VirtioFunction::new(parts.bus.reserve()?, network(net)?);
+        let device = network(net, &mut switches, config.is_check)?;
+        let function = VirtioFunction::new(parts.bus.reserve()?, device);
         let queues = function.queues();
         plugs.add(function, doorbells(parts, queues)?);
     }
@@ -260,15 +262,21 @@ fn block<F>(
     Blk::new(config, io).with_context(|| format!("disk {}", disk.path.display()))
 }
 
-fn network(net: NetConfig) -> Result<Net> {
-    let io: Box<dyn NetPort> = match net.backend {
-        NetBackend::Responder(ip) => Box::new(Responder::new(RESPONDER_MAC, ip)),
-        NetBackend::Tap { name, file } => {
-            Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP interface {name}"))?)
+fn network(net: NetConfig, switches: &mut Switches, is_check: bool) -> Result<Net> {
+    let capture = net.capture.as_ref();
+    let port = match net.backend {
+        NetBackend::Responder(ip) => {
+            let responder = Responder::new(RESPONDER_MAC, ip);
+            ports::port(responder, capture, is_check)
+        }
+        NetBackend::Tap { queues, .. } => ports::port(TapPort::new(queues), capture, is_check),
+        NetBackend::Switch { name, mtu } => {
+            ports::port(switches.port(&name, mtu)?, capture, is_check)
         }
         NetBackend::Socket { .. } => unreachable!("another process serves it"),
     };
-    Ok(Net::new(net.mac, NET_QUEUE, io)?)
+    let device = Net::new(net.mac, net.queue_size, port.context("--net")?)?;
+    Ok(device.with_pairs(net.pairs)?)
 }
 
 fn start<F, M>(

@@ -33,7 +33,6 @@ mod ledger;
 mod machine;
 mod memory;
 mod net;
-pub(crate) use net::open_tap;
 mod plugs;
 mod ram;
 mod remote;
@@ -41,6 +40,7 @@ mod remote_disk;
 mod restart;
 mod stopped;
 mod swapped;
+mod switches;
 mod units;
 
 pub use args::RunArgs;

@@ -1,24 +1,19 @@
 //! `--net`, checked: a TAP interface is open, the socket of another process is not.
-//!
-//! UNSAFETY: one `ioctl` (TUNSETIFF) on a descriptor held here.
 
-use std::fs::{File, OpenOptions};
-use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rustix::io::Errno;
-use rustix::net::netdevice;
+use net_ports::{Existing, TapOptions, TapQueues};
 use vhost_import::{Class, NetIdentity};
 
 use super::disks::Disk;
 use super::remote::RemoteConfig;
 use super::remote_disk::socket_path;
+use super::restart;
+use crate::ports::{CaptureConfig, open_tap};
 use crate::values::keys::Keys;
+use crate::values::net::NetSpec;
 use crate::values::size;
 
 /// What is behind a network interface.
@@ -26,19 +21,24 @@ use crate::values::size;
 pub enum NetBackend {
     /// The built-in responder at this address.
     Responder(Ipv4Addr),
-    /// A TAP interface of the host: its name, and its queue, open, non-blocking, with virtio-net headers.
+    /// A TAP interface of the host, open.
     Tap {
         /// Interface name.
         name: String,
-        /// The open queue.
-        file: File,
+        /// Its queues.
+        queues: TapQueues,
+    },
+    /// The switch of this name, which the machine's interfaces that name it share.
+    Switch {
+        /// Its name.
+        name: String,
+        /// Largest packet.
+        mtu: u16,
     },
     /// Another process, over vhost-user.
     Socket {
         /// Its socket.
         socket: PathBuf,
-        /// Entries of each of the two queues.
-        queue_size: u16,
         /// Largest packet, if the guest is told.
         mtu: Option<u16>,
         /// Its name in the log.
@@ -53,7 +53,28 @@ pub struct NetConfig {
     pub backend: NetBackend,
     /// The guest's station address: unicast.
     pub mac: [u8; 6],
+    /// Queue pairs.
+    pub pairs: u16,
+    /// Entries of each queue.
+    pub queue_size: u16,
+    /// Where its frames are written.
+    pub capture: Option<CaptureConfig>,
 }
+
+/// Entries of a queue, unless said otherwise.
+const QUEUE: u16 = 256;
+/// Keys that network devices of `serve` have too.
+const KEYS: [&str; 9] = [
+    "id",
+    "socket",
+    "tap",
+    "mtu",
+    "pairs",
+    "queue-size",
+    "pcap",
+    "pcap-max",
+    "pcap-replace",
+];
 
 impl NetConfig {
     /// Checks one `--net`, the `index`-th.
@@ -64,40 +85,24 @@ impl NetConfig {
             // Locally administered.
             None => [0x52, 0x54, 0, 0x65, 0x78, index as u8 + 1],
         };
-        let responder = match keys.take("responder") {
-            Some("") => true,
-            Some(value) => bail!("--net: responder takes no value ({value:?})"),
-            None => false,
+        let mut given = Given {
+            responder: keys.take_word("responder")?,
+            switch: keys.take("switch"),
+            ip: keys.take("ip"),
+            is_made: keys.take_optional_switch("create")?,
+            spec: NetSpec::default(),
         };
-        let tap = keys.take("tap");
-        let ip = keys.take("ip");
-        let is_made = keys.take_optional_switch("create")?;
-        if let Some(socket) = keys.take("socket") {
-            if responder || tap.is_some() || ip.is_some() || is_made.is_some() {
-                bail!("--net {text:?}: socket=PATH goes with mac, mtu, queue-size and id alone");
-            }
-            let backend = remote(socket, keys, index)?;
-            return Ok(Self { backend, mac });
-        }
+        given.spec = NetSpec::take(&mut keys, &KEYS)?;
         keys.finish()?;
-        let backend = match (responder, tap) {
-            (true, None) if is_made.is_some() => bail!("--net: create is for tap=NAME"),
-            (true, None) => {
-                let text = ip.unwrap_or("10.0.2.2");
-                let ip = text
-                    .parse()
-                    .with_context(|| format!("--net: {text:?} is no IPv4 address"))?;
-                NetBackend::Responder(ip)
-            }
-            (false, Some(_)) if ip.is_some() => bail!("--net: ip is for responder"),
-            (false, Some(name)) => {
-                let file = open_tap(name, is_made.unwrap_or(false))?;
-                let name = name.to_owned();
-                NetBackend::Tap { name, file }
-            }
-            _ => bail!("--net {text:?}: say responder, tap=NAME or socket=PATH"),
-        };
-        Ok(Self { backend, mac })
+        let named = given.named().with_context(|| format!("--net {text:?}"))?;
+        let (spec, option) = (&given.spec, "--net");
+        Ok(Self {
+            mac,
+            pairs: spec.pairs().context(option)?,
+            queue_size: size::queue_size(spec.queue_size, QUEUE).context(option)?,
+            capture: given.capture()?,
+            backend: given.backend(named, index)?,
+        })
     }
 
     /// Whether another process serves it.
@@ -110,58 +115,133 @@ impl NetConfig {
     /// # Errors
     /// It is served here.
     pub fn into_remote(self, has_iommu: bool) -> Result<RemoteConfig, Self> {
-        let Self { backend, mac } = self;
-        match backend {
-            NetBackend::Socket {
+        match self.backend {
+            NetBackend::Socket { socket, mtu, id } => Ok(RemoteConfig {
                 socket,
-                queue_size,
-                mtu,
-                id,
-            } => Ok(RemoteConfig {
-                socket,
-                class: Class::Net(NetIdentity { mac, mtu }),
-                // One pair.
-                queues: 2,
-                queue_size,
+                class: Class::Net(NetIdentity { mac: self.mac, mtu }),
+                queues: 2 * self.pairs,
+                queue_size: self.queue_size,
                 id,
                 has_iommu,
             }),
-            backend => Err(Self { backend, mac }),
+            backend => Err(Self { backend, ..self }),
         }
     }
 }
 
-/// What is left of a `--net` that another process serves.
-fn remote(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<NetBackend> {
-    /// What Linux takes: an IPv4 host's least, and what fits the field.
-    const MTU: std::ops::RangeInclusive<u64> = 68..=65_535;
-    let socket = socket_path("--net", socket)?;
-    let number = |keys: &mut Keys<'_>, key: &str| {
-        let value = keys.take(key).map(size::number).transpose();
-        value.with_context(|| format!("--net: {key}"))
-    };
-    let mtu = match number(&mut keys, "mtu")? {
-        Some(mtu) if !MTU.contains(&mtu) => bail!("--net: mtu is 68 to 65535, not {mtu}"),
-        mtu => mtu.map(|mtu| mtu as u16),
-    };
-    let queue_size = match number(&mut keys, "queue-size")? {
-        Some(size) if !(size.is_power_of_two() && (2..=1024).contains(&size)) => {
-            bail!("--net: queue-size is a power of two from 2 to 1024, not {size}")
+/// What a `--net` names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Responder,
+    Tap,
+    Switch,
+    Socket,
+}
+
+/// A `--net` as it is written.
+struct Given<'t> {
+    responder: bool,
+    switch: Option<&'t str>,
+    ip: Option<&'t str>,
+    is_made: Option<bool>,
+    spec: NetSpec,
+}
+
+impl Given<'_> {
+    /// What it names: one thing, and keys for that alone.
+    fn named(&self) -> anyhow::Result<Named> {
+        let spec = &self.spec;
+        let named = [
+            (self.responder, Named::Responder),
+            (spec.tap.is_some(), Named::Tap),
+            (self.switch.is_some(), Named::Switch),
+            (spec.socket.is_some(), Named::Socket),
+        ];
+        let mut named = named.into_iter().filter(|(is_given, _)| *is_given);
+        let (Some((_, named)), None) = (named.next(), named.next()) else {
+            bail!("say one of responder, tap=NAME, switch=NAME and socket=PATH");
+        };
+        let keys: [(&str, bool, &[Named], &str); 6] = [
+            ("ip", self.ip.is_some(), &[Named::Responder], "responder"),
+            ("create", self.is_made.is_some(), &[Named::Tap], "tap=NAME"),
+            ("pairs", spec.pairs.is_some(), &[Named::Tap], "tap=NAME"),
+            ("id", spec.id.is_some(), &[Named::Socket], "socket=PATH"),
+            (
+                "mtu",
+                spec.mtu.is_some(),
+                &[Named::Tap, Named::Switch, Named::Socket],
+                "tap=NAME, switch=NAME and socket=PATH",
+            ),
+            (
+                "pcap",
+                spec.pcap.is_some(),
+                &[Named::Responder, Named::Tap, Named::Switch],
+                "what this process serves: the server of a socket sees the frames",
+            ),
+        ];
+        for (key, is_given, of, whose) in keys {
+            if is_given && !of.contains(&named) {
+                bail!("{key} is for {whose}");
+            }
         }
-        size => size.map_or(256, |size| size as u16),
-    };
-    let id = match keys.take("id") {
-        Some("") => bail!("--net: id is empty"),
-        Some(id) => id.to_owned(),
-        None => format!("net{index}"),
-    };
-    keys.finish()?;
-    Ok(NetBackend::Socket {
-        socket,
-        queue_size,
-        mtu,
-        id,
-    })
+        Ok(named)
+    }
+
+    /// Its capture, whose file can be made.
+    fn capture(&self) -> anyhow::Result<Option<CaptureConfig>> {
+        let mut capture = self.spec.capture().context("--net")?;
+        if let Some(capture) = &mut capture {
+            if restart::count() > 0 {
+                // Of this machine, before its guest's reset.
+                capture.existing = Existing::Continued;
+            }
+            capture.check().context("--net")?;
+        }
+        Ok(capture)
+    }
+
+    fn backend(&self, named: Named, index: usize) -> anyhow::Result<NetBackend> {
+        let spec = &self.spec;
+        let mtu = spec.mtu().context("--net")?;
+        Ok(match named {
+            Named::Responder => {
+                let text = self.ip.unwrap_or("10.0.2.2");
+                let ip = text.parse();
+                let ip = ip.with_context(|| format!("--net: {text:?} is no IPv4 address"))?;
+                NetBackend::Responder(ip)
+            }
+            Named::Tap => {
+                let name = spec.tap.clone().unwrap_or_default();
+                let queues = open_tap(&TapOptions {
+                    name: &name,
+                    pairs: spec.pairs().context("--net")?,
+                    mtu,
+                    is_made: self.is_made.unwrap_or(false),
+                })?;
+                NetBackend::Tap { name, queues }
+            }
+            Named::Switch => match self.switch.unwrap_or_default() {
+                "" => bail!("--net: switch is empty"),
+                name => NetBackend::Switch {
+                    name: name.to_owned(),
+                    mtu: mtu.unwrap_or(1500),
+                },
+            },
+            Named::Socket => {
+                let socket = spec.socket.as_deref().unwrap_or(Path::new(""));
+                let id = match spec.id.as_deref() {
+                    Some("") => bail!("--net: id is empty"),
+                    Some(id) => id.to_owned(),
+                    None => format!("net{index}"),
+                };
+                NetBackend::Socket {
+                    socket: socket_path("--net", socket)?,
+                    mtu,
+                    id,
+                }
+            }
+        })
+    }
 }
 
 /// Refuses sockets that serve two devices.
@@ -198,84 +278,6 @@ fn mac(text: &str) -> anyhow::Result<[u8; 6]> {
         _ => bail!("--net: {text:?} is no unicast MAC address"),
     }
 }
-
-const TUN: &str = "/dev/net/tun";
-/// Advice where it cannot be opened.
-const NO_TUN: &str =
-    "modprobe tun brings it, a container has to be given it; --net responder needs none";
-
-const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
-const IFF_TAP: u16 = 0x0002;
-const IFF_NO_PI: u16 = 0x1000;
-const IFF_VNET_HDR: u16 = 0x4000;
-
-/// `struct ifreq` with the flags member of its union.
-#[repr(C)]
-struct InterfaceRequest {
-    name: [u8; 16],
-    flags: u16,
-    rest: [u8; 22],
-}
-
-/// Opens the interface, which has to be there unless `is_made` says that the kernel may make one of that name; that one goes
-/// with the process.
-pub(crate) fn open_tap(name: &str, is_made: bool) -> anyhow::Result<File> {
-    if name.is_empty()
-        || name.len() > 15
-        || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
-    {
-        bail!("--net: {name:?} is no interface name (1 to 15 printable characters)");
-    }
-    if !is_made
-        && !is_there(name)
-            .with_context(|| format!("TAP {name} cannot be looked for (create=on does not look)"))?
-    {
-        bail!(
-            "TAP {name}: there is no such interface; make it (ip tuntap add {name} mode tap user …), \
-             or say create=on for one that goes with the machine"
-        );
-    }
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(TUN)
-        .with_context(|| format!("TAP {name}: {TUN} cannot be opened ({NO_TUN})"))?;
-    let mut request = InterfaceRequest {
-        name: [0; 16],
-        flags: IFF_TAP | IFF_NO_PI | IFF_VNET_HDR,
-        rest: [0; 22],
-    };
-    request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: TUNSETIFF reads and writes one `struct ifreq`, 40 bytes, which `request` is.
-    if unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) } < 0 {
-        let error = io::Error::last_os_error();
-        let hint = match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
-                "no permission (make it for this user: ip tuntap add mode tap user …; create=on takes CAP_NET_ADMIN; --net responder \
-                 needs neither)"
-            }
-            Some(libc::EBUSY) => "another process has it open",
-            Some(libc::EINVAL) => "it exists and is no TAP interface",
-            _ => "the host refused",
-        };
-        return Err(anyhow::Error::new(error).context(format!("TAP {name}: {hint}")));
-    }
-    Ok(file)
-}
-
-/// Whether this network namespace has an interface of that name.
-fn is_there(name: &str) -> io::Result<bool> {
-    // Any socket will do to ask by.
-    let socket = UnixDatagram::unbound()?;
-    match netdevice::name_to_index(&socket, name) {
-        Ok(_) => Ok(true),
-        Err(Errno::NODEV) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-const _: () = assert!(size_of::<InterfaceRequest>() == 40);
 
 #[cfg(test)]
 mod tests {
@@ -352,6 +354,19 @@ mod tests {
             "socket=a,id=",
             "socket=a,queues=2",
             "responder,mtu=1500",
+            "responder,pairs=2",
+            "responder,pcap-max=1M",
+            "responder,pcap=a,pcap-max=1K",
+            "responder,pcap=",
+            "switch=",
+            "switch=a,tap=b",
+            "switch=a,pairs=2",
+            "switch=a,mtu=9",
+            "socket=a,pcap=b",
+            "socket=a,pairs=2",
+            "tap=t0,pairs=0",
+            "tap=t0,pairs=65",
+            "tap=t0,mtu=67",
         ] {
             assert!(NetConfig::check(text, 0).is_err(), "{text}");
         }

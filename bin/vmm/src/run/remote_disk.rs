@@ -1,7 +1,7 @@
 //! `--disk socket=…`, checked: a disk that another process serves over vhost-user.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
@@ -32,7 +32,7 @@ const KEYS: [&str; 3] = ["id", "queues", "queue-size"];
 impl RemoteDiskConfig {
     /// Checks the `index`-th `--disk`, of which `socket` has been taken.
     pub fn check(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<Self> {
-        let socket = socket_path("--disk", socket)?;
+        let socket = socket_path("--disk", Path::new(socket))?;
         // The latency is of whoever serves it.
         moved::refuse_latency(&keys, "serve", "diskN")?;
         // The socket has been taken.
@@ -72,15 +72,14 @@ impl RemoteDiskConfig {
 }
 
 /// The path of a back end's socket, of the right length for one.
-pub fn socket_path(option: &str, socket: &str) -> anyhow::Result<PathBuf> {
-    let socket = PathBuf::from(socket);
+pub fn socket_path(option: &str, socket: &Path) -> anyhow::Result<PathBuf> {
     let length = socket.as_os_str().as_bytes().len();
     if length == 0 || length > MAX_SOCKET {
         bail!(
             "{option}: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
         );
     }
-    Ok(socket)
+    Ok(socket.to_owned())
 }
 
 #[cfg(test)]

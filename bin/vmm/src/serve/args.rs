@@ -130,16 +130,28 @@ Serve a network device (and serve others, by giving the option again).
     mac=ADDRESS+…           switch: sends from these addresses only, and no other device does
     flood-group=N           switch: frames a second to groups, broadcasts among them (1000)
     flood-unknown=N         switch: frames a second to addresses that the switch does not know (1000)
-    pairs=N                 pairs of queues, 1 to 64 (sink and source; otherwise 1)
+    pairs=N                 pairs of queues, 1 to 64 (1 of loop and switch); above 1 a TAP interface is one that was made with multi_queue
+    mtu=N                   largest packet over TAP, 68 to 65535, no more than the interface's, which it is unless said otherwise
     queue-size=N            entries of a ring at most, a power of two to 1024
     packed=on|off           off: packed rings are not offered
     weight=N                its share of a core beside other busy devices, 1 to 1000
     fps=N, fps-burst=N      frames a second, of both directions together, and how many at once after a rest
     bps=N, bps-burst=N      bytes a second, the same way
+    pcap=FILE               every frame is written to this new file too, for tcpdump and Wireshark
+    pcap-max=SIZE           its size at most, 4K to 1T (64M); frames behind that are not written
+    pcap-replace=on|off     on: a file that is there is replaced, not refused
 
 A switch is there because devices name it; --switch sets what is particular to it. Its devices are all on one core, where their \
 frames are copied from guest to guest, and they move to another one together. It learns which addresses are where. What a guest leaves \
-over (checksums, segmentation) is done for a receiver that does not do it. Address, MTU and control queue are the front end's own. sink, source and loop are for measurements.";
+over (checksums, segmentation) is done for a receiver that does not do it.
+
+Address, control queue, and the MTU that the guest reads are the front end's own. sink, source and loop are for measurements.
+
+Over TAP a guest leaves checksums and the division of up to 64 KiB into packets to the host, UDP's only where the host has it (Linux 6.2): \
+the front end has to offer it (QEMU does: csum=, host_tso4=, mrg_rxbuf= and their like of its device). The interface is the daemon's while it \
+runs, and has to be up for frames to pass; one that is deleted ends its device's frames alone, and is logged. A capture is of frames as the \
+guest sends and gets them, with checksums that are not complete yet (Wireshark marks them); it has what guests send and is readable by its \
+owner alone. Writing it may make the core wait.";
 
 const SWITCH_HELP: &str = "\
 Settings of a switch between network devices (--net …,switch=NAME); repeat for more. Without it a switch has the values in brackets.
@@ -147,7 +159,10 @@ Settings of a switch between network devices (--net …,switch=NAME); repeat for
     id=NAME                 its name
     ageing=SECONDS          an address that nobody sends from for so long is forgotten (300)
     move-hold=MS            an address stays where it is until it has been quiet for so long (1000): nobody takes over one in use
-    addresses=N             addresses learned of one device at most; one more takes the place of its oldest (1024)";
+    addresses=N             addresses learned of one device at most; one more takes the place of its oldest (1024)
+    tap=NAME                the host is on the switch by this TAP interface, which has to be there
+    vlan=N, trunk=LIST, flood-group=N, flood-unknown=N
+                            of that port, as for --net";
 
 /// Arguments of `exitless serve`.
 #[derive(Args, Clone, Debug)]

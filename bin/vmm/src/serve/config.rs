@@ -15,12 +15,14 @@ use vio::RateLimits;
 use super::access::Access;
 use super::args::ServeArgs;
 use super::fields::{id_and_socket, rate};
-use super::net::{Behind, NetConfig, NetSpec};
+use super::net::{Behind, NetConfig};
 use super::switch::{self, SwitchConfig, SwitchSpec};
-use crate::values::block::{self, BlockSpec, Format, in_range};
+use crate::values::block::{self, BlockSpec, Format};
 use crate::values::keys::Keys;
+use crate::values::net::NetSpec;
+use crate::values::size::in_range;
 use crate::values::{counted, file, size};
-use crate::{host_memory, moved};
+use crate::{host_memory, moved, ports};
 
 /// Most devices: each takes a socket, a connection and descriptors for its guest's memory.
 const MAX_DEVICES: usize = 4096;
@@ -225,12 +227,12 @@ impl Config {
         let mut nets = Vec::new();
         for (number, spec) in file.net.iter().enumerate() {
             let path = args.config.as_deref().unwrap_or(Path::new(""));
-            let checked = spec.check();
+            let checked = NetConfig::check(spec);
             nets.push(checked.with_context(|| format!("{}: net number {number}", path.display()))?);
         }
         for text in &args.net {
             let option = format!("--net {text}");
-            nets.push(NetSpec::parse(&option, text)?.check().context(option)?);
+            nets.push(NetConfig::parse(&option, text)?);
         }
         let mut switches = Vec::new();
         for (number, spec) in file.switch.iter().enumerate() {
@@ -328,6 +330,8 @@ fn check_all(config: &Config) -> Result<()> {
             );
         }
     }
+    let captures = config.nets.iter();
+    ports::check_captures(captures.filter_map(|net| net.capture.as_ref()))?;
     let (mut ids, mut sockets) = (HashSet::new(), HashSet::new());
     for (id, socket, _) in config.sockets() {
         if !ids.insert(id) {

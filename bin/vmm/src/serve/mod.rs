@@ -23,6 +23,7 @@ mod sockets;
 mod switch;
 #[cfg(test)]
 mod tests;
+mod uplink;
 
 use anyhow::Result;
 

@@ -4,19 +4,19 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use net_ports::{Loop, Sink, Source, TapOptions, TapPort};
 use net_switch::PortConfig;
-use serde::Deserialize;
 use vio::RateLimits;
-use vio::net::{Loop, MAX_PAIRS, Net, NetPort, PLAIN_FRAME, Sink, Source, Tap};
+use vio::net::{Net, PLAIN_FRAME};
 
 use super::access::Access;
 use super::fields::{self, id_and_socket, rate};
 use super::purpose::Purpose;
 use super::switch::{PortKeys, Switches};
-use crate::run::open_tap;
-use crate::values::block::in_range;
+use crate::ports::{CaptureConfig, open_tap, port};
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::net::NetSpec;
+use crate::values::size::{self, in_range};
 
 /// Shortest frame of `source`, without its check sequence: what Ethernet pads to.
 const SHORTEST: u64 = 60;
@@ -59,6 +59,8 @@ pub struct NetConfig {
     pub access: Access,
     /// What is behind it.
     pub behind: Behind,
+    /// Largest packet; that of the TAP interface if it is not said.
+    pub mtu: Option<u16>,
     /// Queue pairs.
     pub pairs: u16,
     /// Entries of a queue at most.
@@ -69,115 +71,73 @@ pub struct NetConfig {
     pub weight: u32,
     /// Its limits, of frames and bytes.
     pub limits: RateLimits,
+    /// Where its frames are written.
+    pub capture: Option<CaptureConfig>,
 }
 
-/// One network device as it is written.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct NetSpec {
-    id: Option<String>,
-    socket: Option<PathBuf>,
-    mode: Option<String>,
-    group: Option<String>,
-    tap: Option<String>,
-    #[serde(default)]
-    sink: bool,
-    #[serde(default)]
-    source: bool,
-    #[serde(default)]
-    r#loop: bool,
-    switch: Option<String>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    vlan: Option<u64>,
-    trunk: Option<String>,
-    isolated: Option<bool>,
-    mac: Option<String>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    flood_group: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    flood_unknown: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    frame: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    pairs: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    queue_size: Option<u64>,
-    packed: Option<bool>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    weight: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    fps: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    fps_burst: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    bps: Option<u64>,
-    #[serde(default, deserialize_with = "size::in_file")]
-    bps_burst: Option<u64>,
-}
+/// The keys of `--net`: all that there are.
+const KEYS: [&str; 28] = [
+    "switch",
+    "vlan",
+    "trunk",
+    "isolated",
+    "mac",
+    "flood-group",
+    "flood-unknown",
+    "id",
+    "socket",
+    "mode",
+    "group",
+    "tap",
+    "sink",
+    "source",
+    "frame",
+    "loop",
+    "mtu",
+    "pairs",
+    "queue-size",
+    "packed",
+    "weight",
+    "fps",
+    "fps-burst",
+    "bps",
+    "bps-burst",
+    "pcap",
+    "pcap-max",
+    "pcap-replace",
+];
 
-impl NetSpec {
-    /// Reads the value of `--net`; `option` is named in messages.
+impl NetConfig {
+    /// Reads the value of `--net`, and checks it; `option` is named in messages.
     ///
     /// # Errors
     /// Names the option and the key.
     pub fn parse(option: &str, text: &str) -> Result<Self> {
         let mut keys = Keys::parse(option, text)?;
-        let mut word = |key: &str| match keys.take(key) {
-            None => Ok(false),
-            Some("") => Ok(true),
-            Some(value) => bail!("{option}: {key} takes no value ({value:?})"),
-        };
-        let mut spec = Self {
-            sink: word("sink")?,
-            source: word("source")?,
-            r#loop: word("loop")?,
-            ..Self::default()
-        };
-        spec.id = keys.take("id").map(str::to_owned);
-        spec.socket = keys.take("socket").map(PathBuf::from);
-        spec.mode = keys.take("mode").map(str::to_owned);
-        spec.group = keys.take("group").map(str::to_owned);
-        spec.tap = keys.take("tap").map(str::to_owned);
-        spec.switch = keys.take("switch").map(str::to_owned);
-        spec.trunk = keys.take("trunk").map(str::to_owned);
-        spec.mac = keys.take("mac").map(str::to_owned);
-        spec.isolated = keys.take_optional_switch("isolated")?;
-        spec.packed = keys.take_optional_switch("packed")?;
-        let mut number = |key: &str| keys.take_optional_number(key);
-        spec.frame = number("frame")?;
-        spec.vlan = number("vlan")?;
-        spec.flood_group = number("flood-group")?;
-        spec.flood_unknown = number("flood-unknown")?;
-        spec.pairs = number("pairs")?;
-        spec.queue_size = number("queue-size")?;
-        spec.weight = number("weight")?;
-        spec.fps = number("fps")?;
-        spec.fps_burst = number("fps-burst")?;
-        spec.bps = number("bps")?;
-        spec.bps_burst = number("bps-burst")?;
+        let spec = NetSpec::take(&mut keys, &KEYS)?;
         keys.finish()?;
-        Ok(spec)
+        Self::check(&spec).with_context(|| option.to_owned())
     }
 
-    /// Checks it.
+    /// Checks what is written.
     ///
     /// # Errors
     /// Names the key.
-    pub fn check(&self) -> Result<NetConfig> {
-        let (id, socket) = id_and_socket(self.id.as_ref(), self.socket.as_ref())?;
-        let frame = in_range("frame", self.frame, SHORTEST, SHORTEST..=PLAIN_FRAME as u64)?;
-        if self.frame.is_some() && !self.source {
+    pub fn check(spec: &NetSpec) -> Result<Self> {
+        let (id, socket) = id_and_socket(spec.id.as_ref(), spec.socket.as_ref())?;
+        let frame = in_range("frame", spec.frame, SHORTEST, SHORTEST..=PLAIN_FRAME as u64)?;
+        if spec.frame.is_some() && !spec.source {
             bail!("frame is for source");
         }
         let port = PortKeys {
-            vlan: self.vlan,
-            trunk: self.trunk.as_deref(),
-            isolated: self.isolated,
-            mac: self.mac.as_deref(),
-            flood_group: self.flood_group,
-            flood_unknown: self.flood_unknown,
+            vlan: spec.vlan,
+            trunk: spec.trunk.as_deref(),
+            isolated: spec.isolated,
+            mac: spec.mac.as_deref(),
+            flood_group: spec.flood_group,
+            flood_unknown: spec.flood_unknown,
         };
-        let switch = match &self.switch {
+        let switch = match &spec.switch {
             None if !port.are_absent() => {
                 bail!(
                     "vlan, trunk, isolated, mac, flood-group and flood-unknown are for switch=NAME"
@@ -191,36 +151,38 @@ impl NetSpec {
         };
         let named = [
             switch,
-            self.tap.clone().map(Behind::Tap),
-            self.sink.then_some(Behind::Sink),
-            self.source.then_some(Behind::Source(frame as usize)),
-            self.r#loop.then_some(Behind::Loop),
+            spec.tap.clone().map(Behind::Tap),
+            spec.sink.then_some(Behind::Sink),
+            spec.source.then_some(Behind::Source(frame as usize)),
+            spec.r#loop.then_some(Behind::Loop),
         ];
         let mut named = named.into_iter().flatten();
         let (Some(behind), None) = (named.next(), named.next()) else {
             bail!("say one of tap=NAME, switch=NAME, sink, source and loop");
         };
-        let pairs = in_range("pairs", self.pairs, 1, 1..=MAX_PAIRS.into())? as u16;
-        if pairs > 1 && behind != Behind::Sink && !matches!(behind, Behind::Source(_)) {
+        let pairs = spec.pairs()?;
+        if pairs > 1 && matches!(behind, Behind::Loop | Behind::Switch(..)) {
             bail!("{behind} has one pair of queues");
         }
-        let queue_size = in_range("queue-size", self.queue_size, 1024, 2..=1024)? as u16;
-        if !queue_size.is_power_of_two() {
-            bail!("queue-size is a power of two, not {queue_size}");
+        let mtu = spec.mtu()?;
+        if mtu.is_some() && !matches!(behind, Behind::Tap(_)) {
+            bail!("mtu is for tap=NAME");
         }
-        Ok(NetConfig {
+        Ok(Self {
             id,
             socket,
-            access: Access::parse(self.mode.as_deref(), self.group.as_deref())?,
+            access: Access::parse(spec.mode.as_deref(), spec.group.as_deref())?,
             behind,
+            mtu,
             pairs,
-            queue_size,
-            packed: self.packed.unwrap_or(true),
-            weight: in_range("weight", self.weight, 1, 1..=1000)? as u32,
+            queue_size: size::queue_size(spec.queue_size, 1024)?,
+            packed: spec.packed.unwrap_or(true),
+            weight: in_range("weight", spec.weight, 1, 1..=1000)? as u32,
             limits: RateLimits {
-                operations: rate("fps", self.fps, self.fps_burst)?,
-                bytes: rate("bps", self.bps, self.bps_burst)?,
+                operations: rate("fps", spec.fps, spec.fps_burst)?,
+                bytes: rate("bps", spec.bps, spec.bps_burst)?,
             },
+            capture: spec.capture()?,
         })
     }
 }
@@ -229,20 +191,30 @@ impl NetSpec {
 ///
 /// # Errors
 /// Names what the host lacks.
-pub fn open(config: &NetConfig, _purpose: Purpose, switches: &mut Switches) -> Result<Net> {
-    let port: Box<dyn NetPort> = match &config.behind {
+pub fn open(config: &NetConfig, purpose: Purpose, switches: &mut Switches) -> Result<Net> {
+    let capture = config.capture.as_ref();
+    let is_check = purpose == Purpose::Check;
+    let port = match &config.behind {
         Behind::Tap(name) => {
-            let file = open_tap(name, false)?;
-            Box::new(Tap::from_fd(file.into()).with_context(|| format!("TAP {name}"))?)
+            let tap = open_tap(&TapOptions {
+                name,
+                pairs: config.pairs,
+                mtu: config.mtu,
+                is_made: false,
+            });
+            port(TapPort::new(tap?), capture, is_check)
         }
-        Behind::Sink => Box::new(Sink::default()),
-        Behind::Source(len) => Box::new(Source::new(*len).context("no such frame")?),
-        Behind::Loop => Box::new(Loop::default()),
-        Behind::Switch(name, port) => Box::new(switches.port(name, port)?),
+        Behind::Sink => port(Sink::default(), capture, is_check),
+        Behind::Source(len) => {
+            let source = Source::new(*len).context("no such frame")?;
+            port(source, capture, is_check)
+        }
+        Behind::Loop => port(Loop::default(), capture, is_check),
+        Behind::Switch(name, of) => port(switches.port(name, of)?, capture, is_check),
     };
     // Front ends have addresses of their own, and none asks for this one.
     let mac = [0x52, 0x54, 0, 0x65, 0x78, 1];
-    let net = Net::new(mac, config.queue_size, port)?
+    let net = Net::new(mac, config.queue_size, port?)?
         .with_pairs(config.pairs)?
         .with_in_order()
         .with_limits(config.limits);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use anyhow::{Context, Result, bail};
-use net_ports::{Fabric, FabricCounters, SwitchPort};
+use net_ports::{Fabric, FabricCounters, SwitchPort, TapOptions, TapPort, Uplink};
 use net_switch::{
     DropReason, FloodLimits, MAX_PORTS, Mac, PortConfig, PortCounters, PortId, Rate, Vid, VidSet,
     VlanMode,
@@ -16,12 +16,13 @@ use serde::Deserialize;
 use sidecore::{ChildWakers, Group};
 use vhost_export::{Export, ExportStats};
 use vio::Device;
-use vio::net::NetClass;
+use vio::net::{NetClass, NetPort};
 
 use super::fields::id;
-use crate::values::block::in_range;
+use super::uplink::{Member, UplinkPoller};
+use crate::ports::open_tap;
 use crate::values::keys::Keys;
-use crate::values::size;
+use crate::values::size::{self, in_range};
 
 /// Payload of a frame that is not to be segmented.
 const MTU: u16 = 1500;
@@ -33,6 +34,17 @@ pub struct SwitchConfig {
     pub id: String,
     /// How it learns.
     pub settings: net_switch::SwitchConfig,
+    /// An interface of the host on a port of it.
+    pub uplink: Option<UplinkConfig>,
+}
+
+/// The host's port of a switch.
+#[derive(Clone, Debug)]
+pub struct UplinkConfig {
+    /// The TAP interface, which is there.
+    pub tap: String,
+    /// The port.
+    pub port: PortConfig,
 }
 
 /// One switch as it is written.
@@ -46,6 +58,14 @@ pub struct SwitchSpec {
     move_hold: Option<u64>,
     #[serde(default, deserialize_with = "size::in_file")]
     addresses: Option<u64>,
+    tap: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    vlan: Option<u64>,
+    trunk: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    flood_group: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    flood_unknown: Option<u64>,
 }
 
 impl SwitchSpec {
@@ -60,6 +80,11 @@ impl SwitchSpec {
             ageing: keys.take_optional_number("ageing")?,
             move_hold: keys.take_optional_number("move-hold")?,
             addresses: keys.take_optional_number("addresses")?,
+            tap: keys.take("tap").map(str::to_owned),
+            vlan: keys.take_optional_number("vlan")?,
+            trunk: keys.take("trunk").map(str::to_owned),
+            flood_group: keys.take_optional_number("flood-group")?,
+            flood_unknown: keys.take_optional_number("flood-unknown")?,
         };
         keys.finish()?;
         Ok(spec)
@@ -76,8 +101,26 @@ impl SwitchSpec {
         let hold_ms = default.move_hold_ns / 1_000_000;
         // 802.1Q table 8-6 has 10 to 1,000,000 seconds.
         let ageing = in_range("ageing", self.ageing, seconds, 1..=1_000_000)?;
+        let port = PortKeys {
+            vlan: self.vlan,
+            trunk: self.trunk.as_deref(),
+            flood_group: self.flood_group,
+            flood_unknown: self.flood_unknown,
+            ..PortKeys::default()
+        };
+        let uplink = match &self.tap {
+            None if !port.are_absent() => {
+                bail!("vlan, trunk, flood-group and flood-unknown are those of tap=NAME");
+            }
+            None => None,
+            Some(tap) => Some(UplinkConfig {
+                tap: tap.clone(),
+                port: port.check()?,
+            }),
+        };
         Ok(SwitchConfig {
             id: id(self.id.as_ref())?,
+            uplink,
             settings: net_switch::SwitchConfig {
                 ageing_ns: ageing * 1_000_000_000,
                 move_hold_ns: in_range("move-hold", self.move_hold, hold_ms, 0..=60_000)?
@@ -230,8 +273,10 @@ pub fn check_ports<'a>(
     for (switch, device, port) in ports {
         let count = counts.entry(switch).or_default();
         *count += 1;
-        if *count > MAX_PORTS {
-            bail!("switch {switch} has more than {MAX_PORTS} devices");
+        let has_uplink = |config: &&SwitchConfig| config.id == switch && config.uplink.is_some();
+        let most = MAX_PORTS - usize::from(switches.iter().any(|config| has_uplink(&config)));
+        if *count > most {
+            bail!("switch {switch} has more than {most} devices");
         }
         if let Some(mac) = port.bound.iter().find(|mac| !bound.insert((switch, **mac))) {
             let text: Vec<String> = mac.0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -253,6 +298,19 @@ struct Opening {
     fabric: Fabric,
     wakers: ChildWakers,
     ports: Vec<PortId>,
+    /// The first port's, if it is the host's.
+    uplink: Option<UplinkPoller>,
+}
+
+impl Opening {
+    fn port(&mut self, config: &PortConfig, mtu: u16) -> Result<SwitchPort> {
+        let waker = self.wakers.waker(self.ports.len());
+        let wake = Box::new(move || waker.wake());
+        let port = self.fabric.port_with(config.clone(), mtu, wake);
+        let port = port.with_context(|| format!("switch {}", self.id))?;
+        self.ports.push(port.id());
+        Ok(port)
+    }
 }
 
 /// All switches, while devices are made.
@@ -260,10 +318,10 @@ struct Opening {
 pub struct Switches(Vec<Opening>);
 
 impl Switches {
-    /// One for each name: `counts` says of how many ports.
+    /// One for each name, with a port for each time that it comes.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory, or an uplink's interface is not there.
     pub fn new(configs: &[SwitchConfig], names: &[&str]) -> Result<Self> {
         let mut switches = Vec::new();
         let mut seen = HashSet::new();
@@ -271,12 +329,18 @@ impl Switches {
             let config = configs.iter().find(|config| config.id == **name);
             let settings = config.map(|config| config.settings).unwrap_or_default();
             let count = names.iter().filter(|other| other == &name).count();
-            switches.push(Opening {
+            let mut open = Opening {
                 id: (*name).to_owned(),
                 fabric: Fabric::new(settings).with_context(|| format!("switch {name}"))?,
-                wakers: ChildWakers::new(count),
+                wakers: ChildWakers::new(count + 1),
                 ports: Vec::new(),
-            });
+                uplink: None,
+            };
+            if let Some(uplink) = config.and_then(|config| config.uplink.as_ref()) {
+                let made = open_uplink(&mut open, uplink);
+                open.uplink = Some(made.with_context(|| format!("switch {name}"))?);
+            }
+            switches.push(open);
         }
         Ok(Self(switches))
     }
@@ -288,12 +352,7 @@ impl Switches {
     pub fn port(&mut self, switch: &str, config: &PortConfig) -> Result<SwitchPort> {
         let found = self.0.iter_mut().find(|open| open.id == switch);
         let open = found.with_context(|| format!("there is no switch {switch}"))?;
-        let waker = open.wakers.waker(open.ports.len());
-        let wake = Box::new(move || waker.wake());
-        let port = open.fabric.port_with(config.clone(), MTU, wake);
-        let port = port.with_context(|| format!("switch {switch}"))?;
-        open.ports.push(port.id());
-        Ok(port)
+        open.port(config, MTU)
     }
 
     /// The switches as they are served, over the devices that have their ports, in the order in which these were made.
@@ -302,10 +361,14 @@ impl Switches {
         mut devices: BTreeMap<String, Vec<Export<NetClass>>>,
     ) -> Vec<Switched> {
         let each = self.0.into_iter().map(|open| {
-            let exports = devices.remove(&open.id).unwrap_or_default();
+            let exports = devices.remove(&open.id).unwrap_or_default().into_iter();
+            let devices = exports.map(|export| Member::Device(Box::new(export)));
+            let uplink = open.uplink.into_iter();
+            let uplink = uplink.map(|uplink| Member::Uplink(Box::new(uplink)));
+            let members = uplink.chain(devices).collect();
             Switched {
                 // No device is called so.
-                group: Group::with_wakers(format!("switch {}", open.id), exports, open.wakers),
+                group: Group::with_wakers(format!("switch {}", open.id), members, open.wakers),
                 id: open.id,
                 fabric: open.fabric,
                 ports: open.ports,
@@ -315,11 +378,27 @@ impl Switches {
     }
 }
 
+/// The host's port of a switch, its first one.
+fn open_uplink(open: &mut Opening, config: &UplinkConfig) -> Result<UplinkPoller> {
+    let queues = open_tap(&TapOptions {
+        name: &config.tap,
+        pairs: 1,
+        mtu: None,
+        is_made: false,
+    })?;
+    let tap = TapPort::new(queues);
+    let port = open.port(&config.port, tap.capabilities().mtu)?;
+    // No device is called so.
+    let name = format!("uplink {}", config.tap);
+    let uplink = Uplink::new(tap, port).with_context(|| name.clone())?;
+    Ok(UplinkPoller::new(name, uplink))
+}
+
 /// A switch and its devices.
 pub struct Switched {
     id: String,
     /// What a core polls.
-    pub group: Group<Export<NetClass>>,
+    pub group: Group<Member>,
     fabric: Fabric,
     /// Of the devices, in their order.
     ports: Vec<PortId>,
@@ -378,13 +457,16 @@ impl Switched {
     pub fn device_stats(&self) -> impl Iterator<Item = (&str, ExportStats)> {
         self.group
             .children()
-            .map(|export| (export.id(), export.stats()))
+            .map(|member| (member.id(), member.stats()))
     }
 
     /// The end: front ends are hung up on.
     pub fn into_devices(self) -> Vec<Device<NetClass>> {
         let exports = self.group.into_children();
-        exports.into_iter().map(Export::into_device).collect()
+        exports
+            .into_iter()
+            .filter_map(Member::into_device)
+            .collect()
     }
 }
 

@@ -277,13 +277,15 @@ fn a_network_device_stands_beside_disks() {
         "--block",
         "id=b,path=null:1G,socket=b.sock",
         "--net",
-        "id=m,socket=m.sock,sink,weight=3,fps=1K,bps=1M,packed=off,queue-size=256",
+        "id=m,socket=m.sock,sink,pcap=m.pcap,weight=3,fps=1K,bps=1M,packed=off,queue-size=256",
     ])
     .expect("a good configuration");
     assert_eq!((config.blocks.len(), config.nets.len()), (1, 2));
     assert_eq!(config.nets[0].behind, Behind::Source(64));
     assert_eq!(config.nets[0].pairs, 4);
     let net = &config.nets[1];
+    let capture = net.capture.as_ref().expect("a capture");
+    assert_eq!(capture.limit, 64 << 20);
     assert_eq!(net.behind, Behind::Sink);
     assert_eq!((net.weight, net.packed, net.queue_size), (3, false, 256));
     assert_eq!(
@@ -310,6 +312,10 @@ fn mistakes_of_a_network_device_are_named() {
         ("id=a,socket=s,source,frame=59", "frame is 60 to 1518"),
         ("id=a,socket=s,loop,pairs=2", "loop has one pair"),
         ("id=a,socket=s,sink,pairs=65", "pairs is 1 to 64"),
+        ("id=a,socket=s,tap=t,mtu=67", "mtu is 68 to 65535"),
+        ("id=a,socket=s,sink,mtu=1500", "mtu is for tap=NAME"),
+        ("id=a,socket=s,sink,pcap=", "pcap is empty"),
+        ("id=a,socket=s,sink,pcap-max=1M", "are for pcap=FILE"),
         ("id=a,socket=s,sink,queue-size=100", "a power of two"),
         ("id=a,socket=s,sink,fps-burst=3", "fps-burst without fps"),
         ("id=a,socket=s,sink,iops=3", "unknown key \"iops\""),
@@ -325,4 +331,11 @@ fn mistakes_of_a_network_device_are_named() {
         "id=a,socket=t,sink",
     ];
     assert!(refused(&twice).contains("two devices have the id"));
+    let twice = [
+        "--net",
+        "id=a,socket=s,sink,pcap=f",
+        "--net",
+        "id=b,socket=t,loop,pcap=f",
+    ];
+    assert!(refused(&twice).contains("pcap=f is given twice"));
 }

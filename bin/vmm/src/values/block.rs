@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use super::keys::Keys;
-use super::size;
+use super::size::{self, in_range};
 
 /// The longest socket path: what `sockaddr_un` holds, without its terminator.
 pub const MAX_SOCKET: usize = 107;
@@ -97,43 +97,29 @@ impl BlockSpec {
     /// # Errors
     /// Names the option and the key whose value is no switch, or no number.
     pub fn take(keys: &mut Keys<'_>, accepted: &[&str]) -> Result<Self> {
-        let is_accepted = |key: &str| accepted.contains(&key);
-        let mut text = |key: &str| match is_accepted(key) {
-            true => keys.take(key).map(str::to_owned),
-            false => None,
-        };
-        let mut spec = Self {
-            id: text("id"),
-            socket: text("socket").map(PathBuf::from),
-            mode: text("mode"),
-            group: text("group"),
-            path: text("path"),
-            format: text("format"),
-            ..Self::default()
-        };
-        let mut switch = |key: &str| match is_accepted(key) {
-            true => keys.take_optional_switch(key),
-            false => Ok(None),
-        };
-        spec.readonly = switch("readonly")?;
-        spec.direct = switch("direct")?;
-        spec.backing = switch("backing")?;
-        spec.locking = switch("locking")?;
-        spec.barriers = switch("barriers")?;
-        spec.packed = switch("packed")?;
-        let mut number = |key: &str| match is_accepted(key) {
-            true => keys.take_optional_number(key),
-            false => Ok(None),
-        };
-        spec.block = number("block")?;
-        spec.queues = number("queues")?;
-        spec.queue_size = number("queue-size")?;
-        spec.weight = number("weight")?;
-        spec.iops = number("iops")?;
-        spec.iops_burst = number("iops-burst")?;
-        spec.bps = number("bps")?;
-        spec.bps_burst = number("bps-burst")?;
-        Ok(spec)
+        let mut keys = keys.part(accepted);
+        Ok(Self {
+            id: keys.text("id"),
+            socket: keys.text("socket").map(PathBuf::from),
+            mode: keys.text("mode"),
+            group: keys.text("group"),
+            path: keys.text("path"),
+            format: keys.text("format"),
+            readonly: keys.switch("readonly")?,
+            direct: keys.switch("direct")?,
+            backing: keys.switch("backing")?,
+            locking: keys.switch("locking")?,
+            barriers: keys.switch("barriers")?,
+            block: keys.number("block")?,
+            queues: keys.number("queues")?,
+            queue_size: keys.number("queue-size")?,
+            packed: keys.switch("packed")?,
+            weight: keys.number("weight")?,
+            iops: keys.number("iops")?,
+            iops_burst: keys.number("iops-burst")?,
+            bps: keys.number("bps")?,
+            bps_burst: keys.number("bps-burst")?,
+        })
     }
 
     /// What is said to be in the file; `None`: nothing is said.
@@ -174,26 +160,8 @@ impl BlockSpec {
     /// # Errors
     /// No power of two from 2 to 1024.
     pub fn queue_size(&self, default: u16) -> Result<u16> {
-        let size = in_range("queue-size", self.queue_size, default.into(), 2..=1024)? as u16;
-        if !size.is_power_of_two() {
-            bail!("queue-size is a power of two, not {size}");
-        }
-        Ok(size)
+        size::queue_size(self.queue_size, default)
     }
-}
-
-/// A number that may be absent, in a range.
-pub fn in_range(
-    key: &str,
-    value: Option<u64>,
-    default: u64,
-    range: std::ops::RangeInclusive<u64>,
-) -> Result<u64> {
-    let value = value.unwrap_or(default);
-    if !range.contains(&value) {
-        bail!("{key} is {} to {}, not {value}", range.start(), range.end());
-    }
-    Ok(value)
 }
 
 #[cfg(test)]

@@ -73,6 +73,15 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
+    /// Takes a key that has no value; whether it is there.
+    pub fn take_word(&mut self, key: &str) -> anyhow::Result<bool> {
+        match self.take(key) {
+            None => Ok(false),
+            Some("") => Ok(true),
+            Some(value) => bail!("{}: {key} takes no value ({value:?})", self.option),
+        }
+    }
+
     /// Takes an `on|off` key; `default` if it is absent.
     pub fn take_switch(&mut self, key: &str, default: bool) -> anyhow::Result<bool> {
         Ok(self.take_optional_switch(key)?.unwrap_or(default))
@@ -95,6 +104,14 @@ impl<'a> Keys<'a> {
         self.take(key).map(number).transpose()
     }
 
+    /// Those of the keys that a command accepts.
+    pub fn part<'k>(&'k mut self, accepted: &'k [&'k str]) -> Part<'k, 'a> {
+        Part {
+            keys: self,
+            accepted,
+        }
+    }
+
     /// Nothing may be left.
     ///
     /// # Errors
@@ -110,6 +127,58 @@ impl<'a> Keys<'a> {
             hint(key, &known),
             known.join(", ")
         )
+    }
+}
+
+/// Keys of a grammar that several commands have, each a part of it: what a command does not accept is absent to it, and stays among
+/// the keys.
+pub struct Part<'k, 'a> {
+    keys: &'k mut Keys<'a>,
+    accepted: &'k [&'k str],
+}
+
+impl Part<'_, '_> {
+    fn accepts(&self, key: &str) -> bool {
+        self.accepted.contains(&key)
+    }
+
+    /// A key's value.
+    pub fn text(&mut self, key: &str) -> Option<String> {
+        let value = self.accepts(key).then(|| self.keys.take(key));
+        value.flatten().map(str::to_owned)
+    }
+
+    /// Whether a key is there, which has no value.
+    ///
+    /// # Errors
+    /// It has one.
+    pub fn word(&mut self, key: &str) -> anyhow::Result<bool> {
+        match self.accepts(key) {
+            true => self.keys.take_word(key),
+            false => Ok(false),
+        }
+    }
+
+    /// An `on|off` key.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn switch(&mut self, key: &str) -> anyhow::Result<Option<bool>> {
+        match self.accepts(key) {
+            true => self.keys.take_optional_switch(key),
+            false => Ok(None),
+        }
+    }
+
+    /// A number; units are those of sizes.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn number(&mut self, key: &str) -> anyhow::Result<Option<u64>> {
+        match self.accepts(key) {
+            true => self.keys.take_optional_number(key),
+            false => Ok(None),
+        }
     }
 }
 

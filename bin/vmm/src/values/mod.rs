@@ -5,6 +5,7 @@ pub mod block;
 pub mod file;
 pub mod keys;
 pub mod nearest;
+pub mod net;
 pub mod size;
 
 /// A number of things: `1 device`, `2 devices`.

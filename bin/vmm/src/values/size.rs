@@ -1,8 +1,9 @@
 //! Sizes and lists as people write them.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use serde::Deserializer;
 use serde::de::{Error, Visitor};
 
@@ -14,7 +15,7 @@ pub const UNITS: &str = "K, M, G or T (powers of 1024)";
 ///
 /// # Errors
 /// Says what it is not.
-pub fn number(text: &str) -> anyhow::Result<u64> {
+pub fn number(text: &str) -> Result<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         bail!("{text:?} is no number (digits, perhaps with {UNITS})");
@@ -37,7 +38,7 @@ pub fn number(text: &str) -> anyhow::Result<u64> {
 ///
 /// # Errors
 /// See [`number`].
-pub fn bytes(text: &str) -> anyhow::Result<u64> {
+pub fn bytes(text: &str) -> Result<u64> {
     number(text)
 }
 
@@ -45,7 +46,7 @@ pub fn bytes(text: &str) -> anyhow::Result<u64> {
 ///
 /// # Errors
 /// It is neither, or below zero.
-pub fn in_file<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+pub fn in_file<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<u64>, D::Error> {
     struct Number;
     impl Visitor<'_> for Number {
         type Value = u64;
@@ -54,16 +55,16 @@ pub fn in_file<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Err
             write!(f, "a number, or a text such as \"2G\" (with {UNITS})")
         }
 
-        fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
+        fn visit_u64<E: Error>(self, number: u64) -> std::result::Result<u64, E> {
             Ok(number)
         }
 
-        fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
+        fn visit_i64<E: Error>(self, number: i64) -> std::result::Result<u64, E> {
             let unsigned = u64::try_from(number);
             unsigned.map_err(|_| E::custom(format_args!("{number} is below zero")))
         }
 
-        fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+        fn visit_str<E: Error>(self, text: &str) -> std::result::Result<u64, E> {
             number(text).map_err(E::custom)
         }
     }
@@ -71,7 +72,7 @@ pub fn in_file<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Err
 }
 
 /// Host CPUs: numbers and ranges, `2,0-1`; at most 1024 of them.
-pub fn cpu_list(text: &str) -> anyhow::Result<Vec<usize>> {
+pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -95,6 +96,32 @@ pub fn cpu_list(text: &str) -> anyhow::Result<Vec<usize>> {
         bail!("more CPUs listed than a host can have");
     }
     Ok(cpus)
+}
+
+/// A number that may be absent, in a range.
+pub fn in_range(
+    key: &str,
+    value: Option<u64>,
+    default: u64,
+    range: RangeInclusive<u64>,
+) -> Result<u64> {
+    let value = value.unwrap_or(default);
+    if !range.contains(&value) {
+        bail!("{key} is {} to {}, not {value}", range.start(), range.end());
+    }
+    Ok(value)
+}
+
+/// Entries of a queue.
+///
+/// # Errors
+/// No power of two from 2 to 1024.
+pub fn queue_size(value: Option<u64>, default: u16) -> Result<u16> {
+    let size = in_range("queue-size", value, default.into(), 2..=1024)? as u16;
+    if !size.is_power_of_two() {
+        bail!("queue-size is a power of two, not {size}");
+    }
+    Ok(size)
 }
 
 #[cfg(test)]

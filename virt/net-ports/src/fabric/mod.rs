@@ -222,8 +222,11 @@ impl Shared {
         })
     }
 
-    /// Puts a frame into the queues of its receivers; whether there is one. Otherwise the place is free again.
-    fn enqueue(&mut self, place: usize, mut frame: Frame) -> bool {
+    /// Puts the frame at `place` into the queues of its receivers; whether there is one. Otherwise the place is free again.
+    fn enqueue(&mut self, place: usize) -> bool {
+        let Some(frame) = &mut self.frames[place] else {
+            return false;
+        };
         for id in frame.forward.ports.iter() {
             let Some(port) = self.ports[id.index()].as_mut() else {
                 continue;
@@ -239,13 +242,14 @@ impl Shared {
             frame.receivers += 1;
             self.touched.insert(id);
         }
-        if frame.receivers == 0 {
-            self.free.push(place);
-            self.reuse(frame.data);
-            return false;
+        if frame.receivers != 0 {
+            return true;
         }
-        self.frames[place] = Some(frame);
-        true
+        self.free.push(place);
+        if let Some(frame) = self.frames[place].take() {
+            self.reuse(frame.data);
+        }
+        false
     }
 
     /// Tells the owners of the ports that have got frames in this burst.
@@ -273,6 +277,13 @@ impl Shared {
         };
         frame.receivers -= 1;
         let is_last = frame.receivers == 0;
+        if matches!(frame.data, Data::Short) {
+            if is_last {
+                self.frames[place] = None;
+                self.free.push(place);
+            }
+            return;
+        }
         let copied = match &frame.data {
             Data::Copied(bytes) => bytes.len(),
             Data::Kept { .. } | Data::Short => 0,
@@ -282,9 +293,7 @@ impl Shared {
         }
         if is_last && let Some(frame) = self.frames[place].take() {
             self.free.push(place);
-            if !matches!(frame.data, Data::Short) {
-                self.tell(frame.from, frame.number);
-            }
+            self.tell(frame.from, frame.number);
             self.reuse(frame.data);
         }
     }

@@ -254,20 +254,18 @@ fn send_short(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, now: u64) 
         shared.free.push(place);
         return false;
     };
-    shared.enqueue(
-        place,
-        Frame {
-            from,
-            number: 0,
-            header: frame.header,
-            head,
-            len: frame.len,
-            forward,
-            receivers: 0,
-            at_ns: now,
-            data: Data::Short,
-        },
-    )
+    shared.frames[place] = Some(Frame {
+        from,
+        number: 0,
+        header: frame.header,
+        head,
+        len: frame.len,
+        forward,
+        receivers: 0,
+        at_ns: now,
+        data: Data::Short,
+    });
+    shared.enqueue(place)
 }
 
 /// Sends a frame that stays where it is until its receivers have taken it.
@@ -284,7 +282,7 @@ fn send_kept(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, keep: &Keep
         let mut slices = shared.spare_slices.pop().unwrap_or_default();
         slices.extend(frame.data.iter().map(|one| (one.hva(), one.len())));
         let place = shared.place();
-        let frame = Frame {
+        shared.frames[place] = Some(Frame {
             from,
             number,
             header: frame.header,
@@ -297,8 +295,8 @@ fn send_kept(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, keep: &Keep
                 keep: KeepAlive::clone(keep),
                 slices,
             },
-        };
-        if shared.enqueue(place, frame) {
+        });
+        if shared.enqueue(place) {
             sent = Sent::Kept(place);
         }
     }

@@ -9,7 +9,7 @@
 //!
 //! **Sending** is a `pwritev2` for each frame, from the guest's memory, that does not wait.
 //!
-//! An interface that is deleted takes the link down; what is sent then is dropped.
+//! An interface that is deleted takes the link down, which is logged once; what is sent then is dropped.
 //!
 //! Bound: [`SLOTS`] buffers for each queue, of 64 KiB.
 //!
@@ -18,6 +18,7 @@
 
 mod open;
 mod queue;
+mod queues;
 
 use std::os::fd::RawFd;
 
@@ -25,8 +26,9 @@ use guest_mem::KeepAlive;
 use vio::net::{BURST, FrameReceiver, NetPort, Offloads, PortCapabilities, TxFrame, Waits};
 
 use open::Interface;
-pub use open::TapError;
+pub use open::{TapError, TapOptions};
 use queue::{Queue, SendError};
+pub use queues::TapQueues;
 
 /// Buffers of one queue.
 const SLOTS: usize = BURST;
@@ -48,29 +50,28 @@ pub struct TapPort {
     /// Queues that the driver uses.
     in_use: u16,
     is_started: bool,
+    /// What the driver has taken on.
+    receiver: Offloads,
     is_gone: bool,
     counters: TapCounters,
 }
 
 impl TapPort {
-    /// Attaches to interface `name` by so many queues, 1 at least. An interface that is not there is made, if we may, and goes with
-    /// the port.
-    ///
-    /// # Errors
-    /// The interface cannot be had like that.
-    pub fn open(name: &str, pairs: u16) -> Result<Self, TapError> {
-        let (interface, files) = Interface::open(name, pairs.max(1))?;
-        let queues = files.into_iter().map(Queue::new).collect();
+    /// The port of a device over the queues of an interface.
+    pub fn new(queues: TapQueues) -> Self {
+        let (interface, files) = queues.into_parts();
+        let queues = Vec::from_iter(files.into_iter().map(Queue::new));
         let mut port = Self {
             interface,
+            in_use: queues.len() as u16,
             queues,
-            in_use: pairs.max(1),
             is_started: false,
+            receiver: Offloads::NONE,
             is_gone: false,
             counters: TapCounters::default(),
         };
         port.use_queues(1);
-        Ok(port)
+        port
     }
 
     /// Counters.
@@ -89,6 +90,16 @@ impl TapPort {
             }
         }
         self.in_use = count;
+    }
+
+    /// The interface has been deleted, and does not come back under these descriptors.
+    fn set_gone(&mut self) {
+        if !std::mem::replace(&mut self.is_gone, true) {
+            tracing::error!(
+                "TAP {} is gone: the link of its device stays down until this process is started again",
+                self.interface.name
+            );
+        }
     }
 
     /// The queue of a pair, if frames may go through it.
@@ -122,6 +133,7 @@ impl NetPort for TapPort {
     }
 
     fn set_receiver(&mut self, receiver: Offloads) {
+        self.receiver = receiver;
         // USO of one version of IP alone is not asked for. An interface that has gone refuses.
         if let Some(queue) = self.queues.first() {
             let _ = queue.set_offloads(receiver.tun_flags());
@@ -164,7 +176,9 @@ impl NetPort for TapPort {
         }
         self.counters.wrong_headers += wrong;
         self.counters.refused += refused;
-        self.is_gone |= is_gone;
+        if is_gone {
+            self.set_gone();
+        }
         (wrong + refused) as usize
     }
 
@@ -173,16 +187,19 @@ impl NetPort for TapPort {
             return false;
         };
         let has_frames = queue.has_frames();
-        self.is_gone |= queue.is_gone();
+        if queue.is_gone() {
+            self.set_gone();
+        }
         has_frames
     }
 
     fn receive(&mut self, pair: u16, to: &mut dyn FrameReceiver) {
+        let receiver = self.receiver;
         let Some(queue) = self.queue(pair) else {
             return;
         };
         while to.room() != 0 && queue.has_frames() {
-            if queue.deliver(to) == 0 {
+            if queue.deliver(to, receiver) == 0 {
                 return;
             }
         }

@@ -7,35 +7,63 @@ use std::os::unix::net::UnixDatagram;
 
 use net_offload::{HEADER_LEN, Offloads};
 
-/// Reason why a TAP interface cannot be used.
+/// Reason why a TAP interface cannot be used. The interface's name is the caller's to say.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// Longer than the kernel takes, empty, or with other than printable characters.
     #[error("{0:?} is no interface name (1 to 15 printable characters)")]
     Name(String),
+    /// There is none of that name, and none is to be made.
+    #[error("there is no such interface")]
+    Missing,
     /// `/dev/net/tun` cannot be opened: no such module, or no permission.
     #[error("/dev/net/tun cannot be opened")]
     Open(#[source] io::Error),
-    /// The kernel refuses the interface: no permission, another process has it, or it is no TAP interface.
-    #[error("cannot attach to interface {name:?}")]
-    Attach {
-        /// The interface.
-        name: String,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    /// The kernel refuses the interface to this user (CAP_NET_ADMIN, or an interface made for the user).
+    #[error("no permission")]
+    Denied(#[source] io::Error),
+    /// Another process has all of its queues.
+    #[error("another process has it open")]
+    Busy,
+    /// The interface is of another kind.
+    #[error("it exists and is no TAP interface")]
+    Kind,
     /// The interface was made for one queue only.
-    #[error("interface {0:?} has one queue (ip tuntap add … multi_queue makes one with more)")]
-    OneQueue(String),
+    #[error("it has one queue")]
+    OneQueue,
+    /// The interface's MTU is less than what was asked for.
+    #[error("its MTU is {has}, less than {asked}")]
+    Mtu {
+        /// What was asked for.
+        asked: u16,
+        /// The interface's.
+        has: u16,
+    },
+    /// The kernel refuses the interface for another reason.
+    #[error("the host refused it")]
+    Attach(#[source] io::Error),
     /// The interface cannot be set up.
-    #[error("cannot set up the TAP interface")]
+    #[error("it cannot be set up")]
     Setup(#[source] io::Error),
 }
 
+/// What is asked of an interface.
+#[derive(Clone, Copy, Debug)]
+pub struct TapOptions<'n> {
+    /// Its name.
+    pub name: &'n str,
+    /// Queues, 1 at least.
+    pub pairs: u16,
+    /// Largest packet, no more than the interface's own, which it is unless said otherwise.
+    pub mtu: Option<u16>,
+    /// One that is not there is made, if we may, and goes with its queues; otherwise that is an error, as a slip in its name would be.
+    pub is_made: bool,
+}
+
 /// What is known of an interface.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Interface {
+    pub name: String,
     pub mtu: u16,
     /// The kernel segments UDP (6.2).
     pub has_uso: bool,
@@ -60,65 +88,76 @@ pub fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
 }
 
 impl Interface {
-    /// The interface, and `pairs` queues of it.
-    pub fn open(name: &str, pairs: u16) -> Result<(Self, Vec<File>), TapError> {
+    /// The interface, and its queues.
+    pub fn open(options: &TapOptions<'_>) -> Result<(Self, Vec<File>), TapError> {
+        let (name, pairs) = (options.name, options.pairs.max(1));
         let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
         if name.is_empty() || name.len() > 15 || !name.bytes().all(is_plain) {
             return Err(TapError::Name(name.to_owned()));
         }
-        let files = match (Self::attach(name, pairs, pairs > 1), pairs) {
-            // One that was made for several queues refuses to be had as one of a single queue.
-            (Err(TapError::Attach { source, .. }), 1) if is_invalid(&source) => {
-                Self::attach(name, pairs, true)?
-            }
-            (Err(TapError::Attach { source, .. }), 2..) if is_invalid(&source) => {
-                return Err(TapError::OneQueue(name.to_owned()));
+        let was_there = is_there(name).map_err(TapError::Setup)?;
+        if !was_there && !options.is_made {
+            return Err(TapError::Missing);
+        }
+        let files = match (attach(name, pairs, pairs > 1), pairs) {
+            // One that was made for several queues refuses to be had as one of a single queue, and the other way round.
+            (Err(TapError::Kind), 1) => attach(name, 1, true)?,
+            (Err(TapError::Kind), 2..) => {
+                return Err(match attach(name, 1, false) {
+                    Ok(_) | Err(TapError::Busy) => TapError::OneQueue,
+                    Err(error) => error,
+                });
             }
             (attached, _) => attached?,
         };
-        let mut has_uso = false;
         for file in &files {
             let size = HEADER_LEN as libc::c_int;
             // SAFETY: the argument is an int, which lives through the call.
             asked(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const size) })
                 .map_err(TapError::Setup)?;
         }
+        let mut has_uso = false;
         if let Some(file) = files.first() {
             has_uso = set_offloads(file, Offloads::ALL.tun_flags()).is_ok();
             set_offloads(file, 0).map_err(TapError::Setup)?;
         }
-        let mtu = mtu(name).map_err(TapError::Setup)?;
-        Ok((Self { mtu, has_uso }, files))
-    }
-
-    fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> {
-        let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        if several {
-            flags |= libc::IFF_MULTI_QUEUE;
+        if let Some(mtu) = options.mtu.filter(|_| !was_there) {
+            set_mtu(name, mtu).map_err(TapError::Setup)?;
         }
-        let files = (0..pairs).map(|_| {
-            // Blocking: a read that is posted in an io_uring waits there, and all others say that they do not.
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open("/dev/net/tun");
-            let file = file.map_err(TapError::Open)?;
-            let mut request = request(name, flags);
-            // SAFETY: TUNSETIFF reads and writes an `ifreq`, which `request` is.
-            let attached =
-                unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-            asked(attached).map_err(|source| TapError::Attach {
-                name: name.to_owned(),
-                source,
-            })?;
-            Ok(file)
-        });
-        files.collect()
+        let has = mtu(name).map_err(TapError::Setup)?;
+        let mtu = match options.mtu {
+            Some(asked) if asked > has => return Err(TapError::Mtu { asked, has }),
+            asked => asked.unwrap_or(has),
+        };
+        let name = name.to_owned();
+        Ok((Self { name, mtu, has_uso }, files))
     }
 }
 
-fn is_invalid(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EINVAL)
+fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> {
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if several {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
+    let files = (0..pairs).map(|_| {
+        // Blocking: a read that is posted in an io_uring waits there, and all others say that they do not.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun");
+        let file = file.map_err(TapError::Open)?;
+        let mut request = request(name, flags);
+        // SAFETY: TUNSETIFF reads and writes an `ifreq`, which `request` is.
+        let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+        asked(attached).map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => TapError::Denied(error),
+            Some(libc::EBUSY) => TapError::Busy,
+            Some(libc::EINVAL) => TapError::Kind,
+            _ => TapError::Attach(error),
+        })?;
+        Ok(file)
+    });
+    files.collect()
 }
 
 /// Sets what the kernel leaves undone in frames that are read, for all queues.
@@ -128,13 +167,32 @@ pub fn set_offloads(file: &File, flags: u32) -> io::Result<()> {
     asked(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, flags) })
 }
 
-fn mtu(name: &str) -> io::Result<u16> {
+/// Asks the kernel about an interface of this network namespace.
+fn about(what: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
     // Any socket will do to ask by.
     let socket = UnixDatagram::unbound()?;
+    // SAFETY: the requests that are made here read and write an `ifreq`, which `request` is.
+    asked(unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut *request) })
+}
+
+fn is_there(name: &str) -> io::Result<bool> {
+    match about(libc::SIOCGIFINDEX, &mut request(name, 0)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn mtu(name: &str) -> io::Result<u16> {
     let mut request = request(name, 0);
-    // SAFETY: SIOCGIFMTU reads and writes an `ifreq`, which `request` is.
-    asked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
+    about(libc::SIOCGIFMTU, &mut request)?;
     // SAFETY: the kernel has filled in the MTU, and any bytes are a valid integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(mtu.clamp(68, 65_535) as u16)
+}
+
+fn set_mtu(name: &str, mtu: u16) -> io::Result<()> {
+    let mut request = request(name, 0);
+    request.ifr_ifru.ifru_mtu = mtu.into();
+    about(libc::SIOCSIFMTU, &mut request)
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{opcode, types};
-use net_offload::{HEADER_LEN, MAX_FRAME, NetHeader};
+use net_offload::{HEADER_LEN, MAX_FRAME, NetHeader, Offloads};
 use vio::blk::UringShare;
 use vio::net::{BURST, FrameData, FrameReceiver, RxFrame, TxFrame};
 
@@ -113,11 +113,15 @@ impl Queue {
             self.read_now();
             return !self.ready.is_empty();
         }
-        if self.open == 0 {
-            self.post();
-        }
-        if self.share.has_events() {
+        if self.open != 0 && self.share.has_events() {
             self.reap();
+        }
+        // Also where a read has failed: a core that sleeps is woken by one that waits.
+        if self.open == 0 && self.ready.is_empty() && !self.is_gone {
+            self.post();
+            if self.share.has_events() {
+                self.reap();
+            }
         }
         !self.ready.is_empty()
     }
@@ -198,14 +202,21 @@ impl Queue {
         }
     }
 
-    /// Offers the frames that are there; how many are over.
-    pub fn deliver(&mut self, to: &mut dyn FrameReceiver) -> usize {
+    /// Offers the frames that are there to a driver that has taken on so much; how many are over.
+    pub fn deliver(&mut self, to: &mut dyn FrameReceiver, receiver: Offloads) -> usize {
+        // The kernel says so whatever was asked of it; a driver without GUEST_CSUM must not see it (§5.1.6.4.1).
+        let hidden = match receiver.contains(Offloads::CSUM) {
+            true => 0,
+            false => NetHeader::DATA_VALID,
+        };
         let room = to.room().min(BURST).min(self.ready.len());
         let frames = self.ready.iter().take(room).map(|(at, len)| {
             let (header, bytes) = self.slots[*at].bytes[..*len].split_at(HEADER_LEN);
             let header = header.try_into().expect("as long as a header");
+            let mut header = NetHeader::from_bytes(header);
+            header.flags &= !hidden;
             RxFrame {
-                header: NetHeader::from_bytes(header),
+                header,
                 data: FrameData::Bytes(bytes),
             }
         });

@@ -24,14 +24,11 @@
 mod announce;
 mod control;
 mod filter;
-mod patterns;
 mod pieces;
 mod port;
 mod reach;
 mod receive;
 mod responder;
-#[expect(unsafe_code, reason = "system calls on the interface; see the module")]
-mod tap;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -43,13 +40,11 @@ use serde::{Deserialize, Serialize};
 pub use control::class as control_class;
 pub use filter::{Filter, MAC_ENTRIES, Mac, MacList};
 pub use net_offload::{GsoType, HEADER_LEN, HeaderError, NetHeader, Offloads};
-pub use patterns::{Loop, Sink, Source};
 pub use port::{
     BURST, Collected, FrameData, FrameReceiver, MAX_FRAME, NetPort, PLAIN_FRAME, PortCapabilities,
     RxFrame, TxFrame, Waits,
 };
 pub use responder::{MAX_REPLIES, Responder};
-pub use tap::{Tap, TapError};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, NetworkRequest, read_space};

@@ -657,45 +657,6 @@ fn a_stopped_device_touches_nothing_and_goes_on_later() {
 }
 
 #[test]
-fn a_tap_interface_that_is_down_neither_blocks_nor_panics() {
-    let mut tap = match Tap::open("exl-vio%d") {
-        Ok(tap) => tap,
-        Err(error) => {
-            println!("skipped: {error}: no TAP interface to be had here");
-            return;
-        }
-    };
-    // The interface is down, so the kernel takes no frame; nothing may block or panic.
-    assert!(!tap.has_frames(0));
-    let mem = ArrayMem::new(4096);
-    let (keep, request) = (mem.keep_alive(), arp_request());
-    mem.write(Gpa::new(0), &request).unwrap();
-    let hva = mem.host(Gpa::new(0), request.len() as u64, Intent::Read);
-    let data = [VolatileSlice::new(&keep, hva.unwrap(), request.len() as u32).unwrap()];
-    let frame = TxFrame {
-        header: NetHeader::PLAIN,
-        len: request.len() as u32,
-        data: &data,
-    };
-    let _ = tap.send(0, &[frame], &keep);
-    let mut fds = Vec::new();
-    let waits = Waits {
-        receive: true,
-        send: false,
-    };
-    tap.wake_fds(0, waits, &mut fds);
-    assert_eq!(fds.len(), 1);
-    tap.reset();
-    assert!(matches!(Tap::open(""), Err(TapError::Name(_))));
-    assert!(matches!(
-        Tap::open("sixteen-bytes-xx"),
-        Err(TapError::Name(_))
-    ));
-    let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(matches!(Tap::from_fd(file.into()), Err(TapError::Kind)));
-}
-
-#[test]
 fn the_first_visit_serves_the_transmit_queue_first_and_the_order_alternates() {
     both(|mask| {
         let wire = Wire::default();

@@ -6,8 +6,8 @@
 
 use guest_mem::KeepAlive;
 
-use super::NetHeader;
-use super::port::{BURST, FrameData, FrameReceiver, NetPort, PLAIN_FRAME, RxFrame, TxFrame};
+use net_offload::NetHeader;
+use vio::net::{BURST, FrameData, FrameReceiver, NetPort, PLAIN_FRAME, RxFrame, TxFrame};
 
 /// Bytes from the beginning of a frame's place to the next one's.
 const PLACE: usize = 2048 + 64;
