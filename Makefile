@@ -7,7 +7,7 @@ SHELL := /bin/bash
 LAB := target/release/exitless-lab
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check clients fuzz bench-vtd bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ check: setup ## format, lints, documentation, loom and shuttle models, mistakes 
 	else echo "check: skipped cargo deny: not installed (cargo install --locked cargo-deny)"; fi
 	@./scripts/fuzz.sh
 
+clients: setup-clients build ## other people's programs on `exitless serve`, disks and network devices, plain and behind an IOMMU, each verified: QEMU 7.2 and 10, user-mode Linux, DPDK; those in namespaces need root; half an hour -> target/report/clients.json
+	$(LAB) selftest --clients --report $(REPORT)/clients.json
+
 fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 	@./scripts/fuzz.sh
 
@@ -87,6 +90,12 @@ bench-serve-net-docs: setup ## docs/serve-net-results.md from the figures of the
 
 bench-serve-lab: build ## exits per request of 1, 2, 4, 7 guests on one `exitless serve` -> target/report/serve-lab.json
 	$(LAB) serve-lab --report $(REPORT)/serve-lab.json
+
+bench-serve-net-lab: build ## exits per packet of 1, 2, 4, 7 guests whose network one core of `exitless serve` moves, polling, notified and adaptive, and the kernel's vhost-net; frames of a MiB over TAP; pings behind a guest's IOMMU; in the lab: 20 minutes on 2 idle CPUs -> target/report/serve-net-lab.json, docs/serve-net-lab-results.md
+	$(LAB) serve-net-lab --report $(REPORT)/serve-net-lab.json --docs docs/serve-net-lab-results.md
+
+bench-serve-net-lab-docs: build ## docs/serve-net-lab-results.md from the figures of the last bench-serve-net-lab
+	$(LAB) serve-net-lab --again --report $(REPORT)/serve-net-lab.json --docs docs/serve-net-lab-results.md
 
 bench-swap-native: setup ## the swapper beside the bare system calls: a fault, batches out and in, markers, bytes a page; a minute on 2 idle CPUs -> target/report/swap-native.json
 	cargo run --release --quiet -p swap-bench -- --report $(REPORT)/swap-native.json

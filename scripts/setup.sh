@@ -44,6 +44,11 @@ if [ "${1-}" = clients ]; then
     have qemu-storage-daemon || missing="$missing qemu-system-common"
     have qemu-system-x86_64 || missing="$missing qemu-system-x86"
     have linux.uml || missing="$missing user-mode-linux"
+    # Network devices: a namespace with TAP interfaces, pings, streams. (DPDK's virtio-user, packages dpdk and dpdk-dev, is
+    # not installed for its test.)
+    have ip || missing="$missing iproute2"
+    have ping || missing="$missing iputils-ping"
+    have iperf3 || missing="$missing iperf3"
     have syslinux || missing="$missing syslinux"
     have mformat || missing="$missing mtools"
     # File systems that disks are tried on, where the kernel knows them.

@@ -10,7 +10,7 @@
 //!
 //! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`] finds
 //! it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to a
-//! program of its own. Modules are loaded in the order of their dependencies: on 6.1.192
+//! program of its own, `lab-load vlan` the one for VLANs. Modules are loaded in the order of their dependencies: on 6.1.192
 //! `virtio` needs `virtio_ring` first.
 
 use std::fs;
@@ -38,10 +38,13 @@ const MODULES: &[&str] = &[
 
 /// Modules that are loaded on request, by `lab-load NAME`: guests that do not ask start without
 /// them.
-const ON_DEMAND: &[ModuleList] = &[VFIO];
+const ON_DEMAND: &[ModuleList] = &[VFIO, VLAN];
 
 /// List of the modules that give a device to a program.
 pub(crate) const VFIO: ModuleList = ("vfio", &["vfio", "vfio_iommu_type1", "vfio_pci"]);
+
+/// List of the modules for interfaces in a VLAN.
+const VLAN: ModuleList = ("vlan", &["8021q"]);
 
 /// Modules that are loaded together on request, and the name to ask by.
 pub(crate) type ModuleList = (&'static str, &'static [&'static str]);

@@ -7,7 +7,7 @@
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
 //! | `/bin/workload` | the guest's program, for the other end of its conversations |
 //! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test says so |
-//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `faults`, `zram`, `net` |
+//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `faults`, `zram`, `net`, `vhost` |
 //! | `/modules/LIST` | the modules of such a list, in load order |
 //! | `/root` | where programs start |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
@@ -60,6 +60,7 @@ const ON_DEMAND: &[ModuleList] = &[
     ),
     ("zram", &["lzo_rle", "zram"]),
     ("net", &["virtio_net"]),
+    ("vhost", &["vhost_net"]),
     // Loaded at the start; scripts that guests run as well ask for it.
     VFIO,
 ];

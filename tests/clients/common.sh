@@ -17,16 +17,20 @@ BACKEND=${BACKEND:-exitless}
 # Short, because a socket's path has at most 107 bytes.
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/xlc-XXXXXX")
 processes=() # those to be ended with the script
+cleanups=()  # functions to be called after that
 daemon=      # process of the daemon that was started last
 daemons=0    # how many were started
 verdict=     # set by the three ways to end
 
 finish() {
-    local status=$? process log
+    local status=$? process cleanup log
     for process in "${processes[@]}"; do
         kill -KILL "$process" 2>/dev/null || true
     done
     { wait || true; } 2>/dev/null
+    for cleanup in "${cleanups[@]}"; do
+        "$cleanup"
+    done
     if [ -z "$verdict" ]; then
         # Neither passed, failed nor skipped: a command failed that should not.
         echo "FAILED: a command ended with status $status"
@@ -144,7 +148,7 @@ end_daemon() {
     wait "$daemon" || status=$?
     [ "$BACKEND" = exitless ] || return 0
     [ "$status" -eq 0 ] || fail "the daemon ended with status $status"
-    [ ! -e "$scratch/b.sock" ] || fail "the daemon left its socket"
+    ! compgen -G "$scratch/*.sock" >"$scratch/sockets.txt" || fail "the daemon left $(head -n 1 "$scratch/sockets.txt")"
     # A predecessor that was killed may be waited for, as long as this machine takes to end it.
     ! grep -E '^exitless: (warning|error): |panicked' "$scratch/daemon-$daemons.log" |
         grep -vE ': waiting for .*\(disk_image::lock\)$' >"$scratch/complaints.txt" ||

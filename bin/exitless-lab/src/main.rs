@@ -15,7 +15,9 @@ use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 
 use clap::{Parser, Subcommand};
-use harness::{assign_lab, demo, eli, lab_cmd, selftest, serve_lab, swap_figures, swap_lab};
+use harness::{
+    assign_lab, demo, eli, lab_cmd, selftest, serve_lab, serve_net_lab, swap_figures, swap_lab,
+};
 use vmm::{log, program, run, serve};
 
 use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Program};
@@ -130,6 +132,10 @@ enum Command {
     /// Count the exits of guests that share one `exitless serve`; what `make bench-serve-lab` runs.
     #[command(hide = true)]
     ServeLab(serve_lab::ServeLabArgs),
+    /// Count the exits of guests whose network one `exitless serve` moves, and beside it the
+    /// kernel's vhost-net; what `make bench-serve-net-lab` runs.
+    #[command(hide = true)]
+    ServeNetLab(serve_net_lab::ServeNetLabArgs),
     /// Count what guests with too little memory move, five ways; what `make bench-swap` runs.
     #[command(hide = true)]
     SwapLab(swap_lab::SwapLabArgs),
@@ -201,6 +207,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             serve::main(&args.serve, &faults)
         }
         Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
+        Command::ServeNetLab(args) => with_report(&args.report, || serve_net_lab::main(&args)),
         Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),
         Command::SwapFigures(args) => with_report(&args.report, || swap_figures::main(&args)),
         Command::AssignLab(args) => with_report(&args.report, || assign_lab::main(&args)),

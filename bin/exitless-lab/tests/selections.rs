@@ -50,6 +50,8 @@ fn an_empty_selection_fails_and_lists_the_choices() {
             "select nothing",
         ),
         (&["serve-lab", "--guests", "0"], "1..=7"),
+        (&["serve-net-lab", "--guests", "8"], "1..=7"),
+        (&["serve-net-lab", "--again"], "--docs"),
         (&["payload", "--mode", "nosuchmode"], "trap"),
         (
             &["man", "nosuchcommand"],
@@ -78,6 +80,7 @@ fn a_report_that_cannot_be_written_is_refused_before_anything_starts() {
         "demo",
         "eli",
         "serve-lab",
+        "serve-net-lab",
         "swap-lab",
         "swap-figures",
     ] {

@@ -29,7 +29,7 @@ pub fn run(to: SocketAddr, count: u64, wait: Duration) -> io::Result<EchoReport>
     let socket = connected(to, wait)?;
     let mut report = EchoReport::default();
     for number in 0..count {
-        report.resent += exchange(&socket, &datagram(number))?;
+        report.resent += exchange(&socket, &datagram(number, None))?;
         report.ok += 1;
     }
     Ok(report)
@@ -48,31 +48,53 @@ fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// The datagram of this number, which it begins with.
-fn datagram(number: u64) -> Vec<u8> {
-    let len = 8 + usize::try_from(number * 97 % 1393).expect("below 1393");
-    let mut datagram = vec![0; len];
+/// Bytes that a datagram may have: its number, and what fits a frame.
+pub const BYTES: std::ops::RangeInclusive<usize> = 8..=1400;
+
+/// The datagram of this number, which it begins with: of so many bytes, or of a length that goes through all of [`BYTES`].
+fn datagram(number: u64, bytes: Option<usize>) -> Vec<u8> {
+    let varied = || 8 + usize::try_from(number * 97 % 1393).expect("below 1393");
+    let mut datagram = vec![0; bytes.unwrap_or_else(varied)];
     pattern::fill(number, 0, &mut datagram[8..]);
     datagram[..8].copy_from_slice(&number.to_le_bytes());
     datagram
 }
 
-/// Keeps `depth` (1 to 64) datagrams in flight: as many go out at first, and one for each answer. Answers may come in any order; each is
+/// Datagrams in flight, how long each is, and the windows that count their answers.
+#[derive(Debug, Clone, Copy)]
+pub struct EchoConfig {
+    /// Datagrams in flight, 1 to 64.
+    pub depth: u64,
+    /// Bytes of each, in [`BYTES`]; else they have all lengths.
+    pub bytes: Option<usize>,
+    /// Windows of answers.
+    pub windows: Windows,
+    /// Longest time between two answers.
+    pub wait: Duration,
+}
+
+/// Keeps datagrams in flight: as many go out at first, and one for each answer. Answers may come in any order; each is
 /// checked. A window counts answers, and `mark` is called with its markers.
 ///
 /// # Errors
-/// The depth is out of range; an answer with wrong content (`InvalidData`); none in time, as one that was lost has; a socket's error.
-pub fn pipelined(
-    to: SocketAddr,
-    depth: u64,
-    windows: &Windows,
-    wait: Duration,
-    mark: &dyn Fn(u8),
-) -> io::Result<()> {
+/// Depth or length are out of range; an answer with wrong content (`InvalidData`); none in time, as one that was lost has; a socket's error.
+pub fn pipelined(to: SocketAddr, config: &EchoConfig, mark: &dyn Fn(u8)) -> io::Result<()> {
+    let EchoConfig {
+        depth,
+        bytes,
+        windows,
+        wait,
+    } = *config;
+    let refused = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
     if !(1..=64).contains(&depth) {
-        let text = format!("a depth of {depth} is outside 1 to 64");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        return Err(refused(format!("a depth of {depth} is outside 1 to 64")));
     }
+    if let Some(bytes) = bytes.filter(|bytes| !BYTES.contains(bytes)) {
+        return Err(refused(format!(
+            "datagrams of {bytes} bytes are outside 8 to 1400"
+        )));
+    }
+    let datagram = |number| datagram(number, bytes);
     let socket = connected(to, wait)?;
     let mut in_flight = BTreeSet::new();
     for number in 0..depth {
@@ -186,24 +208,51 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(5);
 
+    /// Four in flight.
+    fn four() -> EchoConfig {
+        EchoConfig {
+            depth: 4,
+            bytes: None,
+            windows: Windows::new(2, 6, 2).unwrap(),
+            wait: WAIT,
+        }
+    }
+
     #[test]
     fn windows_of_pipelined_echoes_are_marked_by_their_answers() {
-        let windows = Windows::new(2, 6, 2).unwrap();
-        let marks = std::cell::RefCell::new(Vec::new());
-        // Four more than are counted: nobody waits for their answers.
-        let to = server(20, |_, _| {});
-        pipelined(to, 4, &windows, WAIT, &|value| {
-            marks.borrow_mut().push(value)
-        })
-        .unwrap();
-        assert_eq!(*marks.borrow(), [1, 2, 1, 2]);
+        for bytes in [None, Some(8), Some(1400)] {
+            let marks = std::cell::RefCell::new(Vec::new());
+            // Four more than are counted: nobody waits for their answers.
+            let to = server(20, move |_, answer| {
+                if let Some(bytes) = bytes {
+                    assert_eq!(answer.len(), bytes);
+                }
+            });
+            let config = EchoConfig { bytes, ..four() };
+            pipelined(to, &config, &|value| marks.borrow_mut().push(value)).unwrap();
+            assert_eq!(*marks.borrow(), [1, 2, 1, 2]);
+        }
+    }
+
+    #[test]
+    fn a_depth_or_a_length_out_of_range_is_refused() {
+        let refused = |config: EchoConfig| {
+            let to = server(0, |_, _| {});
+            let error = pipelined(to, &config, &|_| {}).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        };
+        for depth in [0, 65] {
+            refused(EchoConfig { depth, ..four() });
+        }
+        for bytes in [0, 7, 1401].map(Some) {
+            refused(EchoConfig { bytes, ..four() });
+        }
     }
 
     #[test]
     fn a_pipelined_echo_that_changed_or_is_lost_is_an_error() {
-        let windows = Windows::new(2, 6, 2).unwrap();
         let echo = |change: fn(usize, &mut Vec<u8>)| {
-            let error = pipelined(server(16, change), 4, &windows, WAIT, &|_| {}).unwrap_err();
+            let error = pipelined(server(16, change), &four(), &|_| {}).unwrap_err();
             error.kind()
         };
         let flip = |number, answer: &mut Vec<u8>| {
@@ -214,15 +263,16 @@ mod tests {
         assert_eq!(echo(flip), io::ErrorKind::InvalidData);
         let twice = |number, answer: &mut Vec<u8>| {
             if number == 3 {
-                *answer = datagram(0);
+                *answer = datagram(0, None);
             }
         };
         assert_eq!(echo(twice), io::ErrorKind::InvalidData);
         let shorten = |_, answer: &mut Vec<u8>| answer.truncate(4);
         assert_eq!(echo(shorten), io::ErrorKind::InvalidData);
-        let short = Duration::from_millis(300);
+        let wait = Duration::from_millis(300);
         let one_is_lost = server(3, |_, _| {});
-        let error = pipelined(one_is_lost, 4, &windows, short, &|_| {}).unwrap_err();
+        let short = EchoConfig { wait, ..four() };
+        let error = pipelined(one_is_lost, &short, &|_| {}).unwrap_err();
         assert!(
             matches!(
                 error.kind(),

@@ -29,11 +29,14 @@ pub mod held;
 pub mod marker;
 mod memory;
 pub mod mixed;
+pub mod nic;
 pub mod pattern;
+pub mod peer;
 pub mod phases;
 pub mod rogue;
 pub mod sequential;
 pub mod stall;
+pub mod stream;
 pub mod verify;
 
 /// Size of a block in all block-device workloads, bytes.

@@ -100,9 +100,20 @@ workload: the program inside the test guest
       Prints at the end: verify kind=KIND count=… pages=… for each kind of operation
                          verify ok operations=N pages=… blocks=… seconds=…
       (N comparisons), or says what the first wrong byte is, where, and what was done to its page.
-  workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000] [--depth N [--warmup 120] [--windows 1] [--no-markers]]
+  workload udp-echo ADDR:PORT [--count 100] [--wait-ms 2000]
+                    [--depth N [--bytes N] [--warmup 120] [--windows 1] [--no-markers] [--nic N]]
       Sends datagrams and checks the answers, one at a time; what is lost is sent again. With --depth so many are in flight, each
-      window of COUNT answers lies between two markers, and what is lost is a failure.
+      window of COUNT answers lies between two markers, and what is lost is a failure. They have 8 to 1,400 bytes, or --bytes all.
+  workload tcp-stream ADDR:PORT [--count 1000] [--bytes 64] [--receive] [--seed 1] [--wait-ms 2000] [--warmup 120] [--windows 1]
+                      [--no-markers] [--nic N]
+      Writes pieces of so many bytes to a peer, which checks them, or reads them from it and checks them: a system call each, and
+      Nagle's algorithm as it is by default. Each window of COUNT pieces lies between two markers.
+      Prints at the end: tcp-stream ok bytes=… (all of them)
+      With --nic N both print for each window what Linux counted of ethN between its markers:
+      nic window=I frames_out=… frames_in=… bytes_out=… bytes_in=… interrupts=…
+  workload peer PORT
+      The other end of both, for ever: datagrams go back, connections are checked. For a network of the test's own.
+      Prints, when it has the port (0: one that is free): peer ready port=…
   workload dma-rogue ADDRESS [--mask-bits 28] [--wait-ms 0] [--pause-ms 0] [--remap] [--pieces [--count 64] [--seed 1]]
       ADDRESS is the PCI address of QEMU's device `edu`, bound to vfio-pci; it names addresses of so many bits (edu,dma_mask=…).
       Copies through mappings, both ways, and compares; then asks for DMA that no mapping allows, and looks whether memory changed,
@@ -147,6 +158,8 @@ fn main() -> ExitCode {
         "collect" => collect(&mut options),
         "verify" => verify(&mut options),
         "udp-echo" => windows::udp_echo(&mut options),
+        "tcp-stream" => windows::tcp_stream(&mut options),
+        "peer" => windows::serve(&mut options),
         "dma-rogue" => dma_rogue::run(&mut options),
         "idle" => windows::idle(&mut options),
         "button" => button(),

@@ -1,16 +1,21 @@
 //! The commands whose requests are counted from outside, in windows between two markers.
 
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use workload::deep::{self, DeepConfig};
 use workload::device::{self, Buffer};
+use workload::echo::{self, EchoConfig};
 use workload::marker::{self, Markers, Windows};
+use workload::nic::NicCounts;
 use workload::pattern::{Checksum, Random};
-use workload::{BLOCK, echo};
+use workload::stream::{self, Direction, StreamConfig};
+use workload::{BLOCK, peer};
 
 use crate::failure::Failure;
 use crate::options::Options;
@@ -133,24 +138,137 @@ pub fn deep(options: &mut Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Counts of an interface in windows (`--nic N`: `ethN`), between their markers.
+struct NicWindows {
+    interface: String,
+    begun: Cell<NicCounts>,
+    windows: RefCell<Vec<io::Result<NicCounts>>>,
+}
+
+impl NicWindows {
+    /// `mark` with the counts of the interface that was asked for, if one was.
+    ///
+    /// # Errors
+    /// It is no such interface.
+    fn beside(
+        options: &mut Options,
+        mark: deep::Mark,
+    ) -> Result<(deep::Mark, Option<Rc<Self>>), Failure> {
+        let Some(number) = options.maybe_number("nic")? else {
+            return Ok((mark, None));
+        };
+        let interface = format!("eth{number}");
+        let begun = NicCounts::read(&interface)
+            .map_err(|error| Failure::Run(format!("{interface}: {error}")))?;
+        let this = Rc::new(Self {
+            interface,
+            begun: Cell::new(begun),
+            windows: RefCell::default(),
+        });
+        let counted = this.clone();
+        let mark = move |value| {
+            // The exits of a window are those of its frames and of these looks: never of fewer frames.
+            match value {
+                marker::BEGIN => {
+                    mark(value);
+                    let now = NicCounts::read(&counted.interface);
+                    counted.begun.set(now.unwrap_or(begun));
+                }
+                _ => {
+                    let now = NicCounts::read(&counted.interface);
+                    mark(value);
+                    let window = now.map(|now| now.since(&counted.begun.get()));
+                    counted.windows.borrow_mut().push(window);
+                }
+            }
+        };
+        Ok((Box::new(mark), Some(this)))
+    }
+
+    /// Prints a line for each window.
+    fn print(this: Option<Rc<Self>>) -> Result<(), Failure> {
+        let Some(this) = this else {
+            return Ok(());
+        };
+        for (number, window) in this.windows.take().into_iter().enumerate() {
+            println!("nic window={} {}", number + 1, window?.line());
+        }
+        Ok(())
+    }
+}
+
+/// What the command talks to, as an address.
+fn address(options: &mut Options) -> Result<SocketAddr, Failure> {
+    let text = options.subject("ADDR:PORT")?;
+    let address = text.parse();
+    address.map_err(|_| Failure::Usage(format!("{text:?} is no ADDR:PORT")))
+}
+
+/// `--wait-ms`, 1 ms at least.
+fn wait(options: &mut Options) -> Result<Duration, Failure> {
+    let wait = options.number("wait-ms", Some(2000))?;
+    Ok(Duration::from_millis(wait.max(1)))
+}
+
 /// `udp-echo`: one at a time, or many in flight.
 pub fn udp_echo(options: &mut Options) -> Result<(), Failure> {
     let count = options.number("count", Some(100))?;
-    let wait = Duration::from_millis(options.number("wait-ms", Some(2000))?.max(1));
-    let text = options.subject("ADDR:PORT")?;
-    let to: SocketAddr = text
-        .parse()
-        .map_err(|_| Failure::Usage(format!("{text:?} is no ADDR:PORT")))?;
+    let wait = wait(options)?;
+    let to = address(options)?;
     if let Some(depth) = options.maybe_number("depth")? {
-        let windows = windows(options, count)?;
+        let config = EchoConfig {
+            depth,
+            bytes: options.maybe_number("bytes")?.map(as_usize),
+            windows: windows(options, count)?,
+            wait,
+        };
         let mark = open_mark(wants_markers(options))?;
-        echo::pipelined(to, depth, &windows, wait, &mark)?;
-        println!("udp-echo ok count={}", windows.counted());
+        let (mark, nic) = NicWindows::beside(options, mark)?;
+        echo::pipelined(to, &config, &mark)?;
+        NicWindows::print(nic)?;
+        println!("udp-echo ok count={}", config.windows.counted());
         return Ok(());
     }
     let report = echo::run(to, count, wait)?;
     println!("udp-echo ok count={} resent={}", report.ok, report.resent);
     Ok(())
+}
+
+/// `tcp-stream`: pieces of one connection.
+pub fn tcp_stream(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(1000))?;
+    let config = StreamConfig {
+        direction: match options.flag("receive") {
+            true => Direction::Receive,
+            false => Direction::Send,
+        },
+        piece: as_usize(options.number("bytes", Some(64))?),
+        windows: windows(options, count)?,
+        seed: options.number("seed", Some(1))?,
+        wait: wait(options)?,
+    };
+    let to = address(options)?;
+    let mark = open_mark(wants_markers(options))?;
+    let (mark, nic) = NicWindows::beside(options, mark)?;
+    let bytes = stream::run(to, &config, &mark)?;
+    NicWindows::print(nic)?;
+    println!("tcp-stream ok bytes={bytes}");
+    Ok(())
+}
+
+/// A size; one that is none of this machine's is none that is allowed either.
+fn as_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// `peer`: the other end of both.
+pub fn serve(options: &mut Options) -> Result<(), Failure> {
+    let text = options.subject("PORT")?;
+    let port = text.parse();
+    let port = port.map_err(|_| Failure::Usage(format!("{text:?} is no PORT")))?;
+    let peer = peer::Peer::bind(port)?;
+    println!("peer ready port={}", peer.address()?.port());
+    Ok(peer.serve(|text| eprintln!("peer: {text}"))?)
 }
 
 /// `idle`: nothing for a while.

@@ -7,6 +7,7 @@
 //! * [`demo`]: exits with no IOMMU and in each register mode, side by side.
 //! * [`selftest`]: cases and what must come of them.
 //! * [`serve_lab`]: exits of guests that share one daemon.
+//! * [`serve_net_lab`]: the same of their network, beside the kernel's vhost-net.
 //! * [`swap_lab`]: what guests with too little memory move.
 //! * [`swap_figures`]: the same by memory allowed, by program, and of four at once.
 //! * [`eli`]: exits of a guest under `exitless-hv`, and attacks on that.
@@ -21,9 +22,11 @@ pub mod assign;
 pub mod assign_lab;
 pub mod demo;
 pub mod eli;
+mod judged;
 pub mod lab_cmd;
 pub mod selftest;
 pub mod serve_lab;
+pub mod serve_net_lab;
 pub mod swap_figures;
 pub mod swap_lab;
 mod system;

@@ -276,6 +276,10 @@ impl<P: NetPort> NetPort for Captured<P> {
         self.port.capabilities()
     }
 
+    fn has_own_events(&self) -> bool {
+        self.port.has_own_events()
+    }
+
     fn start(&mut self, receiver: Offloads) {
         self.port.start(receiver);
     }

@@ -40,6 +40,10 @@ impl NetPort for Sink {
         0
     }
 
+    fn has_own_events(&self) -> bool {
+        false
+    }
+
     fn has_frames(&mut self, _pair: u16) -> bool {
         false
     }
@@ -74,6 +78,10 @@ impl Source {
 impl NetPort for Source {
     fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], _keep: &KeepAlive) -> usize {
         frames.len()
+    }
+
+    fn has_own_events(&self) -> bool {
+        false
     }
 
     fn has_frames(&mut self, _pair: u16) -> bool {
@@ -135,6 +143,10 @@ impl NetPort for Loop {
             self.count += 1;
         }
         dropped
+    }
+
+    fn has_own_events(&self) -> bool {
+        false
     }
 
     fn has_frames(&mut self, _pair: u16) -> bool {

@@ -11,6 +11,7 @@ use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, RingConfig, Se
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
 use vhost_user::wire::{Message, ProtocolFeatures, RequestId};
+use vio::net::net_feature;
 use vio::ring::Watch;
 use vio::{CancelReason, Device, DeviceClass, QueueDevice, Visit, feature};
 
@@ -78,6 +79,21 @@ fn protocol(device_type: u16) -> ProtocolFeatures {
             | ProtocolFeatures::MTU;
     }
     protocol
+}
+
+/// What is offered to the front ends of a device. Those of a network device have its address and the state of its link
+/// themselves (CONFIG is not offered): neither these nor what filters by the address is, which nobody tells the device. User-mode
+/// Linux would take what it cannot read for the address, and for a link that is down.
+fn features(device: &Device<impl DeviceClass>) -> u64 {
+    const BY_ADDRESS: u64 = net_feature::MAC
+        | net_feature::STATUS
+        | net_feature::CTRL_RX
+        | net_feature::CTRL_RX_EXTRA
+        | net_feature::CTRL_MAC_ADDR;
+    match device.device_type() {
+        NETWORK => device.features() & !BY_ADDRESS,
+        _ => device.features(),
+    }
 }
 
 /// Device type of network devices (virtio 1.2 §5).
@@ -192,7 +208,7 @@ impl<M: RegionMemory> Peer<M> {
             .map_err(|error| format!("the connection cannot be made non-blocking: {error}"))?;
         let max_ring_size = device.queue_sizes().iter().copied().max().unwrap_or(0);
         let session = Session::new(Config {
-            features: device.features(),
+            features: features(device),
             protocol: protocol(device.device_type()),
             queues: device.queue_sizes().len() as u16,
             rings_per_queue: if device.device_type() == NETWORK {
@@ -667,9 +683,10 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Notes what each ring's word says while nothing is new.
+    /// Notes what each ring's word says while nothing is new. A device with events of its own is visited in each sweep all the
+    /// same: frames that come from a network change no ring.
     fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
-        self.is_watched = true;
+        self.is_watched = !device.has_own_events();
         let mut count = 0;
         with_view!(self.memory, view => device.for_each_due_ring(|ring| {
             if count == self.watches.len() {

@@ -289,6 +289,11 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
+    /// Whether there may be work that no ring tells of: see [`DeviceClass::has_own_events`].
+    pub fn has_own_events(&self) -> bool {
+        self.core.class.has_own_events()
+    }
+
     /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.
     pub fn violation(&self) -> Option<Violation> {
         self.core.life.violation()

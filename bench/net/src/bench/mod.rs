@@ -19,6 +19,7 @@
 //! | `modes` | the loop in order, and with buffers that are not mergeable |
 //! | `rr` | one frame there and back |
 //! | `switch` | between two ports: our switch, and testpmd's `io`, which looks at no address |
+//! | `misses` | a translation that another port's front end never answers for: how long, and a neighbour's latency |
 //! | `quiet` | a quiet port, and a quiet disk, beside a flooding port on the same core |
 //! | `ports` | 1 to 7 ports on one core: frames in all, Jain's index, where a rate each saturates it |
 //! | `tap` | frames of 64,000 bytes into a TAP interface, beside bare writes of the same frames |
@@ -35,6 +36,7 @@ mod record;
 mod server;
 #[expect(unsafe_code, reason = "an interface of the host; see the module")]
 mod tap;
+mod unanswered;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -52,7 +54,7 @@ use server::{Offer, Peer, Server};
 type Section = (&'static str, fn(&mut Bench) -> Result<()>);
 
 /// The sections, in their order.
-const ALL: [Section; 9] = [
+const ALL: [Section; 10] = [
     ("machine", machine),
     ("split", cells::split),
     ("packed", cells::packed),
@@ -60,6 +62,7 @@ const ALL: [Section; 9] = [
     ("rr", cells::round_trip),
     ("switch", cells::switch),
     ("quiet", quiet::quiet),
+    ("misses", unanswered::unanswered),
     ("ports", ports::ports),
     ("tap", tap::tap),
 ];

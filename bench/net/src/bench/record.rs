@@ -47,7 +47,7 @@ const fn shown(key: &'static str) -> Goal {
 }
 
 /// The keys that are always there, null where they were not measured.
-pub const KEYS: [Goal; 25] = [
+pub const KEYS: [Goal; 27] = [
     at_least("net_g2h_split_vs_dpdk", 0.7),
     at_least("net_h2g_split_vs_dpdk", 0.7),
     at_least("net_loop_split_vs_dpdk", 0.7),
@@ -66,6 +66,8 @@ pub const KEYS: [Goal; 25] = [
     at_most("quiet_port_p99_vs_alone", 2.0),
     shown("quiet_port_p99_vs_alone_dpdk"),
     at_most("disk_p99_vs_alone", 2.0),
+    at_most("miss_unanswered_ms", 1000.0),
+    at_most("miss_neighbour_p99_vs_alone", 1.5),
     at_least("jain_7", 0.99),
     shown("ports_saturated_at"),
     shown("copies_per_byte"),

@@ -35,9 +35,10 @@ use lab::{Lab, LabConfig};
 
 pub use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
 pub use crate::system::host::Host;
+pub use crate::system::steps::SCRIPT;
 pub use echo_peer::EchoPeer;
 pub use locked::{LockedMemory, LockedWatch};
-pub use session::{SCRIPT, Session};
+pub use session::Session;
 
 /// Bytes of the NVMe controller's namespace.
 pub const NAMESPACE_BYTES: u64 = 64 << 20;

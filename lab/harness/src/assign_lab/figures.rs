@@ -14,29 +14,7 @@ use super::matrix::{Boot, Row};
 use super::peer::Peer;
 use crate::assign::runs::{Kills, Reclaimed};
 use crate::assign::{AssignLab, Host, Mode};
-
-/// Bound of a figure.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Bar {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Bar {
-    fn holds(self, found: f64) -> bool {
-        match self {
-            Self::AtMost(most) => found <= most,
-            Self::AtLeast(least) => found >= least,
-        }
-    }
-
-    fn text(self) -> String {
-        match self {
-            Self::AtMost(most) => format!("at most {most}"),
-            Self::AtLeast(least) => format!("at least {least}"),
-        }
-    }
-}
+use crate::judged::{Bar, judge};
 
 /// Figures that are judged, where they were measured.
 const BARS: [(&str, Bar); 13] = [
@@ -339,20 +317,7 @@ impl Figures {
 
     /// Figures that miss their bars, and every bar with the figure found.
     fn judge(&self) -> (Vec<String>, Vec<String>) {
-        let (mut missed, mut judged) = (Vec::new(), Vec::new());
-        for (key, bar) in BARS {
-            let Some(found) = self.object.get(key) else {
-                judged.push(format!("{key}: not measured ({})", bar.text()));
-                continue;
-            };
-            let holds = bar.holds(found);
-            let verdict = if holds { "met" } else { "missed" };
-            judged.push(format!("{key}: {found} ({}): {verdict}", bar.text()));
-            if !holds {
-                missed.push(key.to_owned());
-            }
-        }
-        (missed, judged)
+        judge(&self.object, BARS)
     }
 
     /// Whether everything that was measured is as it is to be.

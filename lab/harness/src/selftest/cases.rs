@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
-use super::{ballooned, elf, held, power, punched, swapped};
+use super::{ballooned, elf, held, net, power, punched, swapped};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -37,6 +37,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
         reset(Machine::new(Mode::Trap, 1, false)),
     ]);
     cases.extend(power::quick());
+    cases.extend(net::quick());
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
     cases.push(both_programs(Mode::Trap));
     cases.push(idle());
@@ -69,6 +70,7 @@ pub fn soak() -> Vec<Case> {
     }
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
+    cases.extend(net::soak());
     cases.extend(swapped::soak());
     cases.extend(ballooned::soak());
     cases.extend(punched::soak());
@@ -350,6 +352,7 @@ fn remote_disk(kills: u32) -> Case {
             host.put("remote.img", &workloads::pattern(SEED)[..2 * MIB])?;
             let plan = DaemonPlan {
                 disks: vec![format!("path={},queues=2", host.path("remote.img"))],
+                nets: Vec::new(),
                 idle: "adaptive",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
             };
@@ -388,6 +391,7 @@ fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
             let plan = DaemonPlan {
                 disks: vec![format!("path={},queues=2", host.path("behind.img"))],
                 // Awake all of them would keep each other waiting: the lab has two processors, and a strict guest spins too.
+                nets: Vec::new(),
                 idle: "sleep",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
             };

@@ -32,6 +32,33 @@ impl Client {
         }
     }
 
+    /// One that knows one way only.
+    fn alone(script: &'static str) -> Self {
+        Self {
+            name: format!("client: {script}"),
+            script,
+            argument: None,
+            environment: &[],
+        }
+    }
+
+    /// With these variables.
+    fn with(self, environment: &'static [(&'static str, &'static str)]) -> Self {
+        Self {
+            environment,
+            ..self
+        }
+    }
+
+    /// With these variables, and words that say so.
+    fn named(self, what: &str, environment: &'static [(&'static str, &'static str)]) -> Self {
+        let name = format!("{}, {what}", self.name);
+        Self {
+            name,
+            ..self.with(environment)
+        }
+    }
+
     fn boot(what: &str, environment: &'static [(&'static str, &'static str)]) -> Self {
         Self {
             name: format!("client: boot.sh, {what}"),
@@ -44,15 +71,19 @@ impl Client {
 
 /// Behind QEMU's IOMMU, through so many kills.
 fn viommu(mode: &'static str, environment: &'static [(&'static str, &'static str)]) -> Client {
-    Client {
-        environment,
-        ..Client::new("viommu.sh", mode)
-    }
+    Client::new("viommu.sh", mode).with(environment)
 }
+
+/// A network device in so short a run.
+const QUICK: &[(&str, &str)] = &[("PINGS", "100"), ("NET_MIB", "2"), ("IPERF", "0")];
 
 /// What `make test` runs.
 pub fn quick() -> Vec<Client> {
+    let net = |mode| Client::new("net.sh", mode).with(QUICK);
     vec![
+        net("strict-7.2-ats-packed"),
+        net("lazy"),
+        Client::alone("net-uml.sh").with(QUICK),
         Client::new("qemu.sh", "split-1"),
         Client::new("qemu.sh", "packed-4"),
         Client::new("uml.sh", "qcow2"),
@@ -64,8 +95,56 @@ pub fn quick() -> Vec<Client> {
     ]
 }
 
-/// What `make soak` runs.
-pub fn soak() -> Vec<Client> {
+/// Network devices: a thousand pings each, of which none may be lost.
+fn networks() -> Vec<Client> {
+    const MODES: [&str; 16] = [
+        "plain-7.2",
+        "plain-7.2-packed",
+        "plain",
+        "plain-packed",
+        "plain-jumbo",
+        "strict",
+        "strict-ats-packed",
+        "strict-7.2",
+        "strict-7.2-ats",
+        "lazy",
+        "lazy-ats",
+        "lazy-packed",
+        "strict-storm",
+        "strict-7.2-ats-storm",
+        "lazy-storm",
+        "lazy-ats-packed-storm",
+    ];
+    let mut clients: Vec<_> = MODES.map(|mode| Client::new("net.sh", mode)).into();
+    for mode in ["plain-packed", "strict-ats", "lazy"] {
+        clients.push(Client::new("net.sh", mode).named("five kills", &[("KILLS", "5")]));
+    }
+    clients.push(Client::alone("net-uml.sh"));
+    for rings in ["split", "packed"] {
+        clients.push(Client::new("net-vlan.sh", rings));
+    }
+    for rings in ["split", "split-in-order", "packed", "packed-in-order"] {
+        clients.push(Client::new("dpdk.sh", rings));
+    }
+    clients
+}
+
+/// Every client, once: what `--clients` runs.
+pub fn verified() -> Vec<Client> {
+    let mut clients = networks();
+    clients.extend(disks());
+    for rings in ["split-1", "packed-4"] {
+        clients.push(Client::new("qemu.sh", rings));
+    }
+    clients.push(Client::new("uml.sh", "qcow2"));
+    for mode in ["poll", "event"] {
+        clients.push(Client::new("vublk.sh", mode));
+    }
+    clients
+}
+
+/// Disks, as a soak has them beside those that boot.
+fn disks() -> Vec<Client> {
     let mut clients = vec![
         Client::new("qemu.sh", "split-4"),
         Client::new("qemu.sh", "packed-1"),
@@ -80,6 +159,13 @@ pub fn soak() -> Vec<Client> {
     ] {
         clients.push(viommu(mode, &[("SECONDS_IO", "20"), ("KILLS", "5")]));
     }
+    clients
+}
+
+/// What `make soak` runs.
+pub fn soak() -> Vec<Client> {
+    let mut clients = networks();
+    clients.extend(disks());
     clients.push(Client::boot(
         "10 minutes, the daemon killed 20 times, and 5 times in the firmware",
         &[
@@ -102,6 +188,7 @@ pub fn soak() -> Vec<Client> {
 }
 
 /// What came of a run.
+#[derive(Debug)]
 pub enum Ran {
     /// And this is what was seen.
     Passed(String),

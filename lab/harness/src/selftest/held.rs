@@ -144,6 +144,7 @@ fn play(host: &Host, storage: &mut Storage<'_>, server: Server, runs: &[Run]) ->
         Server::Serve => {
             let plan = DaemonPlan {
                 disks: vec![file],
+                nets: Vec::new(),
                 idle: "adaptive",
                 limit: limit + PATIENCE,
             };

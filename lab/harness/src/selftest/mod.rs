@@ -25,10 +25,12 @@ mod episodes;
 mod held;
 mod journal;
 mod machine;
+mod net;
 pub mod payload;
 mod power;
 mod punched;
 mod suite;
 mod swapped;
+mod verdicts;
 
 pub use suite::{SelftestArgs, main};

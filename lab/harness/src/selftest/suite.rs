@@ -28,6 +28,7 @@ use super::episodes;
 use super::journal::Journal;
 use super::payload;
 use super::payload::RegisterMode;
+use super::verdicts::Verdicts;
 use crate::system::host::Host;
 
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
@@ -56,6 +57,8 @@ Examples:
     exitless-lab selftest --soak
   A stock Debian in place of all others; with --soak, oftener:
     exitless-lab selftest --debian
+  Other people's programs on `exitless serve`, all of them, with what was verified as a file:
+    exitless-lab selftest --clients --report clients.json
   Storage that misbehaves, at random, in place of all others; and the boot of one seed again:
     exitless-lab selftest --episodes 50
     exitless-lab selftest --episodes 1 --seed 17")]
@@ -69,6 +72,13 @@ pub struct SelftestArgs {
     /// (scripts/setup.sh debian; 2 GB in the lab's cache)
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,
+    /// Run other people's programs on `exitless serve` and no other cases: those of --soak but for the
+    /// longest
+    #[arg(long, conflicts_with_all = ["debian", "episodes", "soak", "kernel"])]
+    clients: bool,
+    /// Write what came of such programs: verdicts, reasons, pings lost and other figures (JSON)
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Run so many random episodes of storage that misbehaves (in the lab), a few in each boot of a
     /// guest, and no other cases
     #[arg(long, value_name = "N", conflicts_with = "debian",
@@ -120,6 +130,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
             Vec::new(),
             Vec::new(),
         ),
+        _ if args.clients => (Vec::new(), clients::verified(), Vec::new()),
         (true, true) => (Vec::new(), Vec::new(), debian::soak()),
         (true, false) => (Vec::new(), Vec::new(), debian::quick()),
         (false, true) => (cases::soak(), clients::soak(), Vec::new()),
@@ -173,6 +184,13 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     let tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(boots) = &boots {
         println!("{}", episodes::tally(boots));
+    }
+    if let Some(summary) = tally.verdicts.summary() {
+        println!("{summary}");
+    }
+    if let Some(path) = &args.report {
+        tally.verdicts.write(path)?;
+        println!("written: {}", path.display());
     }
     tally.close()?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
@@ -273,7 +291,10 @@ impl Shared<'_> {
                 None => break,
                 Some(Job::Client(client)) => {
                     let files = self.guest_files.get_or_init(clients::guest_files);
-                    self.note(&client.name, clients::run(&client, files.as_ref()), start)?;
+                    let ran = clients::run(&client, files.as_ref());
+                    let seconds = start.elapsed().as_secs_f64();
+                    locked(self.tally).verdicts.add(&client.name, &ran, seconds);
+                    self.note(&client.name, ran, start)?;
                 }
                 Some(Job::Debian(debian)) => {
                     let root = self.debian.get_or_init(debian::root);
@@ -390,6 +411,8 @@ fn native_payloads(
 struct Tally {
     passed: usize,
     failed: usize,
+    /// Of clients of the daemon.
+    verdicts: Verdicts,
     journal: Option<Journal>,
 }
 
@@ -406,6 +429,7 @@ impl Tally {
         Ok(Self {
             passed,
             failed: 0,
+            verdicts: Verdicts::default(),
             journal,
         })
     }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::demo::{CAUSES, PerIo, median, rounded};
+use crate::system::daemon::Totals;
 use crate::system::host::Host;
 
 /// What one round has shown.
@@ -16,11 +17,7 @@ pub struct Round {
     /// Each guest's window.
     pub windows: Vec<PerIo>,
     /// The daemon's counters, boots included.
-    pub requests: f64,
-    /// Kicks it took up.
-    pub kicks: f64,
-    /// Calls it made.
-    pub calls: f64,
+    pub served: Totals,
 }
 
 /// A line of the table: policy, guests, and what it says.
@@ -98,11 +95,12 @@ impl Figures {
             format!("{prefix}_exits_per_io_without_interrupt_timer_hlt"),
             without,
         );
-        let per_1000 = |count: f64| rounded(1000.0 * count / round.requests);
-        let (kicks, calls) = (per_1000(round.kicks), per_1000(round.calls));
+        let served = &round.served;
+        let per_1000 = |count: f64| rounded(1000.0 * count / served.requests);
+        let (kicks, calls) = (per_1000(served.kicks), per_1000(served.calls));
         self.set(format!("{prefix}_daemon_kicks_per_1000"), kicks);
         self.set(format!("{prefix}_daemon_calls_per_1000"), calls);
-        self.set(format!("{prefix}_daemon_requests"), round.requests);
+        self.set(format!("{prefix}_daemon_requests"), served.requests);
         self.lines.push(Line {
             name: format!("{guests} guests, {policy}"),
             total,

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::demo::PerIo;
-use crate::system::daemon::DaemonPlan;
+use crate::system::daemon::{DaemonPlan, Totals};
 use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
 use figures::{Figures, Round};
@@ -81,6 +81,7 @@ fn round(host: &Host, idle: &'static str, guests: u32, reads: u32) -> Result<Rou
     let limit = Duration::from_secs(240 + 60 * u64::from(guests));
     let plan = DaemonPlan {
         disks: vec!["path=ram:8M".to_owned(); guests as usize],
+        nets: Vec::new(),
         idle,
         limit,
     };
@@ -88,19 +89,9 @@ fn round(host: &Host, idle: &'static str, guests: u32, reads: u32) -> Result<Rou
     let windows = side_by_side(host, guests, reads, limit);
     let (stats, said) = daemon.end()?;
     let windows = windows.with_context(|| format!("the daemon said: {said}"))?;
-    let sum = |key: &str| -> f64 {
-        let devices = stats["devices"].as_object();
-        devices
-            .into_iter()
-            .flatten()
-            .filter_map(|(_, device)| device[key].as_f64())
-            .sum()
-    };
     Ok(Round {
         windows,
-        requests: sum("requests"),
-        kicks: sum("kicks"),
-        calls: sum("calls"),
+        served: Totals::of(&stats),
     })
 }
 

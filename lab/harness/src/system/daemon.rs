@@ -12,10 +12,13 @@ use super::programs::Exitless;
 /// Where the daemon writes its counters.
 const STATS: &str = "serve-stats.json";
 
-/// A daemon to be run, with a socket for each of its disks.
+/// A daemon to be run, with a socket for each of its devices.
+#[derive(Clone, Debug)]
 pub struct DaemonPlan {
     /// Disks: what `--block` says of each beside id and socket, for instance `path=ram:8M`.
     pub disks: Vec<String>,
+    /// Network devices: what `--net` says of each beside id and socket, for instance `tap=tap0`.
+    pub nets: Vec<String>,
     /// `--idle`.
     pub idle: &'static str,
     /// It has to end within this.
@@ -26,6 +29,19 @@ impl DaemonPlan {
     /// Name of the socket of disk `index`.
     pub fn socket(index: usize) -> String {
         format!("serve{index}.sock")
+    }
+
+    /// Name of the socket of network device `index`.
+    pub fn net_socket(index: usize) -> String {
+        format!("serve-net{index}.sock")
+    }
+
+    /// Names of all sockets.
+    fn sockets(&self) -> Vec<String> {
+        let disks = (0..self.disks.len()).map(Self::socket);
+        disks
+            .chain((0..self.nets.len()).map(Self::net_socket))
+            .collect()
     }
 
     fn args(&self, host: &Host) -> Vec<String> {
@@ -41,14 +57,20 @@ impl DaemonPlan {
                 format!("id=disk{index},socket={socket},{disk}"),
             ]);
         }
+        for (index, net) in self.nets.iter().enumerate() {
+            let socket = host.path(&Self::net_socket(index));
+            args.extend([
+                "--net".into(),
+                format!("id=net{index},socket={socket},{net}"),
+            ]);
+        }
         args
     }
 
     /// Starts it, and waits until it serves.
     pub fn start<'a>(&self, host: &'a Host) -> Result<Daemon<'a>> {
         let daemon = self.start_again(host)?;
-        let names: Vec<String> = (0..self.disks.len()).map(Self::socket).collect();
-        if let Err(error) = host.wait_for_sockets(&names) {
+        if let Err(error) = host.wait_for_sockets(&self.sockets()) {
             daemon.program.signal(libc::SIGTERM)?;
             let output = daemon.program.wait()?;
             return Err(error.context(format!("exitless serve said: {}", output.stderr_text())));
@@ -62,6 +84,36 @@ impl DaemonPlan {
             program: host.spawn(Exitless::Product, &self.args(host), self.limit)?,
             host,
         })
+    }
+}
+
+/// What a daemon has counted of all its devices together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Requests: chains that it has answered.
+    pub requests: f64,
+    /// Kicks it took up.
+    pub kicks: f64,
+    /// Calls it made.
+    pub calls: f64,
+}
+
+impl Totals {
+    /// Of its counters. A device that did not answer has none.
+    pub fn of(stats: &Value) -> Self {
+        let sum = |key: &str| -> f64 {
+            let devices = stats["devices"].as_object();
+            devices
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, device)| device[key].as_f64())
+                .sum()
+        };
+        Self {
+            requests: sum("requests"),
+            kicks: sum("kicks"),
+            calls: sum("calls"),
+        }
     }
 }
 
@@ -105,5 +157,28 @@ impl Daemon<'_> {
             serde_json::from_slice(&stats).context("the daemon's counters")?,
             said,
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_daemons_counts_are_those_of_all_its_devices() {
+        let stats = json!({ "devices": {
+            "net0": { "requests": 10, "kicks": 1, "calls": 5 },
+            "disk0": { "requests": 20, "kicks": 0, "calls": 7 },
+            "net2": { "no_answer": true },
+        } });
+        let all = Totals {
+            requests: 30.0,
+            kicks: 1.0,
+            calls: 12.0,
+        };
+        assert_eq!(Totals::of(&stats), all);
+        assert_eq!(Totals::of(&Value::Null), Totals::default());
     }
 }

@@ -273,20 +273,19 @@ impl Host {
         }
     }
 
-    /// A TAP interface whose host side has the address `ip`, in the lab; none natively, where it is the user's to
-    /// make.
-    pub fn tap(&self, ip: &str) -> Result<Option<&'static str>> {
-        const TAP: &str = "tap0";
+    /// The TAP interface `name`, whose host side has the address `ip`, in the lab. Answers whether it is there: natively it is
+    /// the user's to make.
+    pub fn tap(&self, name: &str, ip: &str) -> Result<bool> {
         let Self::Lab(lab) = self else {
-            return Ok(None);
+            return Ok(false);
         };
         let script = format!(
-            "[ -e /sys/class/net/{TAP} ] || tunctl -t {TAP} && ip link set {TAP} up && \
-             ip addr replace {ip}/24 dev {TAP}"
+            "[ -e /sys/class/net/{name} ] || tunctl -t {name} && ip link set {name} up && \
+             ip addr replace {ip}/24 dev {name}"
         );
         let made = lab.exec("/bin/sh", ["-c", &script])?;
-        ensure!(made.success(), "making {TAP}: {}", made.stderr_text());
-        Ok(Some(TAP))
+        ensure!(made.success(), "making {name}: {}", made.stderr_text());
+        Ok(true)
     }
 
     /// Waits until sockets of these names are there. A daemon makes them when it is ready.

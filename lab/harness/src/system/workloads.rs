@@ -61,10 +61,11 @@ pub fn network_script(pings: u32, echoes: u32) -> String {
 /// ping to the guest's script. False where the host gives none: a TAP interface takes privileges.
 pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
     const HOST_IP: &str = "192.168.9.1";
-    let Some(tap) = host.tap(HOST_IP)? else {
+    const TAP: &str = "tap0";
+    if !host.tap(TAP, HOST_IP)? {
         return Ok(false);
-    };
-    guest.nets.push(format!("tap={tap}"));
+    }
+    guest.nets.push(format!("tap={TAP}"));
     guest.script.push_str(&format!(
         " && ip link set eth1 up && ip addr add 192.168.9.2/24 dev eth1 && \
          ping -c 3 -s 1400 -W 5 {HOST_IP} && echo tap ok"

@@ -16,7 +16,7 @@ use vhost_user::wire::{MemRegion, ProtocolFeatures};
 use vio::feature;
 use vio::net::{
     FrameData, FrameReceiver, HEADER_LEN, Net, NetClass, NetHeader, NetPort, RX, RxFrame, TX,
-    TxFrame, Waits,
+    TxFrame, Waits, net_feature,
 };
 
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
@@ -95,6 +95,10 @@ struct Scene {
 
 impl Scene {
     fn new(ring_features: u64) -> Self {
+        Self::with_idle(ring_features, IdlePolicy::Sleep)
+    }
+
+    fn with_idle(ring_features: u64, idle: IdlePolicy) -> Self {
         let dir = tempfile::tempdir().expect("a step of the session");
         let path = dir.path().join("net");
         let (ours, wire) = UnixDatagram::pair().expect("a step of the session");
@@ -110,7 +114,7 @@ impl Scene {
         let config = ExportConfig::new("net");
         let export =
             Export::new(config, net.with_packed(), listener).expect("a step of the session");
-        let core = SidecoreBuilder::new("test").idle(IdlePolicy::Sleep);
+        let core = SidecoreBuilder::new("test").idle(idle);
         let core = core.spawn(vec![export]).expect("a step of the session");
 
         let mut connection = Connection::open_within(PATIENCE, &path, None, PATIENCE)
@@ -277,6 +281,37 @@ fn frames_go_both_ways_and_wake_the_core() {
         assert_eq!((device.requests, device.errors), (3, 0));
         assert_eq!((device.read_bytes, device.written_bytes), (1560, 60));
     });
+}
+
+/// User-mode Linux acknowledges what its driver would, and cannot read a configuration space that is not offered: it takes
+/// nothing for the link's state, and what it happens to find for an address.
+#[test]
+fn what_the_configuration_space_would_say_is_not_offered() {
+    let scene = Scene::new(0);
+    let unread = net_feature::MAC | net_feature::STATUS;
+    let by_address = net_feature::CTRL_RX | net_feature::CTRL_RX_EXTRA | net_feature::CTRL_MAC_ADDR;
+    assert_eq!(scene.features & (unread | by_address), 0);
+    let rest = net_feature::CTRL_VQ | net_feature::MRG_RXBUF | net_feature::GUEST_ANNOUNCE;
+    assert_eq!(scene.features & rest, rest);
+}
+
+/// While a core polls it waits for no descriptor, and a frame of the network changes no ring.
+#[test]
+fn a_polling_core_sees_frames_of_the_network_though_the_rings_are_quiet() {
+    let split = feature::EVENT_IDX;
+    for features in [split, split | feature::RING_PACKED] {
+        let mut scene = Scene::with_idle(features, IdlePolicy::Poll);
+        scene.start();
+        for round in 0..10 {
+            scene.give_buffer();
+            let watch = scene.core.watch();
+            let idle = || watch.stats().core.sweeps_idle;
+            let before = idle();
+            until("the core is idle", || idle() > before + 1000);
+            scene.wire.send(&[round; 60]).unwrap();
+            assert_eq!(scene.receive(), [round; 60]);
+        }
+    }
 }
 
 #[test]

@@ -351,14 +351,20 @@ impl Session {
 
     /// Features offered now. ACCESS_PLATFORM only to a front end that has acknowledged what its
     /// IOTLB needs: that rules out those that acknowledge what their driver would, and know no such
-    /// messages (user-mode Linux).
+    /// messages (user-mode Linux). A network device's VIRTIO_NET_F_MTU only to one that has acknowledged
+    /// NET_SET_MTU: another takes for the MTU what it cannot read.
     fn offered(&self) -> u64 {
         let needed =
             ProtocolFeatures(ProtocolFeatures::REPLY_ACK.0 | ProtocolFeatures::BACKEND_REQ.0);
-        match self.protocol.contains(needed) {
-            true => self.config.features,
-            false => self.config.features & !feature::ACCESS_PLATFORM,
+        let mut features = self.config.features;
+        if !self.protocol.contains(needed) {
+            features &= !feature::ACCESS_PLATFORM;
         }
+        let is_network = self.config.protocol.contains(ProtocolFeatures::MTU);
+        if is_network && !self.protocol.contains(ProtocolFeatures::MTU) {
+            features &= !feature::NET_MTU;
+        }
+        features
     }
 
     fn set_features(&self, features: u64) -> Result<Act, RequestError> {

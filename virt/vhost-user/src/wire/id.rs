@@ -5,6 +5,8 @@ use std::ops::{BitAnd, BitOr};
 
 /// Virtio and vhost feature bits (of GET_FEATURES) that the protocol itself looks at, as masks.
 pub mod feature {
+    /// VIRTIO_NET_F_MTU, bit 3, of network devices: the configuration space says the MTU.
+    pub const NET_MTU: u64 = 1 << 3;
     /// VHOST_USER_F_PROTOCOL_FEATURES, bit 30: protocol features exist; once acknowledged, rings start
     /// disabled.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;

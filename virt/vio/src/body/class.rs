@@ -250,6 +250,12 @@ pub trait DeviceClass: Sized {
         true
     }
 
+    /// Whether there may be work that no queue's ring tells of, at any time: a core that is awake then visits the device in each
+    /// sweep. Always the same.
+    fn has_own_events(&self) -> bool {
+        false
+    }
+
     /// Where in `queue` the driver is to ring for new chains.
     fn arm_at(&self, _queue: &ServedQueue<Self::Queue>) -> Ahead {
         Ahead::default()
@@ -405,6 +411,10 @@ macro_rules! forward_class {
 
         fn is_due(&mut self, queue: &$crate::ServedQueue<Self::Queue>) -> bool {
             self.class.is_due(queue)
+        }
+
+        fn has_own_events(&self) -> bool {
+            self.class.has_own_events()
         }
 
         fn arm_at(&self, queue: &$crate::ServedQueue<Self::Queue>) -> $crate::ring::Ahead {

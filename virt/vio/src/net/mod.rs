@@ -656,6 +656,11 @@ impl DeviceClass for NetClass {
         }
     }
 
+    /// Frames that the port gets from elsewhere.
+    fn has_own_events(&self) -> bool {
+        self.port.has_own_events()
+    }
+
     fn arm_at(&self, queue: &Queue) -> Ahead {
         match queue.own.role {
             Role::Receive(pair) => self.core.pairs[usize::from(pair)].wanting,

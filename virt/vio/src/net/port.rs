@@ -261,6 +261,12 @@ pub trait NetPort: Send {
     /// a load, never a system call.
     fn has_frames(&mut self, pair: u16) -> bool;
 
+    /// Whether there may be frames, or room to send, that nothing in the guest's rings tells of: the device is then looked at by
+    /// each sweep of a core that is awake, and not only when a ring has changed. Always the same.
+    fn has_own_events(&self) -> bool {
+        true
+    }
+
     /// Offers frames for `pair` while there are some and there is [room](FrameReceiver::room).
     fn receive(&mut self, pair: u16, to: &mut dyn FrameReceiver);
 

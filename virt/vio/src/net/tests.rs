@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use fake_mem::{ArrayMem, FlatDma, PendingDma};
-use guest_mem::{DirectMap, Gpa, Iova, Perm, PhysMem, SourceId, View, VolatileSlice};
+use guest_mem::{DirectMap, Gpa, Iova, Perm, PhysMem, SourceId, View};
 use net_offload::Checksum;
 use proptest::prelude::*;
 

@@ -125,6 +125,7 @@ impl<'a> Boot<'a> {
             Server::Serve => {
                 let serve = DaemonPlan {
                     disks: vec![disk.option()],
+                    nets: Vec::new(),
                     idle: plan.idle,
                     limit: limit * 2,
                 };

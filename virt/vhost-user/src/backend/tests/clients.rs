@@ -314,3 +314,31 @@ fn a_network_device_counts_pairs_and_hears_of_mtu_and_address() {
         ));
     }
 }
+
+#[test]
+fn the_mtu_is_offered_to_front_ends_that_would_say_it() {
+    for (protocol, is_offered) in [
+        (ProtocolFeatures::REPLY_ACK, false),
+        (ProtocolFeatures::REPLY_ACK | ProtocolFeatures::MTU, true),
+    ] {
+        let config = Config {
+            features: DEVICE_BITS | feature::NET_MTU,
+            ..config()
+        };
+        let mut peer = Peer::new();
+        peer.session = Session::new(config).unwrap();
+        assert_eq!(peer.value(Request::GetFeatures) & feature::NET_MTU, 0);
+        peer.ok(Request::SetProtocolFeatures(protocol));
+        let offered = peer.value(Request::GetFeatures) & feature::NET_MTU != 0;
+        assert_eq!(offered, is_offered, "{protocol:?}");
+    }
+    // Of a device of another kind the bit is another feature.
+    let config = Config {
+        features: DEVICE_BITS | feature::NET_MTU,
+        protocol: SUPPORTED.without(ProtocolFeatures::MTU),
+        ..config()
+    };
+    let mut peer = Peer::new();
+    peer.session = Session::new(config).unwrap();
+    assert_ne!(peer.value(Request::GetFeatures) & feature::NET_MTU, 0);
+}

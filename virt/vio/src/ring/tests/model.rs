@@ -154,16 +154,18 @@ fn a_row_ends_before_a_chain_that_is_wrong_and_that_is_found_as_ever() {
     for features in [ALL, PACKED] {
         for (addr, len) in [(0x1000, 0), (u64::MAX, 2)] {
             let mut world = World::new(8, features);
-            world.offer(&[4], &[], false);
-            world.offer(&[4], &[], false);
+            for _ in 0..3 {
+                world.offer(&[4], &[], false);
+            }
+            let id = world.offered[2].id;
             match &world.driver {
                 AnyDriver::Split(driver) => {
-                    let bad = RawDescriptor::from_words(addr, len);
-                    driver.put_descriptor(1, bad);
+                    driver.put_descriptor(id, RawDescriptor::from_words(addr, len));
                 }
-                AnyDriver::Packed(driver) => driver.put_descriptor(1, addr, len as u32, 1, 0x80),
+                AnyDriver::Packed(driver) => driver.put_descriptor(2, addr, len as u32, id, 0x80),
             }
             world.driver.publish();
+            assert!(world.take());
             assert_eq!(world.answer_row(8, |_| 0), 1);
             assert_eq!(world.answer_row(8, |_| 0), 0);
             assert_eq!(world.ring.parked(), None);

@@ -1,4 +1,4 @@
-//! What a network device costs per frame: `cargo run --release -p vio --example net_cost [CELL [VISITS]]`.
+//! What a network device costs per frame: `cargo run --release -p net-ports --example net_cost [CELL [VISITS]]`.
 //!
 //! A cell is `g2h`, `h2g` or `loop`, with `_split` or `_packed`: frames of 64 bytes, a chain of one descriptor each,
 //! rings of 256 entries, visits of the budget that a core gives to a port alone. The driver is played between the visits,
@@ -19,7 +19,8 @@ use fake_driver::{AnyDriver, Buffer};
 use guest_mem::{
     DirectMap, ForeignRam, ForeignRegion, Gpa, GuestRam, KeepAlive, PhysMem, SourceId, View,
 };
-use vio::net::{Loop, Net, NetPort, RX, Sink, Source, TX};
+use net_ports::{Loop, Sink, Source};
+use vio::net::{Net, NetPort, RX, TX};
 use vio::ring::Ring;
 use vio::{Interrupt, QueueConfig, QueueDevice, Visit, feature};
 
