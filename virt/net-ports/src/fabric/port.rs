@@ -201,6 +201,11 @@ impl NetPort for SwitchPort {
         self.fabric.lock().let_go(self.id);
     }
 
+    /// Where the owner is called it needs not look.
+    fn has_own_events(&self) -> bool {
+        matches!(*self.wake, Wake::Fd(_))
+    }
+
     fn has_frames(&mut self, pair: u16) -> bool {
         pair == 0 && self.waiting.load(Ordering::Relaxed) != 0
     }
