@@ -316,6 +316,10 @@ impl<P: NetPort> NetPort for Captured<P> {
         self.port.collect(pair)
     }
 
+    fn has_kept(&self, pair: u16) -> bool {
+        self.port.has_kept(pair)
+    }
+
     fn cancel(&mut self, pair: u16) {
         self.port.cancel(pair);
     }

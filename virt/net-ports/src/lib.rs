@@ -9,8 +9,10 @@ mod fabric;
 mod patterns;
 #[expect(unsafe_code, reason = "system calls on the interface; see the module")]
 mod tap;
+mod uplink;
 
 pub use capture::{CaptureError, CaptureOptions, Captured, Existing};
 pub use fabric::{Fabric, FabricCounters, SwitchPort};
 pub use patterns::{Loop, Sink, Source};
 pub use tap::{TapCounters, TapError, TapOptions, TapPort, TapQueues};
+pub use uplink::{Uplink, UplinkCounters};

@@ -96,12 +96,27 @@ pub struct Forward {
     tci: Option<u16>,
 }
 
+/// Decisions about frames between two stations that a port remembers.
+const RECENT: usize = 8;
+
+/// A decision that holds for all frames with the same head as long as the table's generation is the same.
+#[derive(Clone, Copy, Debug)]
+struct Recent {
+    /// Addresses, type, and tag if that is one.
+    key: u128,
+    generation: u64,
+    /// Nodes of source and destination; a bound address has none.
+    nodes: [Option<u32>; 2],
+    forward: Forward,
+}
+
 #[derive(Debug)]
 struct Port {
     config: PortConfig,
     group: Bucket,
     unknown: Bucket,
     counters: PortCounters,
+    recent: [Option<Recent>; RECENT],
 }
 
 /// A switch.
@@ -159,7 +174,9 @@ impl Switch {
             unknown: Bucket::new(config.flood.unknown, now_ns),
             config,
             counters: PortCounters::default(),
+            recent: [None; RECENT],
         });
+        self.table.change();
         Ok(id)
     }
 
@@ -173,6 +190,7 @@ impl Switch {
         }
         self.present.remove(port);
         self.isolated.remove(port);
+        self.table.change();
         self.table.forget_port(port);
     }
 
@@ -202,7 +220,18 @@ impl Switch {
         head: &[u8],
         now_ns: u64,
     ) -> Result<Forward, DropReason> {
+        let key = key(head);
+        if let Some(key) = key
+            && let Some(forward) = self.recall(from, key, now_ns)
+        {
+            return Ok(forward);
+        }
         let decided = self.decide(from, head, now_ns);
+        if let Some(key) = key
+            && let Ok((forward, false)) = decided
+        {
+            self.remember(from, key, head, forward);
+        }
         if let Some(Some(port)) = self.ports.get_mut(from.index()) {
             match decided {
                 Ok((_, is_flooded)) => {
@@ -213,6 +242,52 @@ impl Switch {
             }
         }
         decided.map(|(forward, _)| forward)
+    }
+
+    /// What was decided about the last frame with this head, if it would be decided again; the source is seen now.
+    #[inline]
+    fn recall(&mut self, from: PortId, key: u128, now_ns: u64) -> Option<Forward> {
+        let port = self.ports.get_mut(from.index())?.as_mut()?;
+        let recent = port.recent[place(key)].filter(|recent| recent.key == key)?;
+        let [source, to] = recent.nodes;
+        if recent.generation != self.table.generation()
+            || self.table.has_expired(from, now_ns)
+            || to.is_some_and(|to| !self.table.is_fresh(to, now_ns))
+        {
+            return None;
+        }
+        if let Some(source) = source {
+            self.table.touch(source, now_ns);
+        }
+        port.counters.forwarded += 1;
+        Some(recent.forward)
+    }
+
+    /// Keeps a decision about a frame whose destination is known.
+    fn remember(&mut self, from: PortId, key: u128, head: &[u8], forward: Forward) {
+        let Some(Head { to, source, .. }) = Head::parse(head) else {
+            return;
+        };
+        let node = |mac: Mac| match self.bound.contains_key(&mac) {
+            true => Some(None),
+            false => self.table.node((forward.vid, mac)).map(Some),
+        };
+        // A source for which its port has no room, or that another port still has, is learned again each time.
+        let at_own_port = |at: &Option<u32>| at.is_none_or(|at| self.table.port(at) == from);
+        let Some(source) = node(source).filter(at_own_port) else {
+            return;
+        };
+        let (Some(to), generation) = (node(to), self.table.generation()) else {
+            return;
+        };
+        if let Some(Some(port)) = self.ports.get_mut(from.index()) {
+            port.recent[place(key)] = Some(Recent {
+                key,
+                generation,
+                nodes: [source, to],
+                forward,
+            });
+        }
     }
 
     fn decide(
@@ -297,6 +372,19 @@ impl Switch {
             }),
         }
     }
+}
+
+/// All of a head that decides, where there is as much.
+fn key(head: &[u8]) -> Option<u128> {
+    let whole: &[u8; HEAD_LEN] = head.try_into().ok()?;
+    let first: [u8; 16] = whole[..16].try_into().ok()?;
+    Some(u128::from_le_bytes(first))
+}
+
+/// Where a port remembers it.
+fn place(key: u128) -> usize {
+    // The last byte of either address.
+    ((key >> 40) as usize ^ (key >> 88) as usize) % RECENT
 }
 
 /// What is looked at in a frame.

@@ -47,6 +47,8 @@ pub(crate) struct Table {
     nodes: Vec<Node>,
     free: u32,
     lists: Vec<List>,
+    /// Changes whenever a station comes, goes or moves.
+    generation: u64,
 }
 
 impl Table {
@@ -59,14 +61,51 @@ impl Table {
             nodes: Vec::new(),
             free: NONE,
             lists: vec![List::EMPTY; crate::MAX_PORTS],
+            generation: 0,
         }
+    }
+
+    /// A number that stays the same as long as every station is where it was, and every node its own.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// What is known changes in a way that the table does not see.
+    pub fn change(&mut self) {
+        self.generation += 1;
+    }
+
+    /// The node of a station; good for one generation.
+    pub fn node(&self, station: Station) -> Option<u32> {
+        self.by_station.get(&station).copied()
+    }
+
+    /// The port of a node.
+    pub fn port(&self, at: u32) -> PortId {
+        self.nodes[at as usize].port
+    }
+
+    /// Whether the station of a node has been seen lately.
+    pub fn is_fresh(&self, at: u32, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.nodes[at as usize].seen_ns) < self.ageing_ns
+    }
+
+    /// The station of a node has sent again, from its port.
+    pub fn touch(&mut self, at: u32, now_ns: u64) {
+        let node = &mut self.nodes[at as usize];
+        let list = &mut self.lists[node.port.index()];
+        if list.newest == at {
+            node.seen_ns = now_ns;
+            return;
+        }
+        unlink(&mut self.nodes, list, at);
+        self.link(at, now_ns);
     }
 
     /// Where a station is, if it has been seen lately.
     pub fn find(&self, station: Station, now_ns: u64) -> Option<PortId> {
-        let node = &self.nodes[*self.by_station.get(&station)? as usize];
-        let age = now_ns.saturating_sub(node.seen_ns);
-        (age < self.ageing_ns).then_some(node.port)
+        let at = self.node(station)?;
+        self.is_fresh(at, now_ns).then(|| self.port(at))
     }
 
     /// A station has sent from a port. One that is at another port moves once it has been quiet there.
@@ -87,8 +126,11 @@ impl Table {
                     return;
                 }
                 unlink(&mut self.nodes, &mut self.lists[former.index()], at);
-                self.nodes[at as usize].port = port;
-                self.make_room(port);
+                if former != port {
+                    self.generation += 1;
+                    self.nodes[at as usize].port = port;
+                    self.make_room(port);
+                }
                 self.link(at, now_ns);
             }
             Entry::Vacant(entry) => {
@@ -110,6 +152,7 @@ impl Table {
                     at
                 };
                 entry.insert(at);
+                self.generation += 1;
                 self.make_room(port);
                 self.link(at, now_ns);
             }
@@ -141,6 +184,7 @@ impl Table {
 
     fn forget(&mut self, at: u32) {
         let node = self.nodes[at as usize];
+        self.generation += 1;
         unlink(&mut self.nodes, &mut self.lists[node.port.index()], at);
         self.by_station.remove(&node.station);
         self.nodes[at as usize].newer = self.free;
@@ -162,6 +206,12 @@ impl Table {
         nodes.into_iter().for_each(|at| self.forget(at));
     }
 
+    /// Whether a port has stations that have not been seen lately.
+    pub fn has_expired(&self, port: PortId, now_ns: u64) -> bool {
+        let oldest = self.lists[port.index()].oldest;
+        oldest != NONE && !self.is_fresh(oldest, now_ns)
+    }
+
     /// Forgets at most `budget` stations of a port that have not been seen lately.
     pub fn expire(&mut self, port: PortId, now_ns: u64, budget: usize) {
         for _ in 0..budget {
@@ -169,8 +219,7 @@ impl Table {
             if oldest == NONE {
                 return;
             }
-            let age = now_ns.saturating_sub(self.nodes[oldest as usize].seen_ns);
-            if age < self.ageing_ns {
+            if self.is_fresh(oldest, now_ns) {
                 return;
             }
             self.forget(oldest);

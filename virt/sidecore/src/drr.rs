@@ -152,6 +152,12 @@ impl Drr {
         self.hungry > 0
     }
 
+    /// Sum of the weights of the flows that have work.
+    pub(crate) fn hungry_weight(&self) -> u32 {
+        let hungry = self.flows.iter().filter(|of| of.state == State::Hungry);
+        hungry.fold(0, |sum, of| sum.saturating_add(of.weight))
+    }
+
     /// Whether another flow than this one, which is being visited, has had work since before the visit.
     pub(crate) fn is_contended(&self, flow: FlowId) -> bool {
         self.contenders > usize::from(self.flows[flow].state == State::Hungry)

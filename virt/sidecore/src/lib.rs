@@ -18,6 +18,7 @@
 //!   its [`Probe`] says in a nanosecond whether an idle one has work; its [`Wakes`] are the descriptors that may wake it.
 //! - [`SidecoreBuilder`], [`Sidecore`]: one core: start with pollers, add and take away, stop and get them back.
 //! - [`Fleet`]: several cores; pollers move between them and lose nothing; a [`Controller`] adds and retires cores by load.
+//! - [`Group`]: several pollers as one, which stay on one core and move together.
 //! - [`Handle`]: any thread's door to one poller, wherever it is. A message to a sidecore that polls costs no
 //!   system call; to one that sleeps, one eventfd write by the first sender. [`Handle::call`] waits
 //!   for an answer through a [`Reply`] and learns if none will come.
@@ -45,6 +46,7 @@ mod control;
 mod drr;
 mod fleet;
 mod gate;
+mod group;
 mod handle;
 mod idle;
 mod mailbox;
@@ -70,6 +72,7 @@ mod wakes;
 pub use clock::Nanos;
 pub use control::{ControlConfig, Controller, CoreSample, Decision, PollerSample};
 pub use fleet::{Fleet, FleetBuilder, FleetCounts, MoveError};
+pub use group::{ChildWaker, ChildWakers, Group, GroupProbe, ToChild};
 pub use handle::{CallError, Handle, SendError};
 pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Tariff, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};

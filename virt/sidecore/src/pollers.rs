@@ -262,12 +262,16 @@ impl<P: Poller> Pollers<P> {
         !self.found.is_empty() || is_any_kept_firing
     }
 
+    /// Whether the last look is still to ask it.
+    pub(crate) fn is_fresh(&self, at: usize) -> bool {
+        self.fresh.contains(&at)
+    }
+
     fn is_any_kept_firing(&self) -> bool {
-        let is_fresh = |at: usize| self.fresh.contains(&at);
         self.probes.iter().enumerate().any(|(at, probe)| {
             probe
                 .as_ref()
-                .is_some_and(|probe| probe.fires() && !is_fresh(at))
+                .is_some_and(|probe| probe.fires() && !self.is_fresh(at))
         })
     }
 

@@ -15,26 +15,20 @@ use crate::{
     poller::{Activity, Poller, Probe},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
     stats::PollerState,
-    turn::{End, Others, REQUEST_COST, Turn},
-    wakes,
+    turn::{End, Others, Turn},
+    wakes::{self, Source},
 };
 
 /// Messages handed out per sweep, so that a storm of them does not starve the queues.
 const MAIL_BATCH: usize = 64;
 /// What a message costs its poller at least, in cost units.
-const MESSAGE_COST: u64 = 300;
+pub(crate) const MESSAGE_COST: u64 = 300;
 /// What a readable descriptor costs its poller at least: the system call that empties it, and its share of the look.
-const READY_COST: u64 = 1_000;
+pub(crate) const READY_COST: u64 = 1_000;
 /// What a message, or a readable descriptor, may cost until the poller is to go on in its turn, in cost units.
-const CALL_BUDGET: u64 = 1_600;
+pub(crate) const CALL_BUDGET: u64 = 1_600;
 /// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: four turns.
-const READY_DEBT: i64 = -(4 * drr::QUANTUM as i64);
-/// A look that finds nothing is charged if it takes longer than this, in nanoseconds.
-const LONG_LOOK: u64 = 1_600;
-
-/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
-/// is nobody's doing. Several times what a mebibyte takes.
-const MOST_MEASURED: u64 = 1_000_000;
+pub(crate) const READY_DEBT: i64 = -(4 * drr::QUANTUM as i64);
 
 impl<P: Poller> Core<P> {
     /// Orders, then messages.
@@ -106,10 +100,11 @@ impl<P: Poller> Core<P> {
                 continue;
             }
             let (at, fd) = wakes::source(data);
-            let token = self.pollers.get(at).and_then(|slot| slot.wakes.token(fd));
-            match token {
-                Some(token) => {
-                    if self.ready(at, fd, token) == Activity::Busy {
+            let source = self.pollers.get(at);
+            let source = source.and_then(|slot| slot.wakes.source(fd));
+            match source {
+                Some(source) => {
+                    if self.ready(at, fd, source) == Activity::Busy {
                         activity = Activity::Busy;
                     }
                 }
@@ -124,7 +119,7 @@ impl<P: Poller> Core<P> {
         activity
     }
 
-    fn ready(&mut self, at: usize, fd: i32, token: u32) -> Activity {
+    fn ready(&mut self, at: usize, fd: i32, source: Source) -> Activity {
         if self.drr.deficit(at) < READY_DEBT {
             // It will fire again.
             self.drr.activate(at);
@@ -137,16 +132,16 @@ impl<P: Poller> Core<P> {
         let in_poller = &self.board.pulse.0.in_poller;
         in_poller.store(member.board.id, Ordering::Relaxed);
         let slot = self.pollers.touch(at);
-        let is_muted = slot.wakes.strike(fd, self.now);
+        let is_muted = slot.wakes.of(source.part).strike(fd, self.now);
         core.mutes.add(u64::from(is_muted));
         counters.mutes.add(u64::from(is_muted));
         core.readies.add(1);
         counters.readies.add(1);
-        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes);
-        slot.poller.ready(token, &mut turn);
+        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes).of_part(source.part);
+        slot.poller.ready(source.token, &mut turn);
         let spent = turn.spent();
         if spent > 0 {
-            slot.wakes.forgive();
+            slot.wakes.of(source.part).forgive();
         }
         let cost = spent.max(READY_COST);
         counters.cost.add(cost);
@@ -205,21 +200,12 @@ impl<P: Poller> Core<P> {
         let is_drained = turn.is_drained();
         let is_cut =
             turn.end() == Some(End::Interrupted) && activity == Activity::Busy && !is_drained;
-        let mut cost = turn.spent();
-        let requests = turn.requests().max(u64::from(activity == Activity::Busy));
-        self.requests += requests;
+        self.requests += turn.counted_requests(activity);
         let end = is_measured.then(Nanos::now);
-        if let (Some(start), Some(end)) = (start, end) {
-            let took = end.since(start).min(MOST_MEASURED);
-            // A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it.
-            if activity == Activity::Busy || took > LONG_LOOK || self.drr.is_interruption() {
-                cost = cost.max(took);
-            }
-        }
+        let took = start.zip(end).map(|(start, end)| end.since(start));
+        let cost = turn.cost(activity, took, self.drr.is_interruption());
         self.drr.set_weight(at, slot.poller.weight());
         if activity == Activity::Busy {
-            // Whoever works without saying how much pays for a request.
-            cost = cost.max(REQUEST_COST);
             slot.wakes.forgive();
             counters.polls_busy.add(1);
         } else {

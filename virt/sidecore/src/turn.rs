@@ -12,10 +12,17 @@
 
 use std::{cell::Cell, fmt};
 
-use crate::{clock::Nanos, wakes::Wakes};
+use crate::{clock::Nanos, poller::Activity, wakes::Wakes};
 
 /// What a small request costs, in cost units, for pollers that know no better.
 pub const REQUEST_COST: u64 = 200;
+
+/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
+/// is nobody's doing. Several times what a mebibyte takes.
+const MOST_MEASURED: u64 = 1_000_000;
+
+/// A look that finds nothing is charged if it takes longer than this, in nanoseconds.
+const LONG_LOOK: u64 = 1_600;
 
 /// What moving `bytes` costs, in cost units, for pollers that know no better: 0.1 ns per byte.
 pub const fn bytes_cost(bytes: u64) -> u64 {
@@ -37,6 +44,8 @@ pub struct Turn<'a> {
     budget: u64,
     spent: u64,
     requests: u64,
+    /// The part of the poller whose descriptor is readable.
+    part: Option<usize>,
     wakes: &'a mut Wakes,
     others: Option<&'a dyn Others>,
     /// Times that it may ask before it gets an answer, and how many are left.
@@ -78,6 +87,7 @@ impl<'a> Turn<'a> {
             budget,
             spent: 0,
             requests: 0,
+            part: None,
             wakes,
             others: None,
             asks: (0, Cell::new(0)),
@@ -94,10 +104,57 @@ impl<'a> Turn<'a> {
         self
     }
 
+    /// A turn of part `at` of the poller, within this one: others wait for both.
+    pub(crate) fn part_turn(&mut self, at: usize, budget: u64) -> Turn<'_> {
+        Turn {
+            others: self.others,
+            asks: (self.asks.0, Cell::new(0)),
+            ends_at: self.ends_at,
+            ..Turn::new(self.now, budget, self.wakes.part(at))
+        }
+    }
+
     /// The same, measured from `start` on because others have had work since.
     pub(crate) fn measured_from(mut self, start: Nanos) -> Self {
         self.ends_at = Some(start.after(self.budget));
         self
+    }
+
+    /// Of which part of the poller the readable descriptor is.
+    pub(crate) fn of_part(mut self, part: Option<usize>) -> Self {
+        self.part = part;
+        self
+    }
+
+    /// The part whose descriptor is readable.
+    pub(crate) fn part(&self) -> Option<usize> {
+        self.part
+    }
+
+    /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time that it `took`, where that was
+    /// measured and is more. A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it;
+    /// whoever works without saying how much pays for a request.
+    pub(crate) fn cost(
+        &self,
+        activity: Activity,
+        took: Option<u64>,
+        is_interruption: bool,
+    ) -> u64 {
+        let mut cost = self.spent;
+        if let Some(took) = took.map(|took| took.min(MOST_MEASURED))
+            && (activity == Activity::Busy || took > LONG_LOOK || is_interruption)
+        {
+            cost = cost.max(took);
+        }
+        match activity {
+            Activity::Busy => cost.max(REQUEST_COST),
+            Activity::Waiting | Activity::Idle => cost,
+        }
+    }
+
+    /// Requests taken, as the idle policy counts them.
+    pub(crate) fn counted_requests(&self, activity: Activity) -> u64 {
+        self.requests.max(u64::from(activity == Activity::Busy))
     }
 
     /// The start of this sweep; the same for all pollers.

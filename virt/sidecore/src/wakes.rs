@@ -50,6 +50,16 @@ pub struct Wakes {
     mute_ns: u64,
     /// How many are muted.
     muted: usize,
+    /// Those of the pollers that this one is made of ([`Group`](crate::Group)), which have none of their own.
+    parts: Vec<Wakes>,
+}
+
+/// Who is to be told of a readable descriptor, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// The part of the poller that has registered it; `None`: the poller itself.
+    pub(crate) part: Option<usize>,
+    pub(crate) token: u32,
 }
 
 impl Wakes {
@@ -118,17 +128,34 @@ impl Wakes {
         Ok(())
     }
 
-    /// Removes all.
+    /// Removes all, those of parts included.
     pub fn clear(&mut self) {
         while let Some(entry) = self.list.pop() {
             self.disconnect(entry.fd);
         }
         self.muted = 0;
+        self.parts.iter_mut().for_each(Wakes::clear);
     }
 
-    /// The descriptors registered, muted ones included.
+    /// The descriptors registered, muted ones and those of parts included.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> + '_ {
-        self.list.iter().map(|entry| entry.fd)
+        let parts = self.parts.iter().flat_map(|part| &part.list);
+        self.list.iter().chain(parts).map(|entry| entry.fd)
+    }
+
+    // -- a group -------------------------------------------------------------------------------
+
+    /// The list of part `at` of this poller: its tokens are its own, and what is muted of it is muted for it alone.
+    pub(crate) fn part(&mut self, at: usize) -> &mut Wakes {
+        while self.parts.len() <= at {
+            let part = Wakes {
+                epoll: self.epoll.clone(),
+                slot: self.slot,
+                ..Wakes::default()
+            };
+            self.parts.push(part);
+        }
+        &mut self.parts[at]
     }
 
     fn connect(&self, fd: RawFd) -> io::Result<()> {
@@ -162,12 +189,27 @@ impl Wakes {
         }
     }
 
-    /// The token of `fd`, if it is registered and not muted.
-    pub(crate) fn token(&self, fd: RawFd) -> Option<u32> {
-        self.list
-            .iter()
-            .find(|entry| entry.fd == fd && entry.muted_until.is_none())
-            .map(|entry| entry.token)
+    /// Who has registered `fd`, if it is registered and not muted.
+    pub(crate) fn source(&self, fd: RawFd) -> Option<Source> {
+        let of = |part, list: &[Entry]| {
+            let is_it = |entry: &&Entry| entry.fd == fd && entry.muted_until.is_none();
+            let token = list.iter().find(is_it)?.token;
+            Some(Source { part, token })
+        };
+        let parts = self.parts.iter().enumerate();
+        of(None, &self.list).or_else(|| {
+            parts
+                .map(|(at, part)| of(Some(at), &part.list))
+                .find_map(|found| found)
+        })
+    }
+
+    /// The list of a poller, or of its part.
+    pub(crate) fn of(&mut self, part: Option<usize>) -> &mut Wakes {
+        match part {
+            Some(at) => self.part(at),
+            None => self,
+        }
     }
 
     /// `fd` has fired. True when that has been for nothing so often that it is muted now.
@@ -194,10 +236,12 @@ impl Wakes {
 
     /// When a muted descriptor is to be looked at again.
     pub(crate) fn muted_until(&self) -> Option<Nanos> {
+        let parts = self.parts.iter().filter_map(Wakes::muted_until).min();
         if self.muted == 0 {
-            return None;
+            return parts;
         }
-        self.list.iter().filter_map(|entry| entry.muted_until).min()
+        let own = self.list.iter().filter_map(|entry| entry.muted_until);
+        own.chain(parts).min()
     }
 
     /// Puts those back whose time has come.
@@ -211,6 +255,7 @@ impl Wakes {
                 let _ = self.connect(entry.fd);
             }
         }
+        self.parts.iter_mut().for_each(|part| part.unmute(now));
     }
 
     /// Moves all to another epoll.
@@ -221,6 +266,7 @@ impl Wakes {
                 let _ = self.connect(entry.fd);
             }
         }
+        self.parts.iter_mut().for_each(|part| part.reconnect(epoll));
     }
 }
 

@@ -24,6 +24,10 @@ Examples:
     exitless serve --cpu 3 --block id=a,path=a.raw,socket=a.sock,weight=2 \\
         --block id=b,path=b.raw,socket=b.sock,iops=2000
 
+  Two guests on a switch, each with its own address; a third one that reaches neither:
+    exitless serve --net id=a,socket=a.sock,switch=s,mac=52:54:00:00:00:01 \\
+        --net id=b,socket=b.sock,switch=s,mac=52:54:00:00:00:02 --net id=c,socket=c.sock,switch=s,vlan=2
+
   The same as a file, checked, and served:
     exitless serve --config serve.toml --check
     exitless serve --config serve.toml
@@ -64,8 +68,8 @@ Environment:
   NO_COLOR  If it is set and not empty, help is not coloured.
 
 Files:
-  serve.toml  What --config names, 4 MiB at most: [cores] with cpus, count, idle and coalesce-us; [[block]] with the keys of --block, \
-[[net]] with those of --net, where switches are true and false; and stats. Numbers are numbers, or texts with a unit: bps = \"10M\".
+  serve.toml  What --config names, 4 MiB at most: [cores] with cpus, count, idle and coalesce-us; [[block]], [[net]] and [[switch]] \
+with the keys of --block, --net and --switch, where switches are true and false; and stats. Numbers are numbers, or texts with a unit: bps = \"10M\".
 
 Notes:
   QEMU says `ring restore failed: -22` when a daemon has been started again, which is harmless: nobody is left to ask how far a ring \
@@ -114,12 +118,19 @@ Serve a network device (and serve others, by giving the option again).
     id=NAME                 its name in log and counters
     socket=PATH             vhost-user socket to listen on
     mode=OCTAL, group=NAME  as for --block
+    switch=NAME             frames go to and from the other devices that name this switch
     tap=NAME                frames go to this TAP interface, which has to be there, and come from it
     sink                    every frame is taken, and forgotten
     source                  frames come as fast as there are buffers for them
     frame=N                 their length in bytes, 60 to 1518 (60)
     loop                    every frame comes back
-    pairs=N                 pairs of queues, 1 to 64 (not of loop); above 1 a TAP interface is one that was made with multi_queue
+    vlan=N                  switch: its VLAN, 1 to 4094 (1); with trunk that of frames without a tag (none)
+    trunk=LIST|all          switch: VLANs whose frames have tags here, such as 10+20-29
+    isolated=on|off         switch: on: reaches only devices that are not isolated
+    mac=ADDRESS+…           switch: sends from these addresses only, and no other device does
+    flood-group=N           switch: frames a second to groups, broadcasts among them (1000)
+    flood-unknown=N         switch: frames a second to addresses that the switch does not know (1000)
+    pairs=N                 pairs of queues, 1 to 64 (1 of loop and switch); above 1 a TAP interface is one that was made with multi_queue
     mtu=N                   largest packet over TAP, 68 to 65535, no more than the interface's, which it is unless said otherwise
     queue-size=N            entries of a ring at most, a power of two to 1024
     packed=on|off           off: packed rings are not offered
@@ -130,6 +141,10 @@ Serve a network device (and serve others, by giving the option again).
     pcap-max=SIZE           its size at most, 4K to 1T (64M); frames behind that are not written
     pcap-replace=on|off     on: a file that is there is replaced, not refused
 
+A switch is there because devices name it; --switch sets what is particular to it. Its devices are all on one core, where their \
+frames are copied from guest to guest, and they move to another one together. It learns which addresses are where. What a guest leaves \
+over (checksums, segmentation) is done for a receiver that does not do it.
+
 Address, control queue, and the MTU that the guest reads are the front end's own. sink, source and loop are for measurements.
 
 Over TAP a guest leaves checksums and the division of up to 64 KiB into packets to the host, UDP's only where the host has it (Linux 6.2): \
@@ -137,6 +152,17 @@ the front end has to offer it (QEMU does: csum=, host_tso4=, mrg_rxbuf= and thei
 runs, and has to be up for frames to pass; one that is deleted ends its device's frames alone, and is logged. A capture is of frames as the \
 guest sends and gets them, with checksums that are not complete yet (Wireshark marks them); it has what guests send and is readable by its \
 owner alone. Writing it may make the core wait.";
+
+const SWITCH_HELP: &str = "\
+Settings of a switch between network devices (--net …,switch=NAME); repeat for more. Without it a switch has the values in brackets.
+
+    id=NAME                 its name
+    ageing=SECONDS          an address that nobody sends from for so long is forgotten (300)
+    move-hold=MS            an address stays where it is until it has been quiet for so long (1000): nobody takes over one in use
+    addresses=N             addresses learned of one device at most; one more takes the place of its oldest (1024)
+    tap=NAME                the host is on the switch by this TAP interface, which has to be there
+    vlan=N, trunk=LIST, flood-group=N, flood-unknown=N
+                            of that port, as for --net";
 
 /// Arguments of `exitless serve`.
 #[derive(Args, Clone, Debug)]
@@ -153,6 +179,10 @@ pub struct ServeArgs {
     /// A network device: see `--help`.
     #[arg(long, value_name = "KEY=VALUE,…", long_help = NET_HELP)]
     pub net: Vec<String>,
+
+    /// Settings of a switch between network devices: see `--help`.
+    #[arg(long, value_name = "KEY=VALUE,…", long_help = SWITCH_HELP)]
+    pub switch: Vec<String>,
 
     /// Host CPUs to pin the cores to, one each: `3` or `2,4-6`.
     #[arg(long, visible_alias = "pin", value_name = "LIST")]

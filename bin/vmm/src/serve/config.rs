@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use net_switch::PortConfig;
 use serde::Deserialize;
 use sidecore::IdlePolicy;
 use vio::RateLimits;
@@ -14,7 +15,8 @@ use vio::RateLimits;
 use super::access::Access;
 use super::args::ServeArgs;
 use super::fields::{id_and_socket, rate};
-use super::net::NetConfig;
+use super::net::{Behind, NetConfig};
+use super::switch::{self, SwitchConfig, SwitchSpec};
 use crate::values::block::{self, BlockSpec, Format};
 use crate::values::keys::Keys;
 use crate::values::net::NetSpec;
@@ -35,6 +37,8 @@ pub struct Config {
     pub blocks: Vec<BlockConfig>,
     /// Network devices.
     pub nets: Vec<NetConfig>,
+    /// Switches that are not as they are without a word.
+    pub switches: Vec<SwitchConfig>,
     /// Where counters are written.
     pub stats: Option<PathBuf>,
 }
@@ -122,6 +126,8 @@ struct File {
     block: Vec<BlockSpec>,
     #[serde(default)]
     net: Vec<NetSpec>,
+    #[serde(default)]
+    switch: Vec<SwitchSpec>,
     stats: Option<PathBuf>,
 }
 
@@ -228,10 +234,23 @@ impl Config {
             let option = format!("--net {text}");
             nets.push(NetConfig::parse(&option, text)?);
         }
+        let mut switches = Vec::new();
+        for (number, spec) in file.switch.iter().enumerate() {
+            let path = args.config.as_deref().unwrap_or(Path::new(""));
+            let checked = spec.check();
+            let checked =
+                checked.with_context(|| format!("{}: switch number {number}", path.display()))?;
+            switches.push(checked);
+        }
+        for text in &args.switch {
+            let option = format!("--switch {text}");
+            switches.push(SwitchSpec::parse(&option, text)?.check().context(option)?);
+        }
         let config = Self {
             cores: cores(args, &file.cores)?,
             blocks,
             nets,
+            switches,
             stats: args.stats.clone().or(file.stats),
         };
         check_all(&config)?;
@@ -244,6 +263,14 @@ impl Config {
     pub fn extent(&self) -> String {
         let devices = counted(self.blocks.len() + self.nets.len(), "device");
         format!("{devices} on {}", counted(self.cores.count, "core"))
+    }
+
+    /// Switch, name and port of every device that is on one.
+    pub fn switched(&self) -> impl Iterator<Item = (&str, &str, &PortConfig)> {
+        self.nets.iter().filter_map(|net| match &net.behind {
+            Behind::Switch(switch, port) => Some((&**switch, &*net.id, port)),
+            _ => None,
+        })
     }
 
     /// Name, socket and access of every device, disks first.
@@ -314,7 +341,7 @@ fn check_all(config: &Config) -> Result<()> {
             bail!("two devices have the socket {}", socket.display());
         }
     }
-    Ok(())
+    switch::check_ports(&config.switches, config.switched())
 }
 
 fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {

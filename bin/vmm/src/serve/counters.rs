@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use sidecore::{Answer, Stats};
 use vhost_export::ExportStats;
 
+use super::switch::SwitchStats;
 use crate::output;
 
 /// Between two looks at answers that are not there yet.
@@ -33,13 +34,25 @@ pub fn gather<R>(
     asked.into_iter().map(take).collect()
 }
 
+/// All counters, by name. One of which none are known did not answer.
+#[derive(Default)]
+pub struct Counted {
+    /// Of cores, by number.
+    pub cores: Vec<(usize, Stats)>,
+    /// Of devices.
+    pub devices: Vec<(String, Option<ExportStats>)>,
+    /// Of switches.
+    pub switches: Vec<(String, Option<SwitchStats>)>,
+}
+
 /// Writes all counters. A device of which none are known is there all the same, as one that did not answer.
-pub fn report(
-    path: Option<&Path>,
-    cores: &[(usize, Stats)],
-    stats: Vec<(String, Option<ExportStats>)>,
-) {
+pub fn report(path: Option<&Path>, counted: Counted) {
     let Some(path) = path else { return };
+    let Counted {
+        cores,
+        devices: stats,
+        switches,
+    } = counted;
     let cores: Vec<serde_json::Value> = cores
         .iter()
         .map(|(number, stats)| {
@@ -89,7 +102,16 @@ pub fn report(
             (id, value)
         })
         .collect();
-    let text = serde_json::json!({ "cores": cores, "devices": devices }).to_string();
+    let mut all = serde_json::json!({ "cores": cores, "devices": devices });
+    if !switches.is_empty() {
+        let no_answer = || serde_json::json!({ "no_answer": true });
+        let switches = switches.into_iter();
+        let switches: serde_json::Map<String, serde_json::Value> = switches
+            .map(|(id, stats)| (id, stats.map_or_else(no_answer, |stats| stats.to_json())))
+            .collect();
+        all["switches"] = switches.into();
+    }
+    let text = all.to_string();
     if let Err(error) = output::write(path, &text) {
         tracing::warn!(path = %path.display(), %error, "the counters cannot be written");
     }
@@ -148,10 +170,21 @@ mod tests {
             ("a".to_owned(), Some(ExportStats::default())),
             ("b".to_owned(), None),
         ];
-        report(Some(&path), &[], stats);
+        let switches = vec![
+            ("s".to_owned(), Some(SwitchStats::default())),
+            ("t".to_owned(), None),
+        ];
+        let counted = Counted {
+            devices: stats,
+            switches,
+            ..Counted::default()
+        };
+        report(Some(&path), counted);
         let text = std::fs::read(&path).unwrap();
         let written: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(written["devices"]["a"]["requests"], 0);
         assert_eq!(written["devices"]["b"]["no_answer"], true);
+        assert!(written["switches"]["s"]["ports"].is_object());
+        assert_eq!(written["switches"]["t"]["no_answer"], true);
     }
 }

@@ -1,5 +1,6 @@
 //! Sockets, exports and cores, from the start to a signal.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
@@ -7,17 +8,21 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sidecore::{ControlConfig, Fleet, FleetBuilder, Monitor, Reply, StuckCause};
+use sidecore::{
+    Answer, ControlConfig, Fleet, FleetBuilder, Handle, Monitor, Reply, StuckCause, ToChild,
+};
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::{Device, DeviceClass};
 
 use super::config::{Config, Cores};
-use super::counters;
+use super::counters::{self, Counted};
+use super::net::Behind;
 use super::of_device;
-use super::poller::Served;
+use super::poller::{Served, ServedMessage};
 use super::prepare;
 use super::purpose::Purpose;
 use super::sockets::Sockets;
+use super::switch::SwitchStats;
 use crate::composition::Composition;
 use crate::ending::signals::{self, Asked, Signals};
 use crate::ending::storage::{self, Dropping, Names};
@@ -51,7 +56,7 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
         opened => opened?,
     };
     let mut sockets = Sockets::default();
-    let nets = prepare::nets(&config, Purpose::Start)?;
+    let (nets, switches) = prepare::nets(&config, Purpose::Start)?;
     let listeners = prepare::listen(&config, Purpose::Start, &mut sockets)?;
     let mut listeners = listeners.into_iter();
     let (cores, mut exports) = (&config.cores, Vec::new());
@@ -60,39 +65,82 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
         let export = export(&block.id, block.weight, blk, listener, cores);
         exports.push(Served::Block(export.with_context(|| of_device(&block.id))?));
     }
+    let mut of_switches = BTreeMap::<String, Vec<_>>::new();
     for ((net, device), listener) in config.nets.iter().zip(nets).zip(listeners) {
         let export = export(&net.id, net.weight, device, listener, cores);
-        exports.push(Served::Net(export.with_context(|| of_device(&net.id))?));
+        let export = export.with_context(|| of_device(&net.id))?;
+        match &net.behind {
+            Behind::Switch(name, _) => of_switches.entry(name.clone()).or_default().push(export),
+            _ => exports.push(Served::Net(export)),
+        }
     }
+    let switches = switches.with_devices(of_switches).into_iter();
+    exports.extend(switches.map(|switch| Served::Switch(Box::new(switch))));
     let mut fleet = start(&config.cores, composition)?;
-    let mut handles = Vec::new();
-    for export in exports {
-        let id = export.id().to_owned();
-        let handle = fleet.add(export).with_context(|| format!("device {id}"))?;
-        handles.push((id, handle));
+    let mut doors = Vec::new();
+    for served in exports {
+        let (key, devices) = (served.key(), served.stats());
+        let switch = served.switch_stats().map(|(id, _)| id);
+        let handle = fleet.add(served).with_context(|| of_device(&key))?;
+        doors.push(Door {
+            handle,
+            devices: devices.into_iter().map(|(id, _)| id).collect(),
+            switch,
+        });
     }
     let serving = format!("serving {}", config.extent());
     say!("ready: {serving}");
     notify::ready(&serving);
     while asked.recv() == Ok(Asked::Stats) {
-        let asked = handles.iter().filter_map(|(id, handle)| {
-            let (reply, answer) = Reply::pair();
-            // One whose core has gone has no counters.
-            handle.send(ExportMessage::Stats(reply)).ok()?;
-            Some((id.clone(), answer))
-        });
-        let stats = counters::gather(asked.collect(), STATS_LIMIT, signals::is_end_asked);
-        counters::report(config.stats.as_deref(), &fleet.stats(), stats);
+        let devices = doors.iter().flat_map(Door::ask_devices).collect();
+        let switches = doors.iter().filter_map(Door::ask_switch).collect();
+        let counted = Counted {
+            cores: fleet.stats(),
+            devices: counters::gather(devices, STATS_LIMIT, signals::is_end_asked),
+            switches: counters::gather(switches, STATS_LIMIT, signals::is_end_asked),
+        };
+        counters::report(config.stats.as_deref(), counted);
     }
     notify::stopping();
     let cores = fleet.stats();
     // Before the listeners are closed, so that a successor finds either a socket that is served or none.
     drop(sockets);
-    let stats = wind_down(&mut fleet, &config);
-    let stats = stats.into_iter().map(|(id, stats)| (id, Some(stats)));
-    counters::report(config.stats.as_deref(), &cores, stats.collect());
+    let mut counted = wind_down(&mut fleet, &config);
+    counted.cores = cores;
+    counters::report(config.stats.as_deref(), counted);
     drop(fleet.stop());
     Ok(0)
+}
+
+/// The way to one poller.
+struct Door {
+    handle: Handle<ServedMessage>,
+    /// Its devices.
+    devices: Vec<String>,
+    /// The switch that it is.
+    switch: Option<String>,
+}
+
+impl Door {
+    /// Asks each device for its counters. One whose core has gone has none.
+    fn ask_devices(&self) -> impl Iterator<Item = (String, Answer<ExportStats>)> {
+        let devices = self.devices.iter().enumerate();
+        devices.filter_map(|(child, id)| {
+            let (reply, answer) = Reply::pair();
+            let message = ExportMessage::Stats(reply);
+            let message = ServedMessage::Device(ToChild { child, message });
+            self.handle.send(message).ok()?;
+            Some((id.clone(), answer))
+        })
+    }
+
+    /// Asks the switch for its own.
+    fn ask_switch(&self) -> Option<(String, Answer<SwitchStats>)> {
+        let id = self.switch.clone()?;
+        let (reply, answer) = Reply::pair();
+        self.handle.send(ServedMessage::Switch(reply)).ok()?;
+        Some((id, answer))
+    }
 }
 
 /// Says what is lacking for calls that no front end can make wait.
@@ -122,26 +170,40 @@ fn check_calls() {
 
 /// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
 /// closes their images. Their last counters.
-fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Vec<(String, ExportStats)> {
+fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Counted {
     let name = |id: &str, what: &dyn Display| (id.to_owned(), format!("device {id} ({what})"));
     let blocks = config.blocks.iter();
     let blocks = blocks.map(|block| name(&block.id, &block.source));
     let nets = config.nets.iter();
     let names: Names<String> = blocks
-        .chain(nets.map(|net| name(&net.id, &net.behind)))
+        .chain(nets.map(|net| match &net.behind {
+            // All devices of a switch at once.
+            Behind::Switch(switch, _) => {
+                let key = format!("switch {switch}");
+                (key.clone(), key)
+            }
+            behind => name(&net.id, behind),
+        }))
         .collect();
-    let mut stats = Vec::new();
+    let mut counted = Counted::default();
     let mut closing = Dropping::default();
-    let take = |export: Served| {
-        let id = export.id().to_owned();
-        stats.push((id.clone(), export.stats()));
-        closing.begin(names[&id].clone(), export.into_device());
-        id
+    let take = |served: Served| {
+        let key = served.key();
+        let devices = served.stats().into_iter();
+        counted
+            .devices
+            .extend(devices.map(|(id, stats)| (id, Some(stats))));
+        let switch = served.switch_stats().into_iter();
+        counted
+            .switches
+            .extend(switch.map(|(id, stats)| (id, Some(stats))));
+        closing.begin(names[&key].clone(), served.into_devices());
+        key
     };
     let left = fleet.release();
     storage::wait(names.clone(), &left, take, || {});
     closing.wait();
-    stats
+    counted
 }
 
 /// The cores, without devices.

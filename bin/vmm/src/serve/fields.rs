@@ -8,15 +8,24 @@ use vio::Rate;
 
 use crate::values::block::MAX_SOCKET;
 
-/// Name and socket of a device.
+/// Name of a device or a switch.
 ///
 /// # Errors
-/// One of them is missing, or none that there can be.
-pub fn id_and_socket(id: Option<&String>, socket: Option<&PathBuf>) -> Result<(String, PathBuf)> {
+/// It is missing, or none that there can be.
+pub fn id(id: Option<&String>) -> Result<String> {
     let id = id.cloned().context("it has no id")?;
     if id.is_empty() || id.len() > 20 || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         bail!("id {id:?} is not 1 to 20 printable ASCII characters");
     }
+    Ok(id)
+}
+
+/// Name and socket of a device.
+///
+/// # Errors
+/// One of them is missing, or none that there can be.
+pub fn id_and_socket(name: Option<&String>, socket: Option<&PathBuf>) -> Result<(String, PathBuf)> {
+    let id = id(name)?;
     let socket = socket.cloned().context("it has no socket")?;
     let length = socket.as_os_str().as_bytes().len();
     if length == 0 || length > MAX_SOCKET {

@@ -2,7 +2,7 @@
 //!
 //! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both)
 //! → `prepare` the way to devices that can be reached, of a start and of `--check`: `disk` the back
-//! end of each disk, `net` each network device, `sockets` (`access`: for whom) → `daemon` exports (`poller`), sidecores, until a signal ends
+//! end of each disk, `net` each network device, `switch` switches between those, `sockets` (`access`: for whom) → `daemon` exports (`poller`), sidecores, until a signal ends
 //! it; `counters` what they have done.
 //!
 //! Requests are none of this module's affair: see the crates `vhost-export`, `vio`
@@ -20,8 +20,10 @@ mod poller;
 mod prepare;
 mod purpose;
 mod sockets;
+mod switch;
 #[cfg(test)]
 mod tests;
+mod uplink;
 
 use anyhow::Result;
 

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use net_ports::{Loop, Sink, Source, TapOptions, TapPort};
+use net_switch::PortConfig;
 use vio::RateLimits;
 use vio::net::{Net, PLAIN_FRAME};
 
 use super::access::Access;
-use super::fields::{id_and_socket, rate};
+use super::fields::{self, id_and_socket, rate};
 use super::purpose::Purpose;
+use super::switch::{PortKeys, Switches};
 use crate::ports::{CaptureConfig, open_tap, port};
 use crate::values::keys::Keys;
 use crate::values::net::NetSpec;
@@ -30,6 +32,8 @@ pub enum Behind {
     Source(usize),
     /// Every frame comes back.
     Loop,
+    /// A port of the switch of that name.
+    Switch(String, PortConfig),
 }
 
 impl fmt::Display for Behind {
@@ -39,6 +43,7 @@ impl fmt::Display for Behind {
             Self::Sink => f.write_str("sink"),
             Self::Source(_) => f.write_str("source"),
             Self::Loop => f.write_str("loop"),
+            Self::Switch(name, _) => write!(f, "switch {name}"),
         }
     }
 }
@@ -71,7 +76,14 @@ pub struct NetConfig {
 }
 
 /// The keys of `--net`: all that there are.
-const KEYS: [&str; 21] = [
+const KEYS: [&str; 28] = [
+    "switch",
+    "vlan",
+    "trunk",
+    "isolated",
+    "mac",
+    "flood-group",
+    "flood-unknown",
     "id",
     "socket",
     "mode",
@@ -117,7 +129,28 @@ impl NetConfig {
         if spec.frame.is_some() && !spec.source {
             bail!("frame is for source");
         }
+        let port = PortKeys {
+            vlan: spec.vlan,
+            trunk: spec.trunk.as_deref(),
+            isolated: spec.isolated,
+            mac: spec.mac.as_deref(),
+            flood_group: spec.flood_group,
+            flood_unknown: spec.flood_unknown,
+        };
+        let switch = match &spec.switch {
+            None if !port.are_absent() => {
+                bail!(
+                    "vlan, trunk, isolated, mac, flood-group and flood-unknown are for switch=NAME"
+                );
+            }
+            None => None,
+            Some(name) => Some(Behind::Switch(
+                fields::id(Some(name)).context("switch")?,
+                port.check()?,
+            )),
+        };
         let named = [
+            switch,
             spec.tap.clone().map(Behind::Tap),
             spec.sink.then_some(Behind::Sink),
             spec.source.then_some(Behind::Source(frame as usize)),
@@ -125,10 +158,10 @@ impl NetConfig {
         ];
         let mut named = named.into_iter().flatten();
         let (Some(behind), None) = (named.next(), named.next()) else {
-            bail!("say one of tap=NAME, sink, source and loop");
+            bail!("say one of tap=NAME, switch=NAME, sink, source and loop");
         };
         let pairs = spec.pairs()?;
-        if pairs > 1 && behind == Behind::Loop {
+        if pairs > 1 && matches!(behind, Behind::Loop | Behind::Switch(..)) {
             bail!("{behind} has one pair of queues");
         }
         let mtu = spec.mtu()?;
@@ -158,7 +191,7 @@ impl NetConfig {
 ///
 /// # Errors
 /// Names what the host lacks.
-pub fn open(config: &NetConfig, purpose: Purpose) -> Result<Net> {
+pub fn open(config: &NetConfig, purpose: Purpose, switches: &mut Switches) -> Result<Net> {
     let capture = config.capture.as_ref();
     let is_check = purpose == Purpose::Check;
     let port = match &config.behind {
@@ -177,6 +210,7 @@ pub fn open(config: &NetConfig, purpose: Purpose) -> Result<Net> {
             port(source, capture, is_check)
         }
         Behind::Loop => port(Loop::default(), capture, is_check),
+        Behind::Switch(name, of) => port(switches.port(name, of)?, capture, is_check),
     };
     // Front ends have addresses of their own, and none asks for this one.
     let mac = [0x52, 0x54, 0, 0x65, 0x78, 1];

@@ -2,119 +2,220 @@
 
 use std::io;
 
-use sidecore::{Activity, ArmError, Departure, Nanos, Poller, Turn, Wakes};
+use sidecore::{
+    Activity, ArmError, Departure, GroupProbe, Nanos, Poller, Probe, Reply, ToChild, Turn, Wakes,
+};
 use vhost_export::{Export, ExportMessage, ExportStats, RingProbe};
 use vio::Device;
 use vio::blk::BlkClass;
 use vio::net::NetClass;
 
-/// A device of any kind, with its socket.
+use super::switch::{SwitchStats, Switched};
+
+/// A device of any kind, with its socket; or all devices of a switch.
 #[derive(Debug)]
 pub enum Served {
     /// A disk.
     Block(Export<BlkClass>),
     /// A network device.
     Net(Export<NetClass>),
+    /// A switch, with its devices.
+    Switch(Box<Switched>),
 }
 
-/// A device that is served no more, to be dropped.
+/// What is served no more, to be dropped.
 pub enum Released {
     /// A disk.
     Block(#[expect(dead_code, reason = "closed when it is dropped")] Device<BlkClass>),
     /// A network device.
     Net(#[expect(dead_code, reason = "closed when it is dropped")] Device<NetClass>),
+    /// Those of a switch.
+    Switch(#[expect(dead_code, reason = "closed when it is dropped")] Vec<Device<NetClass>>),
+}
+
+/// What the daemon tells or asks.
+pub enum ServedMessage {
+    /// A device: of a switch, the one of that number.
+    Device(ToChild<ExportMessage>),
+    /// The switch: what has it counted?
+    Switch(Reply<SwitchStats>),
+}
+
+/// Whether there is work.
+pub enum ServedProbe {
+    /// For one device.
+    One(RingProbe),
+    /// For one of a switch's.
+    Switch(GroupProbe<RingProbe>),
+}
+
+impl Probe for ServedProbe {
+    #[inline]
+    fn fires(&self) -> bool {
+        match self {
+            Self::One(probe) => probe.fires(),
+            Self::Switch(probe) => probe.fires(),
+        }
+    }
 }
 
 macro_rules! each {
-    ($self:ident, $export:ident => $then:expr) => {
+    ($self:ident, $poller:ident => $then:expr) => {
         match $self {
-            Served::Block($export) => $then,
-            Served::Net($export) => $then,
+            Served::Block($poller) => $then,
+            Served::Net($poller) => $then,
+            Served::Switch(switch) => {
+                let $poller = &mut switch.group;
+                $then
+            }
+        }
+    };
+    (&$self:ident, $poller:ident => $then:expr) => {
+        match $self {
+            Served::Block($poller) => $then,
+            Served::Net($poller) => $then,
+            Served::Switch(switch) => {
+                let $poller = &switch.group;
+                $then
+            }
         }
     };
 }
 
 impl Served {
-    /// Its name.
-    pub fn id(&self) -> &str {
-        each!(self, export => export.id())
+    /// What tells it from others.
+    pub fn key(&self) -> String {
+        match self {
+            Self::Block(export) => export.id().to_owned(),
+            Self::Net(export) => export.id().to_owned(),
+            Self::Switch(switch) => switch.key(),
+        }
     }
 
-    /// Its counters.
-    pub fn stats(&self) -> ExportStats {
-        each!(self, export => export.stats())
+    /// Name and counters of its devices, in the order of their numbers.
+    pub fn stats(&self) -> Vec<(String, ExportStats)> {
+        let own = |id: &str, stats| (id.to_owned(), stats);
+        match self {
+            Self::Block(export) => vec![own(export.id(), export.stats())],
+            Self::Net(export) => vec![own(export.id(), export.stats())],
+            Self::Switch(switch) => {
+                let devices = switch.device_stats();
+                devices.map(|(id, stats)| own(id, stats)).collect()
+            }
+        }
     }
 
-    /// The end: the front end is hung up on.
-    pub fn into_device(self) -> Released {
+    /// Name and counters of the switch, if it is one.
+    pub fn switch_stats(&self) -> Option<(String, SwitchStats)> {
+        match self {
+            Self::Block(_) | Self::Net(_) => None,
+            Self::Switch(switch) => Some((switch.id().to_owned(), switch.stats())),
+        }
+    }
+
+    /// The end: front ends are hung up on.
+    pub fn into_devices(self) -> Released {
         match self {
             Self::Block(export) => Released::Block(export.into_device()),
             Self::Net(export) => Released::Net(export.into_device()),
+            Self::Switch(switch) => Released::Switch(switch.into_devices()),
         }
     }
 }
 
+/// Renews a probe in place.
+fn renew<R>(
+    slot: &mut Option<ServedProbe>,
+    own: Option<R>,
+    wrap: impl FnOnce(R) -> ServedProbe,
+    renew: impl FnOnce(&mut Option<R>),
+) {
+    let mut own = own;
+    renew(&mut own);
+    *slot = own.map(wrap);
+}
+
 impl Poller for Served {
-    type Message = ExportMessage;
-    type Probe = RingProbe;
+    type Message = ServedMessage;
+    type Probe = ServedProbe;
 
     fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
-        each!(self, export => export.attached(wakes))
+        each!(self, poller => poller.attached(wakes))
     }
 
     fn detaching(&mut self, wakes: &mut Wakes) {
-        each!(self, export => export.detaching(wakes));
+        each!(self, poller => poller.detaching(wakes));
     }
 
     fn may_detach(&mut self, departure: Departure) -> bool {
-        each!(self, export => export.may_detach(departure))
+        each!(self, poller => poller.may_detach(departure))
     }
 
     fn stays(&mut self) {
-        each!(self, export => export.stays());
+        each!(self, poller => poller.stays());
     }
 
     fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        each!(self, export => export.poll(turn))
+        each!(self, poller => poller.poll(turn))
     }
 
-    fn message(&mut self, message: ExportMessage, turn: &mut Turn<'_>) {
-        each!(self, export => export.message(message, turn));
+    fn message(&mut self, message: ServedMessage, turn: &mut Turn<'_>) {
+        match (self, message) {
+            (Self::Block(export), ServedMessage::Device(to)) => export.message(to.message, turn),
+            (Self::Net(export), ServedMessage::Device(to)) => export.message(to.message, turn),
+            (Self::Switch(switch), ServedMessage::Device(to)) => switch.group.message(to, turn),
+            (Self::Switch(switch), ServedMessage::Switch(reply)) => reply.send(switch.stats()),
+            // No switch: whoever asks learns that nobody answers.
+            (Self::Block(_) | Self::Net(_), ServedMessage::Switch(_)) => {}
+        }
     }
 
     fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
-        each!(self, export => export.ready(token, turn));
+        each!(self, poller => poller.ready(token, turn));
     }
 
     fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
-        each!(self, export => export.arm(wakes))
+        each!(self, poller => poller.arm(wakes))
     }
 
     fn has_work(&mut self) -> bool {
-        each!(self, export => export.has_work())
+        each!(self, poller => poller.has_work())
     }
 
     fn disarm(&mut self) {
-        each!(self, export => export.disarm());
+        each!(self, poller => poller.disarm());
     }
 
-    fn probe(&self, slot: &mut Option<RingProbe>) {
-        each!(self, export => export.probe(slot));
+    fn probe(&self, slot: &mut Option<ServedProbe>) {
+        let (one, switch) = match slot.take() {
+            None => (None, None),
+            Some(ServedProbe::One(probe)) => (Some(probe), None),
+            Some(ServedProbe::Switch(probe)) => (None, Some(probe)),
+        };
+        match self {
+            Self::Block(export) => renew(slot, one, ServedProbe::One, |own| export.probe(own)),
+            Self::Net(export) => renew(slot, one, ServedProbe::One, |own| export.probe(own)),
+            Self::Switch(served) => {
+                renew(slot, switch, ServedProbe::Switch, |own| {
+                    served.group.probe(own)
+                });
+            }
+        }
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        each!(self, export => export.deadline())
+        each!(&self, poller => poller.deadline())
     }
 
     fn arm_cost(&self) -> u64 {
-        each!(self, export => export.arm_cost())
+        each!(&self, poller => poller.arm_cost())
     }
 
     fn name(&self) -> &str {
-        each!(self, export => Poller::name(export))
+        each!(&self, poller => Poller::name(poller))
     }
 
     fn weight(&self) -> u32 {
-        each!(self, export => export.weight())
+        each!(&self, poller => poller.weight())
     }
 }

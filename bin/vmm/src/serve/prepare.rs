@@ -20,6 +20,7 @@ use super::net;
 use super::of_device;
 use super::purpose::Purpose;
 use super::sockets::{self, Sockets};
+use super::switch::Switches;
 use crate::composition::Composition;
 use crate::{lacks, output};
 
@@ -61,14 +62,19 @@ pub fn disks(config: &Config, purpose: Purpose, composition: &dyn Composition) -
         .collect()
 }
 
-/// Opens what is behind every network device.
+/// Opens what is behind every network device; and the switches that some of them are on.
 ///
 /// # Errors
 /// Names the device, and what the host lacks.
-pub fn nets(config: &Config, purpose: Purpose) -> Result<Vec<Net>> {
-    let nets = config.nets.iter();
-    nets.map(|net| net::open(net, purpose).with_context(|| of_device(&net.id)))
-        .collect()
+pub fn nets(config: &Config, purpose: Purpose) -> Result<(Vec<Net>, Switches)> {
+    let names: Vec<&str> = config.switched().map(|(switch, _, _)| switch).collect();
+    let mut switches = Switches::new(&config.switches, &names)?;
+    let mut nets = Vec::new();
+    for net in &config.nets {
+        let device = net::open(net, purpose, &mut switches);
+        nets.push(device.with_context(|| of_device(&net.id))?);
+    }
+    Ok((nets, switches))
 }
 
 /// Makes the socket of every device, disks first.

@@ -1,5 +1,7 @@
 //! What a configuration may say, and what is said of one that may not.
 
+mod switched;
+
 use std::io::Write;
 
 use clap::Parser;

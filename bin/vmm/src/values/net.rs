@@ -32,6 +32,16 @@ pub struct NetSpec {
     pub source: bool,
     #[serde(default)]
     pub r#loop: bool,
+    pub switch: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub vlan: Option<u64>,
+    pub trunk: Option<String>,
+    pub isolated: Option<bool>,
+    pub mac: Option<String>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub flood_group: Option<u64>,
+    #[serde(default, deserialize_with = "size::in_file")]
+    pub flood_unknown: Option<u64>,
     #[serde(default, deserialize_with = "size::in_file")]
     pub frame: Option<u64>,
     #[serde(default, deserialize_with = "size::in_file")]
@@ -74,6 +84,13 @@ impl NetSpec {
             sink: keys.word("sink")?,
             source: keys.word("source")?,
             r#loop: keys.word("loop")?,
+            switch: keys.text("switch"),
+            vlan: keys.number("vlan")?,
+            trunk: keys.text("trunk"),
+            isolated: keys.switch("isolated")?,
+            mac: keys.text("mac"),
+            flood_group: keys.number("flood-group")?,
+            flood_unknown: keys.number("flood-unknown")?,
             frame: keys.number("frame")?,
             mtu: keys.number("mtu")?,
             pairs: keys.number("pairs")?,

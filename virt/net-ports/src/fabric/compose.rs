@@ -179,6 +179,50 @@ struct Part {
     slices: usize,
 }
 
+/// Offers the frames in front of a port's queue that go to it as they are, and were copied when they were sent: up to `room` of them,
+/// in one burst. How many are over; `None` if the first one is none of these.
+pub(super) fn deliver_short(
+    shared: &mut Shared,
+    id: PortId,
+    room: usize,
+    to: &mut dyn FrameReceiver,
+) -> Option<usize> {
+    const NONE: RxFrame<'_> = RxFrame {
+        header: NetHeader::PLAIN,
+        data: FrameData::Bytes(&[]),
+    };
+    let port = shared.ports[id.index()].as_ref()?;
+    if port.segments_taken != 0 {
+        return None;
+    }
+    let mut burst = [NONE; BURST];
+    let mut count = 0;
+    for &at in port.queue.iter().take(room.min(BURST)) {
+        let Some(frame) = &shared.frames[at] else {
+            break;
+        };
+        let is_plain = matches!(frame.data, Data::Short)
+            && frame.header.is_plain()
+            && shared.switch.retag(&frame.forward, id) == Retag::default();
+        if !is_plain {
+            break;
+        }
+        burst[count].data = FrameData::Bytes(&shared.short[at][..frame.len as usize]);
+        count += 1;
+    }
+    if count == 0 {
+        return None;
+    }
+    let taken = to.deliver(&burst[..count]).min(count);
+    for _ in 0..taken {
+        let port = shared.ports[id.index()].as_mut()?;
+        if let Some(at) = port.queue.pop_front() {
+            shared.release(at, id);
+        }
+    }
+    Some(taken)
+}
+
 /// Offers the first frame that waits for a port, or up to `room` of its segments, whose number that are over is the answer; 0 if
 /// the receiver has taken none of what there was.
 pub(super) fn deliver(
@@ -206,6 +250,7 @@ pub(super) fn deliver(
     let guest;
     let source = match &frame.data {
         Data::Copied(bytes) => Some(Source::Bytes(bytes)),
+        Data::Short => Some(Source::Bytes(&shared.short[at][..frame.len as usize])),
         Data::Kept { keep, slices } => {
             guest = slices_of(keep, slices);
             guest.as_deref().map(Source::Guest)
@@ -238,7 +283,6 @@ pub(super) fn deliver(
     if port.segments_taken >= count {
         port.segments_taken = 0;
         port.queue.pop_front();
-        port.show_waiting();
         shared.release(at, id);
     }
     taken

@@ -6,14 +6,19 @@
 //! sender's visit ─ collect ─▶ taken by all, or too old: copied for those who have not taken it
 //! ```
 //! **One copy** from guest to guest, of the payload. What decisions rest on is copied first, and is what the receiver
-//! gets: a sender that changes a frame under way changes its payload only.
+//! gets: a sender that changes a frame under way changes its payload only. A frame of [`SHORT`] bytes at most is copied whole
+//! when it is sent: a second copy of so few bytes, out of the cache, costs less than what keeping a frame takes, and the sender
+//! has its buffer back at once. Those that leave nothing undone are handed to their receiver a burst at a time.
 //!
 //! **A port that takes nothing** holds no other up. Its queue is bounded ([`QUEUE`]), and what lies there for longer than
 //! [`KEEP_NS`] is copied by its sender, who then has its buffer back, up to [`COPIED`] bytes for each receiver; behind these
 //! bounds frames are dropped, for that receiver alone.
 //!
+//! **Who is woken.** A port whose first frame comes tells its owner: by a descriptor, or, where the owners of all ports are one
+//! ([`Fabric::port_with`]), by a call.
+//!
 //! A port may be used by another thread than the others'; then frames are copied between cores. One lock guards all, held for
-//! a burst; on one core it is never waited for.
+//! a burst; on one core it is never waited for, and costs 20 ns a burst.
 
 mod compose;
 mod port;
@@ -26,13 +31,17 @@ use std::time::Instant;
 
 use guest_mem::{GuestRam, Hva, KeepAlive};
 use net_offload::{NetHeader, Offloads};
-use net_switch::{Forward, HEAD_LEN, PortConfig, PortId, Switch, SwitchConfig, SwitchError};
+use net_switch::{
+    Forward, HEAD_LEN, PortConfig, PortCounters, PortId, PortSet, Switch, SwitchConfig, SwitchError,
+};
 
 use compose::Composer;
 pub use port::SwitchPort;
 
 /// Frames that wait for one receiver at most.
 const QUEUE: usize = 1_024;
+/// Bytes of a frame that is copied when it is sent.
+const SHORT: usize = 256;
 /// Time that a frame stays in its sender's memory at most, counted when the sender looks: 50 µs.
 const KEEP_NS: u64 = 50_000;
 /// Bytes of frames that were copied for one receiver at most.
@@ -67,6 +76,8 @@ enum Data {
         slices: Vec<(Hva, u32)>,
     },
     Copied(Box<[u8]>),
+    /// In [`Shared::short`], at the frame's place.
+    Short,
 }
 
 /// A frame under way.
@@ -104,17 +115,29 @@ struct Port {
     copied_bytes: usize,
     /// Length of the queue, for a look without the lock.
     waiting: Arc<AtomicUsize>,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Wake>,
     /// Frames of it, from number `first` on.
     sent: VecDeque<Sent>,
     first: u64,
     counters: FabricCounters,
 }
 
+/// How a port's owner learns that frames wait.
+enum Wake {
+    /// Readable while they do.
+    Fd(OwnedFd),
+    /// Called when there were none before.
+    Call(Box<dyn Fn() + Send + Sync>),
+}
+
 struct Shared {
     switch: Switch,
     ports: Vec<Option<Port>>,
     frames: Vec<Option<Frame>>,
+    /// By place, as `frames`.
+    short: Vec<[u8; SHORT]>,
+    /// Receivers of the burst under way, whose owners are to be told.
+    touched: PortSet,
     free: Vec<usize>,
     spare_slices: Vec<Vec<(Hva, u32)>>,
     composer: Composer,
@@ -131,6 +154,8 @@ impl Fabric {
             switch: Switch::new(config),
             ports: Vec::new(),
             frames: Vec::new(),
+            short: Vec::new(),
+            touched: PortSet::default(),
             free: Vec::new(),
             spare_slices: Vec::new(),
             composer: Composer::new(GuestRam::in_heap(&Composer::REGION)?),
@@ -143,7 +168,34 @@ impl Fabric {
     /// # Errors
     /// There is no room, or another port is bound to the same address.
     pub fn port(&self, config: PortConfig, mtu: u16) -> Result<SwitchPort, SwitchError> {
-        SwitchPort::new(self.clone(), config, mtu)
+        SwitchPort::new(self.clone(), config, mtu, None)
+    }
+
+    /// As [`port`](Self::port); `wake` is called when the first frame waits for it, by the thread that sends it, and its device has no
+    /// descriptor for that. For ports whose devices are all polled by one thread.
+    ///
+    /// # Errors
+    /// As for [`port`](Self::port).
+    pub fn port_with(
+        &self,
+        config: PortConfig,
+        mtu: u16,
+        wake: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<SwitchPort, SwitchError> {
+        SwitchPort::new(self.clone(), config, mtu, Some(wake))
+    }
+
+    /// What the switch has decided about frames from a port, and what has become of those from it and for it.
+    pub fn counters(&self, id: PortId) -> (PortCounters, FabricCounters) {
+        let mut shared = self.lock();
+        let decided = shared.switch.counters(id);
+        let moved = shared.port(id).map(|port| port.counters);
+        (decided, moved.unwrap_or_default())
+    }
+
+    /// Addresses learned, at one port and in all.
+    pub fn learned(&self, id: PortId) -> (usize, usize) {
+        self.lock().switch.learned(id)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -161,33 +213,52 @@ impl Shared {
         self.ports.get_mut(id.index()).and_then(Option::as_mut)
     }
 
-    /// Puts a frame into the queues of its receivers; what its sender is to be told.
-    fn enqueue(&mut self, frame: Frame) -> Sent {
-        let ports = frame.forward.ports;
-        let place = self.free.pop().unwrap_or_else(|| {
+    /// A place for a frame.
+    fn place(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
             self.frames.push(None);
+            self.short.push([0; SHORT]);
             self.frames.len() - 1
-        });
-        let mut receivers = 0;
-        for id in ports.iter() {
-            let Some(port) = self.port(id).filter(|port| port.is_started) else {
+        })
+    }
+
+    /// Puts the frame at `place` into the queues of its receivers; whether there is one. Otherwise the place is free again.
+    fn enqueue(&mut self, place: usize) -> bool {
+        let Some(frame) = &mut self.frames[place] else {
+            return false;
+        };
+        for id in frame.forward.ports.iter() {
+            let Some(port) = self.ports[id.index()].as_mut() else {
                 continue;
             };
+            if !port.is_started {
+                continue;
+            }
             if port.queue.len() == QUEUE {
                 port.counters.overflowed += 1;
                 continue;
             }
             port.queue.push_back(place);
-            port.show_waiting();
-            receivers += 1;
+            frame.receivers += 1;
+            self.touched.insert(id);
         }
-        if receivers == 0 {
-            self.free.push(place);
+        if frame.receivers != 0 {
+            return true;
+        }
+        self.free.push(place);
+        if let Some(frame) = self.frames[place].take() {
             self.reuse(frame.data);
-            return Sent::Dropped;
         }
-        self.frames[place] = Some(Frame { receivers, ..frame });
-        Sent::Kept(place)
+        false
+    }
+
+    /// Tells the owners of the ports that have got frames in this burst.
+    fn tell_receivers(&mut self) {
+        for id in std::mem::take(&mut self.touched).iter() {
+            if let Some(port) = self.port(id) {
+                port.show_waiting();
+            }
+        }
     }
 
     fn reuse(&mut self, data: Data) {
@@ -206,9 +277,16 @@ impl Shared {
         };
         frame.receivers -= 1;
         let is_last = frame.receivers == 0;
+        if matches!(frame.data, Data::Short) {
+            if is_last {
+                self.frames[place] = None;
+                self.free.push(place);
+            }
+            return;
+        }
         let copied = match &frame.data {
             Data::Copied(bytes) => bytes.len(),
-            Data::Kept { .. } => 0,
+            Data::Kept { .. } | Data::Short => 0,
         };
         if let Some(port) = self.port(receiver) {
             port.copied_bytes -= copied;
@@ -303,13 +381,21 @@ impl Port {
     fn show_waiting(&mut self) {
         let len = self.queue.len();
         // Pairs with the load of a device that is looked at: it may see this late, as it may a frame.
-        let former = self.waiting.swap(len, Ordering::Relaxed);
-        if former == 0 && len != 0 {
-            // Full means that it is readable already.
-            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        }
-        if former != 0 && len == 0 {
-            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        // Nobody else stores: the lock is held.
+        let former = self.waiting.load(Ordering::Relaxed);
+        self.waiting.store(len, Ordering::Relaxed);
+        match &*self.wake {
+            Wake::Call(wake) if former == 0 && len != 0 => wake(),
+            Wake::Call(_) => {}
+            Wake::Fd(fd) => {
+                if former == 0 && len != 0 {
+                    // Full means that it is readable already.
+                    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+                }
+                if former != 0 && len == 0 {
+                    let _ = rustix::io::read(fd, &mut [0; 8]);
+                }
+            }
         }
     }
 }

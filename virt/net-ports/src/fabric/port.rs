@@ -1,7 +1,7 @@
 //! One port of a switch, as the device that has it sees it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,22 +13,42 @@ use vio::net::{
 };
 
 use super::compose;
-use super::{Data, Fabric, FabricCounters, Frame, KEEP_NS, Port, Sent};
+use super::{Data, Fabric, FabricCounters, Frame, KEEP_NS, Port, SHORT, Sent, Shared, Wake};
 
 /// A port of a switch. Dropped, it is removed from it.
-#[derive(Debug)]
 pub struct SwitchPort {
     fabric: Fabric,
     id: PortId,
     mtu: u16,
     waiting: Arc<AtomicUsize>,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Wake>,
+    /// Frames that are kept, or of which that is not told yet.
+    kept: usize,
+}
+
+impl std::fmt::Debug for SwitchPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SwitchPort")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
 }
 
 impl SwitchPort {
-    pub(super) fn new(fabric: Fabric, config: PortConfig, mtu: u16) -> Result<Self, SwitchError> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = Arc::new(wake.map_err(|_| SwitchError::Full)?);
+    pub(super) fn new(
+        fabric: Fabric,
+        config: PortConfig,
+        mtu: u16,
+        wake: Option<Box<dyn Fn() + Send + Sync>>,
+    ) -> Result<Self, SwitchError> {
+        let wake = match wake {
+            Some(wake) => Wake::Call(wake),
+            None => {
+                let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+                Wake::Fd(fd.map_err(|_| SwitchError::Full)?)
+            }
+        };
+        let wake = Arc::new(wake);
         let waiting = Arc::new(AtomicUsize::new(0));
         let mut shared = fabric.lock();
         let now = shared.now_ns();
@@ -55,15 +75,18 @@ impl SwitchPort {
             mtu,
             waiting,
             wake,
+            kept: 0,
         })
+    }
+
+    /// Its name in the switch.
+    pub fn id(&self) -> PortId {
+        self.id
     }
 
     /// What the switch has decided about frames from it, and what has become of those.
     pub fn counters(&self) -> (PortCounters, FabricCounters) {
-        let mut shared = self.fabric.lock();
-        let decided = shared.switch.counters(self.id);
-        let moved = shared.port(self.id).map(|port| port.counters);
-        (decided, moved.unwrap_or_default())
+        self.fabric.counters(self.id)
     }
 }
 
@@ -85,6 +108,7 @@ impl NetPort for SwitchPort {
             mtu: self.mtu,
             pairs: 1,
             keeps_frames: true,
+            copies_up_to: SHORT as u32,
         }
     }
 
@@ -121,78 +145,65 @@ impl NetPort for SwitchPort {
             port.first += port.sent.len() as u64;
             port.sent.clear();
         }
+        self.kept = 0;
     }
 
-    /// All that was dropped is told by [`collect`](NetPort::collect), in order with what was not.
+    /// Of those that are kept, what was dropped is told by [`collect`](NetPort::collect), in order with what was not.
     fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize {
         let mut shared = self.fabric.lock();
         let now = shared.now_ns();
+        let mut dropped = 0;
         for frame in frames {
-            let mut head = [0; HEAD_LEN];
-            let seen = frame.read(0, &mut head);
-            let decided = shared.switch.forward(self.id, &head[..seen], now);
-            let Some(port) = shared.port(self.id) else {
-                return 0;
-            };
-            let number = port.first + port.sent.len() as u64;
-            let sent = match decided {
-                Err(_) => Sent::Dropped,
-                Ok(forward) => {
-                    let mut slices = shared.spare_slices.pop().unwrap_or_default();
-                    slices.extend(frame.data.iter().map(|one| (one.hva(), one.len())));
-                    shared.enqueue(Frame {
-                        from: self.id,
-                        number,
-                        header: frame.header,
-                        head,
-                        len: frame.len,
-                        forward,
-                        receivers: 0,
-                        at_ns: now,
-                        data: Data::Kept {
-                            keep: KeepAlive::clone(keep),
-                            slices,
-                        },
-                    })
-                }
-            };
-            if let Some(port) = shared.port(self.id) {
-                port.sent.push_back(sent);
+            if frame.len as usize <= SHORT {
+                dropped += usize::from(!send_short(&mut shared, self.id, frame, now));
+            } else {
+                self.kept += 1;
+                send_kept(&mut shared, self.id, frame, keep, now);
             }
         }
-        0
+        shared.tell_receivers();
+        dropped
     }
 
     fn collect(&mut self, _pair: u16) -> Collected {
+        let mut collected = Collected::default();
+        if self.kept == 0 {
+            return collected;
+        }
         let mut shared = self.fabric.lock();
         let now = shared.now_ns();
-        let mut collected = Collected::default();
-        loop {
-            let Some(port) = shared.port(self.id) else {
-                return collected;
-            };
-            match port.sent.front().copied() {
-                None => return collected,
-                Some(Sent::Kept(place)) => {
-                    let at = shared.frames[place].as_ref().map(|frame| frame.at_ns);
-                    if at.is_some_and(|at| now.saturating_sub(at) < KEEP_NS) {
-                        return collected;
-                    }
-                    // Which makes it done.
-                    shared.copy_out(place);
+        while let Some(port) = shared.port(self.id)
+            && let Some(sent) = port.sent.front().copied()
+        {
+            if let Sent::Kept(place) = sent {
+                let at = shared.frames[place].as_ref().map(|frame| frame.at_ns);
+                if at.is_some_and(|at| now.saturating_sub(at) < KEEP_NS) {
+                    break;
                 }
-                Some(sent) => {
-                    port.sent.pop_front();
-                    port.first += 1;
-                    collected.frames += 1;
-                    collected.dropped += usize::from(sent == Sent::Dropped);
-                }
+                // Which makes it done.
+                shared.copy_out(place);
+                continue;
             }
+            port.sent.pop_front();
+            port.first += 1;
+            collected.frames += 1;
+            collected.dropped += usize::from(sent == Sent::Dropped);
         }
+        self.kept -= collected.frames;
+        collected
+    }
+
+    fn has_kept(&self, _pair: u16) -> bool {
+        self.kept != 0
     }
 
     fn cancel(&mut self, _pair: u16) {
         self.fabric.lock().let_go(self.id);
+    }
+
+    /// Where the owner is called it needs not look.
+    fn has_own_events(&self) -> bool {
+        matches!(*self.wake, Wake::Fd(_))
     }
 
     fn has_frames(&mut self, pair: u16) -> bool {
@@ -203,18 +214,98 @@ impl NetPort for SwitchPort {
         let mut shared = self.fabric.lock();
         loop {
             let room = to.room().min(BURST);
-            if room == 0 || self.waiting.load(Ordering::Relaxed) == 0 {
-                return;
+            let has_frames = shared
+                .port(self.id)
+                .is_some_and(|port| !port.queue.is_empty());
+            if room == 0 || !has_frames {
+                break;
             }
-            if compose::deliver(&mut shared, self.id, room, to) == 0 {
-                return;
+            let taken = match compose::deliver_short(&mut shared, self.id, room, to) {
+                Some(taken) => taken,
+                None => compose::deliver(&mut shared, self.id, room, to),
+            };
+            if taken == 0 {
+                break;
             }
+        }
+        if let Some(port) = shared.port(self.id) {
+            port.show_waiting();
         }
     }
 
     fn wake_fds(&self, _pair: u16, waits: Waits, fds: &mut Vec<RawFd>) {
-        if waits.receive {
-            fds.push(self.wake.as_raw_fd());
+        if waits.receive
+            && let Wake::Fd(fd) = &*self.wake
+        {
+            fds.push(fd.as_raw_fd());
         }
+    }
+}
+
+/// Sends a frame that is copied now; false if no port gets it.
+fn send_short(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, now: u64) -> bool {
+    let place = shared.place();
+    let len = frame.len as usize;
+    let bytes = &mut shared.short[place][..len];
+    if frame.read(0, bytes) < len {
+        // What is behind it is of another frame.
+        shared.free.push(place);
+        return false;
+    }
+    let mut head = [0; HEAD_LEN];
+    let seen = len.min(HEAD_LEN);
+    head[..seen].copy_from_slice(&bytes[..seen]);
+    let Ok(forward) = shared.switch.forward(from, &head[..seen], now) else {
+        shared.free.push(place);
+        return false;
+    };
+    shared.frames[place] = Some(Frame {
+        from,
+        number: 0,
+        header: frame.header,
+        head,
+        len: frame.len,
+        forward,
+        receivers: 0,
+        at_ns: now,
+        data: Data::Short,
+    });
+    shared.enqueue(place)
+}
+
+/// Sends a frame that stays where it is until its receivers have taken it.
+fn send_kept(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, keep: &KeepAlive, now: u64) {
+    let mut head = [0; HEAD_LEN];
+    let seen = frame.read(0, &mut head);
+    let decided = shared.switch.forward(from, &head[..seen], now);
+    let Some(port) = shared.port(from) else {
+        return;
+    };
+    let number = port.first + port.sent.len() as u64;
+    let mut sent = Sent::Dropped;
+    if let Ok(forward) = decided {
+        let mut slices = shared.spare_slices.pop().unwrap_or_default();
+        slices.extend(frame.data.iter().map(|one| (one.hva(), one.len())));
+        let place = shared.place();
+        shared.frames[place] = Some(Frame {
+            from,
+            number,
+            header: frame.header,
+            head,
+            len: frame.len,
+            forward,
+            receivers: 0,
+            at_ns: now,
+            data: Data::Kept {
+                keep: KeepAlive::clone(keep),
+                slices,
+            },
+        });
+        if shared.enqueue(place) {
+            sent = Sent::Kept(place);
+        }
+    }
+    if let Some(port) = shared.port(from) {
+        port.sent.push_back(sent);
     }
 }

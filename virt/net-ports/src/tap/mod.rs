@@ -122,6 +122,7 @@ impl NetPort for TapPort {
             mtu: self.interface.mtu,
             pairs: self.queues.len() as u16,
             keeps_frames: false,
+            copies_up_to: 0,
         }
     }
 

@@ -6,6 +6,7 @@ mod common;
 mod expected_work;
 mod fleet;
 mod forced_sleep;
+mod group;
 mod interruption;
 mod runtime;
 mod scheduling;

@@ -30,7 +30,9 @@ fn frame(mac: &Mac) -> [u8; LEN] {
 
 /// Sends it to `port`; whether that took it. Once in a migration or a reconnection: it allocates.
 pub(super) fn send(port: &mut dyn NetPort, mac: &Mac) -> bool {
-    if port.capabilities().keeps_frames || port.send_room(0) == 0 {
+    let can = port.capabilities();
+    let keeps = can.keeps_frames && can.copies_up_to < LEN as u32;
+    if keeps || port.send_room(0) == 0 {
         return false;
     }
     // Ports take frames from where memory of guests is: a page of one that has nothing else.

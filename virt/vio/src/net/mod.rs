@@ -168,6 +168,8 @@ struct NetCore {
     mtu: u16,
     throttle: Throttle,
     keeps_frames: bool,
+    /// Frames of so many bytes it does not keep.
+    copies_up_to: u32,
     /// Set by the owner.
     is_link_up: bool,
     /// Link state as the driver reads it.
@@ -265,6 +267,7 @@ impl Net {
             mtu: can.mtu,
             throttle: Throttle::default(),
             keeps_frames: can.keeps_frames,
+            copies_up_to: can.copies_up_to,
             is_link_up: true,
             shown_link: true,
             generation: 0,
@@ -553,6 +556,7 @@ impl DeviceClass for NetClass {
             mtu: _,
             throttle: _,
             keeps_frames: _,
+            copies_up_to: _,
             is_link_up,
             shown_link: _,
             generation: _,
@@ -631,7 +635,9 @@ impl DeviceClass for NetClass {
     }
 
     fn has_completions(&mut self) -> bool {
-        self.core.shown_link != self.is_up()
+        let has_kept = |pair| self.port.has_kept(pair);
+        let keeps = self.core.keeps_frames && (0..self.pairs()).any(has_kept);
+        keeps || self.core.shown_link != self.is_up()
     }
 
     /// Where there was no buffer, the owner may have asked for our descriptors already, when they were left out: the poll

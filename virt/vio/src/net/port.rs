@@ -53,6 +53,9 @@ pub struct PortCapabilities {
     pub pairs: u16,
     /// It looks at frames sent to it after [`send`](NetPort::send) has returned.
     pub keeps_frames: bool,
+    /// Frames of so many bytes at most it does not keep, even so: it has copied them when `send` returns, and says there
+    /// which of them it has dropped. 0 where it keeps none, or all.
+    pub copies_up_to: u32,
 }
 
 impl PortCapabilities {
@@ -63,6 +66,7 @@ impl PortCapabilities {
         mtu: 1500,
         pairs: 1,
         keeps_frames: false,
+        copies_up_to: 0,
     };
 
     /// Largest frame that may be sent to it, or come from it, where segments may be made by either.
@@ -242,6 +246,12 @@ pub trait NetPort: Send {
     /// What has become of the frames of `pair` that were kept.
     fn collect(&mut self, _pair: u16) -> Collected {
         Collected::default()
+    }
+
+    /// Whether frames of `pair` are kept, or [`collect`](Self::collect) was not told yet that they are no more. The device is
+    /// looked at again soon: a port keeps frames for microseconds.
+    fn has_kept(&self, _pair: u16) -> bool {
+        false
     }
 
     /// Lets go of all frames of `pair` that are kept: the next [`collect`](Self::collect) answers all.

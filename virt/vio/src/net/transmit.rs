@@ -74,7 +74,9 @@ impl NetClass {
         let Some(keep) = self.core.keep.take() else {
             return Ok(Activity::Idle);
         };
-        let is_plain = is_up && !self.core.keeps_frames && !self.core.throttle.is_limited();
+        // Behind a frame that is kept, others wait in order.
+        let keeps_none = !self.core.keeps_frames || queue.own.kept.is_empty();
+        let is_plain = is_up && keeps_none && !self.core.throttle.is_limited();
         let sent = match is_plain {
             true => self.burst_of_singles(pair, queue, cx, &keep, room),
             false => Ok(0),
@@ -101,6 +103,11 @@ impl NetClass {
         const HEAD: u32 = HEADER_LEN as u32;
         let Self { core, port } = self;
         let (sender, plain_frame, max_frame) = (core.sender, core.plain_frame, core.max_frame);
+        // A longer one would be kept, with leases.
+        let longest = match core.keeps_frames {
+            true => core.copies_up_to,
+            false => u32::MAX,
+        };
         let found = queue.peek_singles(cx.dma, &mut core.singles[..room])?;
         let mut reach = Reach::new(keep);
         let mut data = [VolatileSlice::EMPTY; BURST];
@@ -110,7 +117,7 @@ impl NetClass {
             let Some(len) = single.len().checked_sub(HEAD) else {
                 break;
             };
-            if spent >= left || single.is_writable() {
+            if spent >= left || single.is_writable() || len > longest {
                 break;
             }
             if (MIN_FRAME..=max_frame).contains(&len) {
@@ -184,6 +191,8 @@ impl NetClass {
         let mut taken = [const { None }; BURST];
         let (mut count, mut stopped) = (0, None);
         let first_kept = queue.own.kept.len();
+        // Frames that were answered at once, which are the first ones if there are any.
+        let mut at_once = 0;
         while count < room && pieces.has_room() && !cx.is_over() {
             if !core.throttle.is_open(cx.visit.now_ns()) {
                 cx.stats.throttled += u64::from(count == 0);
@@ -195,6 +204,7 @@ impl NetClass {
                     let bytes = if frame.is_whole { frame.len } else { 0 };
                     core.throttle.charge(cx.visit.now_ns(), bytes.into());
                     charge(cx, bytes);
+                    at_once += usize::from(queue.own.kept.is_empty());
                     taken[count] = Some(frame);
                     count += 1;
                 }
@@ -230,7 +240,9 @@ impl NetClass {
                 cx.stats.errors += 1;
                 if keeps {
                     // Behind those before it, which the port ends first.
-                    queue.own.kept[first_kept + at].bytes = 0;
+                    if let Some(at) = (first_kept + at).checked_sub(at_once) {
+                        queue.own.kept[at].bytes = 0;
+                    }
                 }
                 continue;
             };
@@ -298,6 +310,9 @@ impl NetCore {
             data: PieceRange::default(),
             is_whole: (MIN_FRAME..=self.max_frame).contains(&len),
         };
+        // One that is not kept comes behind those that are, in order.
+        let is_behind = keeps && !queue.own.kept.is_empty();
+        let keeps = keeps && frame.is_whole && len > self.copies_up_to;
         let mut leases = Vec::new();
         if frame.is_whole {
             match self.reach(cx.dma, keep, pieces, &mut frame, keeps, &mut leases) {
@@ -312,9 +327,9 @@ impl NetCore {
             }
         }
         let chain = &self.chains[0];
-        if keeps {
+        if keeps || is_behind {
             let token = queue.take(chain)?;
-            let bytes = if frame.is_whole { len } else { 0 };
+            let bytes = if keeps && frame.is_whole { len } else { 0 };
             queue.own.kept.push_back(Kept {
                 token,
                 leases,
