@@ -134,12 +134,7 @@ impl<'a> Turn<'a> {
     /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time that it `took`, where that was
     /// measured and is more. A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it;
     /// whoever works without saying how much pays for a request.
-    pub(crate) fn cost(
-        &self,
-        activity: Activity,
-        took: Option<u64>,
-        is_interruption: bool,
-    ) -> u64 {
+    pub(crate) fn cost(&self, activity: Activity, took: Option<u64>, is_interruption: bool) -> u64 {
         let mut cost = self.spent;
         if let Some(took) = took.map(|took| took.min(MOST_MEASURED))
             && (activity == Activity::Busy || took > LONG_LOOK || is_interruption)

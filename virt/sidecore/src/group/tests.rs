@@ -308,7 +308,9 @@ fn a_child_that_floods_keeps_a_quiet_one_waiting_for_one_round() {
     let mut core = Core::new(64, |_, _| {});
     core.settle();
     (0..63).for_each(|at| core.give(at, 1_000_000));
-    (0..50).for_each(|_| drop(core.poll(64 * drr::QUANTUM)));
+    for _ in 0..50 {
+        let _ = core.poll(64 * drr::QUANTUM);
+    }
     for _ in 0..100 {
         core.give(63, 1);
         let before = core.done()[..63].iter().sum::<u64>();
