@@ -2,7 +2,7 @@
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
-use crate::dma::DirectRun;
+use crate::direct_run::DirectRun;
 use crate::iommu::{Iommu, Run};
 use crate::lease::{Full, LeaseId, Leases};
 use crate::pages::Pages;

@@ -2,6 +2,7 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
+use crate::direct_run::DirectRun;
 use crate::follow::{Attachment, Next};
 use crate::iommu::Run;
 use crate::lease::{Budget, Full, LeaseId};
@@ -94,17 +95,6 @@ pub trait Dma {
 
     /// Ends a lease: the device no longer touches those bytes.
     fn release(&mut self, id: LeaseId);
-}
-
-/// Where a device's addresses lie in this process, without a translation of each: see [`Dma::direct_run`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectRun {
-    /// First address.
-    pub iova: Iova,
-    /// Length in bytes, at least 1.
-    pub len: u64,
-    /// Where it lies.
-    pub hva: Hva,
 }
 
 /// A range that a device is about to access: address, length in bytes, and what for.

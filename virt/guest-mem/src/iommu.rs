@@ -2,7 +2,7 @@
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
-use crate::dma::DirectRun;
+use crate::direct_run::DirectRun;
 use crate::follow::{Attachment, Next};
 use crate::lease::{Budget, LEASE_SPAN, LeaseTable, Leases};
 use crate::phys::PhysMem;

@@ -8,7 +8,8 @@
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Gpa, Hva, Iova, SourceId};
-use crate::dma::{DirectRun, Dma, Lease, LeaseStop, Wanted};
+use crate::direct_run::DirectRun;
+use crate::dma::{Dma, Lease, LeaseStop, Wanted};
 use crate::follow::{Attachment, Next};
 use crate::iommu::{Iommu, Run};
 use crate::lease::{Budget, LeaseId, Leases};

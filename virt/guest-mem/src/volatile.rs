@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use crate::addr::{Hva, Iova};
-use crate::dma::DirectRun;
+use crate::direct_run::DirectRun;
 use crate::keep;
 use crate::phys::KeepAlive;
 use crate::word;
