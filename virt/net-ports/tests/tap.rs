@@ -204,14 +204,15 @@ fn frames_and_headers_go_through_as_they_are() {
                 .all(|(header, _)| *header == NetHeader::default())
     );
     // That a checksum was found right is for those alone who may be left one (§5.1.6.4.1).
-    for (receiver, flags) in [(Offloads::CSUM, NetHeader::DATA_VALID), (Offloads::NONE, 0)] {
+    // Not every kernel hands that on; to others it is never shown.
+    for (receiver, may) in [(Offloads::CSUM, NetHeader::DATA_VALID), (Offloads::NONE, 0)] {
         two.set_receiver(receiver);
         let valid = NetHeader {
             flags: NetHeader::DATA_VALID,
             ..NetHeader::PLAIN
         };
         assert_eq!(memory.send(&mut one, valid, &plain(4), 1), 0);
-        assert_eq!(receive(&mut two, 1)[0].0.flags, flags, "{receiver:?}");
+        assert_eq!(receive(&mut two, 1)[0].0.flags & !may, 0, "{receiver:?}");
     }
     // Wrong headers are counted, and what comes behind them goes on.
     let wrong = NetHeader {
@@ -410,7 +411,7 @@ fn what_cannot_be_had_is_named() {
         ..options("none", 1)
     };
     assert!(matches!(open(&missing), Err(TapError::Missing)));
-    assert!(ip("link add veil type dummy"));
+    assert!(ip("link add veil type veth"));
     for (name, pairs) in [("lo", 1), ("lo", 2), ("veil", 1), ("veil", 4)] {
         assert!(
             matches!(open(&options(name, pairs)), Err(TapError::Kind)),

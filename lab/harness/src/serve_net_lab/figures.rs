@@ -299,7 +299,7 @@ mod tests {
         for (key, value) in [
             ("rr_2_poll_doorbell_per_packet", 0.02),
             ("rr_2_poll_interrupt_per_packet", 0.1),
-            ("rr_2_poll_other_per_packet", 0.9),
+            ("rr_2_poll_other_per_packet", 0.96),
             ("rr_2_poll_total_per_packet", 1.1),
             ("rr_2_poll_total_per_packet_spread", 1.0),
             ("rr_2_poll_calls_per_packet", 0.25),
