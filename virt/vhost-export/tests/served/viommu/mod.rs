@@ -331,7 +331,7 @@ fn a_ring_that_is_being_stopped_takes_the_update_that_its_last_request_needs() {
     disk.config.miss_limit_ns = 10_000_000_000;
     let server = Server::start(IdlePolicy::default(), vec![disk]);
     let mut viommu = Viommu::running(&server.path(0), feature::EVENT_IDX, 1, 8);
-    assert!(viommu.io().submit(0, Op::Read, 0));
+    assert!(viommu.io().submit(0, Op::Write, 0));
     viommu.until("it is in flight", |_| control.held() == 1);
     // What its answer needs is forgotten; what its data need is in use.
     let used = viommu.front.layout.places(0).device;
