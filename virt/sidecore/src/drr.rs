@@ -247,7 +247,8 @@ impl Drr {
         self.contenders = self.hungry;
         self.grants = match self.hungry {
             // Nobody waits for a debt to be repaid: as many as the largest takes.
-            0 => MAX_DEBT / self.quantum + 1,
+            // And one that may be used.
+            0 => MAX_DEBT / self.quantum + 2,
             _ => 1,
         };
         if self.hungry > 0 && !self.has_served {

@@ -312,16 +312,17 @@ impl<P: Poller> Group<P> {
         let (activity, is_drained, requests, weight, (cost, end)) =
             self.call(at, turn, visit.budget, |child, own| {
                 let activity = child.poll(own);
+                let is_busy = activity == Activity::Busy;
                 let end = is_measured.then(Nanos::now);
                 let took = start.zip(end).map(|(start, end)| end.since(start));
-                let cost = own.cost(activity, took, is_interruption);
-                if activity == Activity::Busy {
+                let cost = own.cost(is_busy, took, is_interruption);
+                if is_busy {
                     own.wakes().forgive();
                 }
                 (
                     activity,
                     own.is_drained(),
-                    own.counted_requests(activity),
+                    own.counted_requests(is_busy),
                     child.weight(),
                     (cost, end),
                 )

@@ -200,10 +200,10 @@ impl<P: Poller> Core<P> {
         let is_drained = turn.is_drained();
         let is_cut =
             turn.end() == Some(End::Interrupted) && activity == Activity::Busy && !is_drained;
-        self.requests += turn.counted_requests(activity);
+        self.requests += turn.counted_requests(activity == Activity::Busy);
         let end = is_measured.then(Nanos::now);
         let took = start.zip(end).map(|(start, end)| end.since(start));
-        let cost = turn.cost(activity, took, self.drr.is_interruption());
+        let cost = turn.cost(activity == Activity::Busy, took, self.drr.is_interruption());
         self.drr.set_weight(at, slot.poller.weight());
         if activity == Activity::Busy {
             slot.wakes.forgive();

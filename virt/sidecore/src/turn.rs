@@ -12,7 +12,7 @@
 
 use std::{cell::Cell, fmt};
 
-use crate::{clock::Nanos, poller::Activity, wakes::Wakes};
+use crate::{clock::Nanos, wakes::Wakes};
 
 /// What a small request costs, in cost units, for pollers that know no better.
 pub const REQUEST_COST: u64 = 200;
@@ -134,22 +134,22 @@ impl<'a> Turn<'a> {
     /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time that it `took`, where that was
     /// measured and is more. A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it;
     /// whoever works without saying how much pays for a request.
-    pub(crate) fn cost(&self, activity: Activity, took: Option<u64>, is_interruption: bool) -> u64 {
+    pub(crate) fn cost(&self, is_busy: bool, took: Option<u64>, is_interruption: bool) -> u64 {
         let mut cost = self.spent;
         if let Some(took) = took.map(|took| took.min(MOST_MEASURED))
-            && (activity == Activity::Busy || took > LONG_LOOK || is_interruption)
+            && (is_busy || took > LONG_LOOK || is_interruption)
         {
             cost = cost.max(took);
         }
-        match activity {
-            Activity::Busy => cost.max(REQUEST_COST),
-            Activity::Waiting | Activity::Idle => cost,
+        match is_busy {
+            true => cost.max(REQUEST_COST),
+            false => cost,
         }
     }
 
     /// Requests taken, as the idle policy counts them.
-    pub(crate) fn counted_requests(&self, activity: Activity) -> u64 {
-        self.requests.max(u64::from(activity == Activity::Busy))
+    pub(crate) fn counted_requests(&self, is_busy: bool) -> u64 {
+        self.requests.max(is_busy.into())
     }
 
     /// The start of this sweep; the same for all pollers.

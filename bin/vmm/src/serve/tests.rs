@@ -302,10 +302,13 @@ fn mistakes_of_a_network_device_are_named() {
     for (net, says) in [
         ("socket=s,sink", "it has no id"),
         ("id=a,sink", "it has no socket"),
-        ("id=a,socket=s", "one of tap=NAME, sink, source and loop"),
+        (
+            "id=a,socket=s",
+            "one of tap=NAME, switch=NAME, sink, source and loop",
+        ),
         (
             "id=a,socket=s,sink,loop",
-            "one of tap=NAME, sink, source and loop",
+            "one of tap=NAME, switch=NAME, sink, source and loop",
         ),
         ("id=a,socket=s,sink=1", "sink takes no value"),
         ("id=a,socket=s,sink,frame=64", "frame is for source"),

@@ -274,6 +274,8 @@ fn a_guest_that_takes_nothing_keeps_no_neighbour() {
             ..rig.spec(3, 2, Load::Rate(1_000.0), 64)
         }]);
         measure(&mut stalled);
+        // What it flooded until then is in the rings of a and b, and is theirs no more.
+        learn(&mut others);
         let mut flood = Driver::connect(&[PortSpec {
             arrives: false,
             ..rig.spec(2, 3, Load::Flood, len)
