@@ -268,7 +268,7 @@ fn a_slip_in_a_file_names_the_nearest_and_all_it_may_say() {
         ),
         (
             "[[blok]]\n",
-            "`blok`, expected one of `cores`, `block`, `net`, `stats`; did you mean \"block\"?",
+            "`blok`, expected one of `cores`, `block`, `net`, `switch`, `stats`; did you mean \"block\"?",
         ),
         ("[cores]\ncpu = \"3\"\n", "did you mean \"cpus\"?"),
         (
