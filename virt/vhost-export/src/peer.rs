@@ -506,8 +506,9 @@ impl<M: RegionMemory> Peer<M> {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,
             };
-            // Whatever has waited for a translation that was refused has met the fault now.
-            if activity == Activity::Idle
+            // Whatever has waited for a translation that was refused has met the fault now: all that had ended was handed out before
+            // this visit, which was not cut short. A visit in which nothing is done may come after the next request.
+            if !visit.is_over()
                 && let Some(tlb) = self.memory.tlb()
                 && !tlb.has_ended()
             {
