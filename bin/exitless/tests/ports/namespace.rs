@@ -54,9 +54,9 @@ pub fn tap(name: &str, options: &str) {
 pub fn up(name: &str) {
     // A kernel without IPv6 has nothing to say by itself.
     if std::path::Path::new("/proc/sys/net/ipv6").exists() {
-        assert!(ip(&format!("link set {name} addrgenmode none")));
+        assert!(ip(&format!("link set dev {name} addrgenmode none")));
     }
-    assert!(ip(&format!("link set {name} up")));
+    assert!(ip(&format!("link set dev {name} up")));
 }
 
 /// Frames that an interface of this thread's namespace has received: of a TAP, those that were written to it.
