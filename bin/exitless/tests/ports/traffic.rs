@@ -160,7 +160,7 @@ fn no_wake_up_of_a_sleeping_core_is_lost() {
                 answers.recv().expect("no panic there");
             });
             println!("{idle}: {stats}");
-            assert!(ip("link delete a"));
+            assert!(ip("link delete dev a"));
         }
     });
 }
