@@ -97,7 +97,10 @@ impl Other {
 
     /// Moves an interface of the caller's namespace there.
     pub fn take(&self, interface: &str) {
-        assert!(ip(&format!("link set dev {interface} netns {}", self.thread)));
+        assert!(ip(&format!(
+            "link set dev {interface} netns {}",
+            self.thread
+        )));
     }
 
     /// Begins `job` there; what it answers comes by the channel.

@@ -93,7 +93,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
                 forwarded.push(places);
                 continue;
             }
-            Err(net) => net,
+            Err(net) => *net,
         };
         let device = network(net, &mut switches, config.is_check)?;
         let function = VirtioFunction::new(parts.bus.reserve()?, device);

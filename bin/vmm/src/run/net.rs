@@ -130,7 +130,7 @@ impl NetConfig {
     ///
     /// # Errors
     /// It is served here.
-    pub fn into_remote(self, has_iommu: bool) -> Result<RemoteConfig, Self> {
+    pub fn into_remote(self, has_iommu: bool) -> Result<RemoteConfig, Box<Self>> {
         let mac = self.mac;
         let (server, id) = match self.backend {
             NetBackend::Socket { socket, mtu, id } => {
@@ -146,7 +146,7 @@ impl NetConfig {
                 };
                 (server, id)
             }
-            backend => return Err(Self { backend, ..self }),
+            backend => return Err(Box::new(Self { backend, ..self })),
         };
         Ok(RemoteConfig {
             server,

@@ -63,7 +63,9 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     // In the order of their listeners.
     for ((block, blk), listener) in config.blocks.iter().zip(disks).zip(listeners.by_ref()) {
         let export = export(&block.id, block.weight, blk, listener, cores);
-        exports.push(Served::Block(export.with_context(|| of_device(&block.id))?));
+        exports.push(Served::Block(Box::new(
+            export.with_context(|| of_device(&block.id))?,
+        )));
     }
     let mut of_switches = BTreeMap::<String, Vec<_>>::new();
     for ((net, device), listener) in config.nets.iter().zip(nets).zip(listeners) {
@@ -71,7 +73,7 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
         let export = export.with_context(|| of_device(&net.id))?;
         match &net.behind {
             Behind::Switch(name, _) => of_switches.entry(name.clone()).or_default().push(export),
-            _ => exports.push(Served::Net(export)),
+            _ => exports.push(Served::Net(Box::new(export))),
         }
     }
     let switches = switches.with_devices(of_switches).into_iter();

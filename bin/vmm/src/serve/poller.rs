@@ -16,9 +16,9 @@ use super::switch::{SwitchStats, Switched};
 #[derive(Debug)]
 pub enum Served {
     /// A disk.
-    Block(Export<BlkClass>),
+    Block(Box<Export<BlkClass>>),
     /// A network device.
-    Net(Export<NetClass>),
+    Net(Box<Export<NetClass>>),
     /// A switch, with its devices.
     Switch(Box<Switched>),
 }
@@ -26,9 +26,9 @@ pub enum Served {
 /// What is served no more, to be dropped.
 pub enum Released {
     /// A disk.
-    Block(#[expect(dead_code, reason = "closed when it is dropped")] Device<BlkClass>),
+    Block(#[expect(dead_code, reason = "closed when it is dropped")] Box<Device<BlkClass>>),
     /// A network device.
-    Net(#[expect(dead_code, reason = "closed when it is dropped")] Device<NetClass>),
+    Net(#[expect(dead_code, reason = "closed when it is dropped")] Box<Device<NetClass>>),
     /// Those of a switch.
     Switch(#[expect(dead_code, reason = "closed when it is dropped")] Vec<Device<NetClass>>),
 }
@@ -116,8 +116,8 @@ impl Served {
     /// The end: front ends are hung up on.
     pub fn into_devices(self) -> Released {
         match self {
-            Self::Block(export) => Released::Block(export.into_device()),
-            Self::Net(export) => Released::Net(export.into_device()),
+            Self::Block(export) => Released::Block(Box::new(export.into_device())),
+            Self::Net(export) => Released::Net(Box::new(export.into_device())),
             Self::Switch(switch) => Released::Switch(switch.into_devices()),
         }
     }
@@ -212,7 +212,7 @@ impl Poller for Served {
     }
 
     fn name(&self) -> &str {
-        each!(&self, poller => Poller::name(poller))
+        each!(&self, poller => poller.name())
     }
 
     fn weight(&self) -> u32 {

@@ -159,6 +159,9 @@ pub fn run(host: &Host, plan: &Plan, say: &dyn Fn(&str)) -> Result<Round> {
 
 type Server<'a> = Option<(Mover, Daemon<'a>)>;
 
+/// What an interface counted in one window.
+type Counted = (Mover, Work, BTreeMap<String, u64>);
+
 fn with_guests<'a>(
     host: &'a Host,
     plan: &Plan,
@@ -190,8 +193,7 @@ fn with_guests<'a>(
         guests.push(guest);
     }
     // What comes of each guest's steps, in their order: that of its ledger's windows.
-    let mut counted: Vec<Vec<(Mover, Work, BTreeMap<String, u64>)>> =
-        vec![Vec::new(); guests.len()];
+    let mut counted: Vec<Vec<Counted>> = vec![Vec::new(); guests.len()];
     for mover in &plan.movers {
         let served = change(host, plan, server, *mover)?;
         round.served.extend(served);
