@@ -169,7 +169,7 @@ impl Core {
             .collect();
         let mut group = Group::with_wakers("group", children, wakers);
         let mut wakes = Wakes::by_hand();
-        group.attached(&mut wakes).unwrap();
+        group.attached(&mut wakes).expect("nobody refuses");
         Self {
             group,
             all,
@@ -196,7 +196,7 @@ impl Core {
             .inspect(|round| assert!(*round < 100_000, "it never settles"))
             // One without a probe that owes is passed over while another is looked at: it is found the next time.
             .find(|_| (0..2).all(|_| self.poll(drr::QUANTUM).0 == Activity::Idle))
-            .unwrap()
+            .expect("it ends or panics")
     }
 
     fn give(&self, child: usize, pieces: u64) {
