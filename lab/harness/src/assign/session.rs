@@ -6,7 +6,7 @@ use super::{AssignLab, AssignedRun, LockedWatch};
 use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::steps::Steps;
 
-/// A running guest with assigned devices that takes [steps](Steps).
+/// A running guest with assigned devices that takes steps.
 pub struct Session<'a> {
     lab: &'a AssignLab,
     steps: Steps<'a>,
@@ -24,7 +24,7 @@ impl<'a> Session<'a> {
     /// Takes a step, which has to succeed; its output.
     ///
     /// # Errors
-    /// As [`Steps::run`].
+    /// As `Steps::run`.
     pub fn run(&mut self, script: &str) -> Result<String> {
         self.steps.run(script)
     }
@@ -32,7 +32,7 @@ impl<'a> Session<'a> {
     /// Begins a step, which goes on while this returns.
     ///
     /// # Errors
-    /// As [`Steps::start`].
+    /// As `Steps::start`.
     pub fn start(&mut self, script: &str) -> Result<()> {
         self.steps.start(script)
     }
