@@ -290,7 +290,11 @@ fn what_the_configuration_space_would_say_is_not_offered() {
     let scene = Scene::new(0);
     let unread = net_feature::MAC | net_feature::STATUS;
     let by_address = net_feature::CTRL_RX | net_feature::CTRL_RX_EXTRA | net_feature::CTRL_MAC_ADDR;
-    assert_eq!(scene.features & (unread | by_address), 0);
+    assert_eq!(
+        scene.features & (unread | by_address),
+        0,
+        "what cannot be read is offered"
+    );
     let rest = net_feature::CTRL_VQ | net_feature::MRG_RXBUF | net_feature::GUEST_ANNOUNCE;
     assert_eq!(scene.features & rest, rest);
 }
