@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 
 use net_offload::{HEADER_LEN, Offloads};
@@ -140,10 +141,12 @@ fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> 
         flags |= libc::IFF_MULTI_QUEUE;
     }
     let files = (0..pairs).map(|_| {
-        // Blocking: a read that is posted in an io_uring waits there, and all others say that they do not.
+        // No call waits, and a read that is posted in an io_uring is tried again when there is a
+        // frame. RWF_NOWAIT would say so of each call, but Linux before 6.4 refuses it of such a file.
         let file = OpenOptions::new()
             .read(true)
             .write(true)
+            .custom_flags(libc::O_NONBLOCK)
             .open("/dev/net/tun");
         let file = file.map_err(TapError::Open)?;
         let mut request = request(name, flags);

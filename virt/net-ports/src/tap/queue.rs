@@ -47,6 +47,8 @@ pub struct Queue {
     share: UringShare,
     /// The host refuses io_uring: reads are made here.
     is_direct: bool,
+    /// The kernel takes reads that end where others wait: Linux 6.4 and later.
+    has_nowait: bool,
     slots: Vec<Slot>,
     free: Vec<usize>,
     /// Reads that the kernel has not answered.
@@ -70,6 +72,7 @@ impl Queue {
             file,
             share: UringShare::default(),
             is_direct: false,
+            has_nowait: true,
             slots: (0..SLOTS).map(slot).collect(),
             free: (0..SLOTS).collect(),
             open: 0,
@@ -137,8 +140,10 @@ impl Queue {
             found => found,
         };
         self.found = 0;
-        for _ in 0..self.ahead {
-            self.push(libc::RWF_NOWAIT);
+        if self.has_nowait {
+            for _ in 0..self.ahead {
+                self.push(libc::RWF_NOWAIT);
+            }
         }
         self.push(0);
         self.share.flush();
@@ -175,6 +180,7 @@ impl Queue {
                 continue;
             }
             self.free.push(data as usize);
+            self.has_nowait &= result != -libc::EOPNOTSUPP;
             self.is_gone |= is_gone(-result);
         }
         // The one that has waited is one more than those that did not.
@@ -186,13 +192,9 @@ impl Queue {
     fn read_now(&mut self) {
         let Some(&at) = self.free.last() else { return };
         let bytes = &mut self.slots[at].bytes;
-        let vector = libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        };
         let fd = self.file.as_raw_fd();
-        // SAFETY: the vector is of one buffer, which is ours and lives through the call.
-        let read = unsafe { libc::preadv2(fd, &raw const vector, 1, -1, libc::RWF_NOWAIT) };
+        // SAFETY: the buffer is ours, and lives through the call.
+        let read = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
         if read >= HEADER_LEN as isize {
             self.free.pop();
             self.ready.push_back((at, read as usize));
@@ -254,8 +256,7 @@ impl Queue {
         let fd = self.file.as_raw_fd();
         // SAFETY: each vector is the header, `whole`, or a slice of guest memory that is mapped for as long as `frame` is
         // borrowed; the kernel reads them during the call.
-        let written =
-            unsafe { libc::pwritev2(fd, vectors.as_ptr(), count as i32, -1, libc::RWF_NOWAIT) };
+        let written = unsafe { libc::writev(fd, vectors.as_ptr(), count as i32) };
         if written >= 0 {
             return Ok(());
         }
