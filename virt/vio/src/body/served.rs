@@ -113,13 +113,15 @@ impl<Q> ServedQueue<Q> {
         Ok(())
     }
 
-    /// As [`Ring::peek_singles`].
+    /// As [`Ring::peek_singles`]. The used elements of a row are stored by [`answer_singles`](Self::answer_singles), so what has
+    /// been answered before is staged first.
     #[inline]
     pub fn peek_singles<D: Dma>(
         &mut self,
         dma: &mut D,
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
+        self.stage_answers(dma)?;
         self.ring.peek_singles(dma, row)
     }
 

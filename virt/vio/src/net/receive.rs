@@ -136,8 +136,6 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         let Self {
             core, queue, cx, ..
         } = self;
-        // A row is shown at once: frames before it, in longer chains, are shown before it.
-        queue.stage_answers(cx.dma)?;
         let most = frames.len().min(BURST);
         let found = queue.peek_singles(cx.dma, &mut core.singles[..most])?;
         let mut reach = Reach::new(self.keep);

@@ -742,3 +742,26 @@ fn a_visit_ends_when_others_wait_and_asks_every_few_frames() {
         }
     });
 }
+
+/// A row's used elements are stored at once, those of longer chains at the end of a burst.
+#[test]
+fn frames_in_rows_do_not_overtake_those_in_longer_chains() {
+    both(|mask| {
+        let wire = Wire::default();
+        let mut guest = Guest::new(Box::new(wire.clone()), mask);
+        // Of the first short burst the first chain has two descriptors; the second burst is a row.
+        let id = guest
+            .rx
+            .stage(&[], &[(BUFFERS, 100), (BUFFERS + 100, 1948)]);
+        guest.buffers.insert(id, BUFFERS);
+        guest.give(12, 2048);
+        let frames = (0..13).map(|n| [&[0; 6][..], &[n; 54]].concat());
+        let frames = Vec::from_iter(frames);
+        wire.ends().to_guest.extend(frames.iter().cloned());
+        let (mut dma, mut visit) = (guest.dma(), Visit::new(0, 1_000_000));
+        let (net, irq) = (&mut guest.net, &mut guest.irq);
+        let _ = net.visit_beside(&mut dma, irq, &mut visit, Some(&|| false));
+        let got = std::iter::from_fn(|| guest.frame()).map(|(frame, _)| frame);
+        assert_eq!(Vec::from_iter(got), frames);
+    });
+}

@@ -82,7 +82,7 @@ impl NetClass {
             false => Ok(0),
         };
         let step = match sent {
-            Ok(0) => self.burst(pair, queue, cx, &keep, room),
+            Ok(0) => self.burst(pair, queue, cx, &keep, room, is_up),
             Ok(_) => Ok(Activity::Busy),
             Err(stop) => Err(stop),
         };
@@ -102,7 +102,7 @@ impl NetClass {
     ) -> Result<usize, RingStop> {
         const HEAD: u32 = HEADER_LEN as u32;
         let Self { core, port } = self;
-        let (sender, plain_frame, max_frame) = (core.sender, core.plain_frame, core.max_frame);
+        let (sender, max_frame) = (core.sender, core.max_frame);
         // A longer one would be kept, with leases.
         let longest = match core.keeps_frames {
             true => core.copies_up_to,
@@ -155,12 +155,8 @@ impl NetClass {
                     _ => Ok(NetHeader::PLAIN),
                 },
             };
-            let most = |header: &NetHeader| match header.gso_type {
-                GsoType::NONE => plain_frame,
-                _ => max_frame,
-            };
             match header {
-                Ok(header) if (MIN_FRAME..=most(&header)).contains(&len) => {
+                Ok(header) if (MIN_FRAME..=core.longest(&header)).contains(&len) => {
                     frames[right] = TxFrame {
                         header,
                         len,
@@ -183,8 +179,8 @@ impl NetClass {
         cx: &mut Context<'_, E>,
         keep: &KeepAlive,
         room: usize,
+        is_up: bool,
     ) -> Step {
-        let is_up = self.is_up();
         let Self { core, port } = self;
         let keeps = core.keeps_frames && is_up;
         let mut pieces = Pieces::new();
@@ -230,10 +226,7 @@ impl NetClass {
                 }
             };
             let header = header.ok().filter(|header| {
-                let most = match header.gso_type {
-                    GsoType::NONE => core.plain_frame,
-                    _ => core.max_frame,
-                };
+                let most = core.longest(header);
                 frame.is_whole && is_up && (MIN_FRAME..=most).contains(&frame.len)
             });
             let Some(header) = header else {
@@ -414,6 +407,15 @@ impl NetCore {
         }
         self.wants_leases = 0;
         Ok(true)
+    }
+
+    /// Length at most of a frame with this header.
+    #[inline(always)]
+    fn longest(&self, header: &NetHeader) -> u32 {
+        match header.gso_type {
+            GsoType::NONE => self.plain_frame,
+            _ => self.max_frame,
+        }
     }
 
     /// Ends `frames` more frames that the port has kept, and those that were never sent in front of them.

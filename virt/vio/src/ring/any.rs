@@ -7,7 +7,7 @@ use guest_mem::{Dma, Pages, Ticket};
 use super::ahead::Ahead;
 use super::chain::{Chain, Violation};
 use super::journal::{Journal, RingPosition, RingStart, StartError};
-use super::order::Order;
+use super::order::{Ended, Order};
 use super::packed::PackedQueue;
 use super::rest::{Parked, RingStats, RingStop};
 use super::single::{self, Single};
@@ -246,7 +246,13 @@ impl Ring {
         dma: &mut D,
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
-        each!(self, ring => ring.peek_singles(dma, row))
+        each!(self, ring => {
+            // Chain by chain: a journal is told of each, and what is replayed comes before what the ring has.
+            if ring.journal.is_some() || !ring.replay.is_empty() {
+                return Ok(0);
+            }
+            ring.peek_singles(dma, row)
+        })
     }
 
     /// Consumes the first of the chains that [`peek_singles`](Ring::peek_singles) has read, which end at once: with so many bytes
@@ -263,12 +269,19 @@ impl Ring {
         let is_fit = single::fit(singles, written.clone());
         each!(self, ring => {
             ring.take_singles(singles.len() as u16);
-            if is_fit && ring.give_back_singles(dma, singles, written.clone()) {
+            if is_fit
+                && ring.order.is_none()
+                && ring.give_back_singles(dma, singles, written.clone())
+            {
                 return;
             }
             for (single, len) in singles.iter().zip(written) {
                 let seq = ring.order.as_mut().map_or(0, Order::take);
-                end(single.token(seq), len);
+                let token = single.token(seq);
+                match &mut ring.order {
+                    Some(order) if is_fit => order.end(Ended { token, len }),
+                    _ => end(token, len),
+                }
             }
         });
     }

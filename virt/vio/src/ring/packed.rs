@@ -93,7 +93,7 @@ pub struct PackedQueue {
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
     /// With IN_ORDER.
     pub(super) order: Option<Order>,
-    journal: Option<Box<dyn Journal>>,
+    pub(super) journal: Option<Box<dyn Journal>>,
     /// A request could not be recorded: nothing is published any more.
     is_broken: bool,
 }

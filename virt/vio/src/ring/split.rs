@@ -65,11 +65,11 @@ pub struct SplitQueue {
     pub(super) replay: VecDeque<u16>,
     /// With IN_ORDER.
     pub(super) order: Option<Order>,
-    journal: Option<Journaled>,
+    pub(super) journal: Option<Journaled>,
 }
 
 /// A journal, and what goes with it.
-struct Journaled {
+pub(super) struct Journaled {
     journal: Box<dyn Journal>,
     /// Which heads are in flight; as many as the ring has entries.
     taken: Vec<bool>,

@@ -3,7 +3,6 @@
 use guest_mem::{Dma, ReadDescriptors, WriteDescriptors};
 
 use super::{PackedQueue, Used};
-use crate::ring::order::Ended;
 use crate::ring::rest::RingStop;
 use crate::ring::single::Single;
 
@@ -18,9 +17,6 @@ impl PackedQueue {
         dma: &mut D,
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
-        if self.journal.is_some() || !self.replay.is_empty() {
-            return Ok(0);
-        }
         let generation = dma.generation();
         let table = self.desc.whole(generation);
         let table = table.and_then(|window| ReadDescriptors::new(window, self.size.into()));
@@ -80,7 +76,7 @@ impl PackedQueue {
         self.taken.add(chains);
     }
 
-    /// Stages chains that were taken, each with so many bytes `written`; false: nothing was done.
+    /// Stages chains that were taken, of a ring without IN_ORDER, each with so many bytes `written`; false: nothing was done.
     #[inline]
     pub(in crate::ring) fn give_back_singles<D: Dma>(
         &mut self,
@@ -89,13 +85,6 @@ impl PackedQueue {
         written: impl Iterator<Item = u32>,
     ) -> bool {
         let ended = singles.iter().zip(written);
-        if let Some(order) = &mut self.order {
-            for (single, len) in ended {
-                let token = single.token(order.take());
-                order.end(Ended { token, len });
-            }
-            return true;
-        }
         let before = self.staged_descs.get();
         let descs = before + singles.len() as u16;
         assert!(

@@ -3,7 +3,6 @@
 use guest_mem::{Dma, ReadDescriptors, ReadU16s, WriteUsed};
 
 use super::{RING, SplitQueue};
-use crate::ring::order::Ended;
 use crate::ring::rest::RingStop;
 use crate::ring::single::Single;
 
@@ -19,9 +18,6 @@ impl SplitQueue {
         dma: &mut D,
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
-        if self.journal.is_some() || !self.replay.is_empty() {
-            return Ok(0);
-        }
         let mut ahead = self.seen.get().wrapping_sub(self.next_avail.get());
         if usize::from(ahead) < row.len() {
             ahead = self.available(dma)?;
@@ -84,7 +80,7 @@ impl SplitQueue {
         self.outstanding.add(chains);
     }
 
-    /// Stages chains that were taken, each with so many bytes `written`; false: nothing was done.
+    /// Stages chains that were taken, of a ring without IN_ORDER, each with so many bytes `written`; false: nothing was done.
     #[inline]
     pub(in crate::ring) fn give_back_singles<D: Dma>(
         &mut self,
@@ -93,13 +89,6 @@ impl SplitQueue {
         written: impl Iterator<Item = u32>,
     ) -> bool {
         let ended = singles.iter().zip(written);
-        if let Some(order) = &mut self.order {
-            for (single, len) in ended {
-                let token = single.token(order.take());
-                order.end(Ended { token, len });
-            }
-            return true;
-        }
         let Some(used) = self.elements(dma.generation()) else {
             return false;
         };
