@@ -15,6 +15,7 @@ mod counters;
 mod daemon;
 mod disk;
 mod fields;
+mod forward;
 mod net;
 mod poller;
 mod prepare;

@@ -1,15 +1,12 @@
 //! The closed set of devices that a daemon's cores serve, as one type of poller.
 
-use std::io;
-
-use sidecore::{
-    Activity, ArmError, Departure, GroupProbe, Nanos, Poller, Probe, Reply, ToChild, Turn, Wakes,
-};
+use sidecore::{GroupProbe, Poller, Probe, Reply, ToChild, Turn};
 use vhost_export::{Export, ExportMessage, ExportStats, RingProbe};
 use vio::Device;
 use vio::blk::BlkClass;
 use vio::net::NetClass;
 
+use super::forward::forward_poller;
 use super::switch::{SwitchStats, Switched};
 
 /// A device of any kind, with its socket; or all devices of a switch.
@@ -139,25 +136,7 @@ impl Poller for Served {
     type Message = ServedMessage;
     type Probe = ServedProbe;
 
-    fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
-        each!(self, poller => poller.attached(wakes))
-    }
-
-    fn detaching(&mut self, wakes: &mut Wakes) {
-        each!(self, poller => poller.detaching(wakes));
-    }
-
-    fn may_detach(&mut self, departure: Departure) -> bool {
-        each!(self, poller => poller.may_detach(departure))
-    }
-
-    fn stays(&mut self) {
-        each!(self, poller => poller.stays());
-    }
-
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        each!(self, poller => poller.poll(turn))
-    }
+    forward_poller!(each);
 
     fn message(&mut self, message: ServedMessage, turn: &mut Turn<'_>) {
         match (self, message) {
@@ -168,22 +147,6 @@ impl Poller for Served {
             // No switch: whoever asks learns that nobody answers.
             (Self::Block(_) | Self::Net(_), ServedMessage::Switch(_)) => {}
         }
-    }
-
-    fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
-        each!(self, poller => poller.ready(token, turn));
-    }
-
-    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
-        each!(self, poller => poller.arm(wakes))
-    }
-
-    fn has_work(&mut self) -> bool {
-        each!(self, poller => poller.has_work())
-    }
-
-    fn disarm(&mut self) {
-        each!(self, poller => poller.disarm());
     }
 
     fn probe(&self, slot: &mut Option<ServedProbe>) {
@@ -201,21 +164,5 @@ impl Poller for Served {
                 });
             }
         }
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        each!(&self, poller => poller.deadline())
-    }
-
-    fn arm_cost(&self) -> u64 {
-        each!(&self, poller => poller.arm_cost())
-    }
-
-    fn name(&self) -> &str {
-        each!(&self, poller => poller.name())
-    }
-
-    fn weight(&self) -> u32 {
-        each!(&self, poller => poller.weight())
     }
 }

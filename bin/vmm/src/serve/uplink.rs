@@ -4,12 +4,12 @@ use std::io;
 use std::os::fd::RawFd;
 
 use net_ports::{TapPort, Uplink};
-use sidecore::{
-    Activity, ArmError, Departure, Nanos, Poller, REQUEST_COST, Turn, Wakes, bytes_cost,
-};
+use sidecore::{Activity, ArmError, Departure, Poller, REQUEST_COST, Turn, Wakes, bytes_cost};
 use vhost_export::{Export, ExportMessage, ExportStats, RingProbe};
 use vio::Device;
 use vio::net::NetClass;
+
+use super::forward::forward_poller;
 
 /// Token of its descriptors: they say that there are frames, or room for some.
 const TOKEN: u32 = 0;
@@ -168,69 +168,22 @@ macro_rules! each {
             Member::Uplink($poller) => $then,
         }
     };
+    (&$self:ident, $poller:ident => $then:expr) => {
+        each!($self, $poller => $then)
+    };
 }
 
 impl Poller for Member {
     type Message = ExportMessage;
     type Probe = RingProbe;
 
-    fn attached(&mut self, wakes: &mut Wakes) -> io::Result<()> {
-        each!(self, poller => poller.attached(wakes))
-    }
-
-    fn detaching(&mut self, wakes: &mut Wakes) {
-        each!(self, poller => poller.detaching(wakes));
-    }
-
-    fn may_detach(&mut self, departure: Departure) -> bool {
-        each!(self, poller => poller.may_detach(departure))
-    }
-
-    fn stays(&mut self) {
-        each!(self, poller => poller.stays());
-    }
-
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
-        each!(self, poller => poller.poll(turn))
-    }
+    forward_poller!(each);
 
     fn message(&mut self, message: ExportMessage, turn: &mut Turn<'_>) {
         each!(self, poller => poller.message(message, turn));
     }
 
-    fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
-        each!(self, poller => poller.ready(token, turn));
-    }
-
-    fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
-        each!(self, poller => poller.arm(wakes))
-    }
-
-    fn has_work(&mut self) -> bool {
-        each!(self, poller => poller.has_work())
-    }
-
-    fn disarm(&mut self) {
-        each!(self, poller => poller.disarm());
-    }
-
     fn probe(&self, slot: &mut Option<RingProbe>) {
         each!(self, poller => poller.probe(slot));
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        each!(self, poller => poller.deadline())
-    }
-
-    fn arm_cost(&self) -> u64 {
-        each!(self, poller => poller.arm_cost())
-    }
-
-    fn name(&self) -> &str {
-        each!(self, poller => Poller::name(&**poller))
-    }
-
-    fn weight(&self) -> u32 {
-        each!(self, poller => poller.weight())
     }
 }
