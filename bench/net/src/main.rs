@@ -1,5 +1,5 @@
 //! `vhost-net`: see `vhost-net help`.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod bench;
 mod cli;

@@ -34,7 +34,6 @@ mod ports;
 mod quiet;
 mod record;
 mod server;
-#[expect(unsafe_code, reason = "an interface of the host; see the module")]
 mod tap;
 mod unanswered;
 

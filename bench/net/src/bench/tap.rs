@@ -4,17 +4,16 @@
 //! Both are counted by the interface (`rx_packets`): what the kernel took. The frames are TCP
 //! segments to be segmented, to an address of no interface here, so that the kernel drops each
 //! behind its driver.
-//!
-//! UNSAFETY: `ioctl` with the requests of such a descriptor, which no safe wrapper has.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use net_offload::{Checksum, GsoType, HEADER_LEN, NetHeader, Offloads};
+use net_ports::{TapOptions, TapQueues};
 use report::{Measured, object};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use vhost_net::client::feature as net;
@@ -31,15 +30,17 @@ const HEADERS: u16 = 14 + 20 + 20;
 /// Bytes of payload in a segment.
 const SEGMENT: u16 = 1448;
 
-/// VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4: what the driver left to the device.
-fn header() -> [u8; 12] {
-    let mut header = [0; 12];
-    header[..2].copy_from_slice(&[1, 1]);
-    let words = [HEADERS, SEGMENT, 14 + 20, 16];
-    for (at, word) in words.iter().enumerate() {
-        header[2 + 2 * at..][..2].copy_from_slice(&word.to_le_bytes());
-    }
-    header
+/// What the driver leaves to the device: the checksum, and to segment.
+fn header() -> [u8; HEADER_LEN] {
+    let header = NetHeader {
+        flags: NetHeader::NEEDS_CSUM,
+        gso_type: GsoType::TCPV4,
+        hdr_len: HEADERS,
+        gso_size: SEGMENT,
+        csum_start: 14 + 20,
+        csum_offset: 16,
+    };
+    header.to_bytes(0)
 }
 
 /// A TCP segment from 198.18.0.1 to 198.18.0.2 (RFC 2544), its checksum left to be completed.
@@ -51,7 +52,7 @@ fn frame() -> Vec<u8> {
         0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 6, 0, 0, 198, 18, 0, 1, 198, 18, 0, 2,
     ];
     ip[2..4].copy_from_slice(&length.to_be_bytes());
-    let sum = !fold(&ip);
+    let sum = Checksum::new().bytes(&ip).finish();
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
     frame[14..34].copy_from_slice(&ip);
     let mut tcp = [0; 20];
@@ -62,18 +63,10 @@ fn frame() -> Vec<u8> {
     pseudo[..8].copy_from_slice(&ip[12..]);
     pseudo[9] = 6;
     pseudo[10..].copy_from_slice(&(length - 20).to_be_bytes());
-    tcp[16..18].copy_from_slice(&fold(&pseudo).to_be_bytes());
+    let partial = Checksum::new().bytes(&pseudo).partial();
+    tcp[16..18].copy_from_slice(&partial.to_be_bytes());
     frame[34..54].copy_from_slice(&tcp);
     frame
-}
-
-/// The one's complement sum of 16-bit words.
-fn fold(bytes: &[u8]) -> u16 {
-    let words = bytes
-        .chunks(2)
-        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
-    let sum: u32 = words.sum();
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// An interface for as long as this lives.
@@ -101,38 +94,16 @@ impl Interface {
     }
 
     /// Opens it as a server does, with offloads.
-    fn open(&self) -> Result<File> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/net/tun")?;
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        // SAFETY: all zero bytes are a valid `ifreq`: an array of characters and a union of plain
-        // data.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(self.0.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request.ifr_ifru.ifru_flags = flags as libc::c_short;
-        let fd = file.as_raw_fd();
-        // SAFETY: TUNSETIFF reads and writes an `ifreq`, which `request` is; the descriptor is
-        // ours.
-        let attached = unsafe { libc::ioctl(fd, libc::TUNSETIFF, &mut request) };
-        ensure!(attached >= 0, "TUNSETIFF: {}", io::Error::last_os_error());
-        let size: libc::c_int = 12;
-        // SAFETY: TUNSETVNETHDRSZ reads an int.
-        let sized = unsafe { libc::ioctl(fd, libc::TUNSETVNETHDRSZ, &size) };
-        ensure!(
-            sized >= 0,
-            "TUNSETVNETHDRSZ: {}",
-            io::Error::last_os_error()
-        );
-        // TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6.
-        let offloads: libc::c_ulong = 1 | 2 | 4;
-        // SAFETY: TUNSETOFFLOAD takes its argument by value.
-        let set = unsafe { libc::ioctl(fd, libc::TUNSETOFFLOAD, offloads) };
-        ensure!(set >= 0, "TUNSETOFFLOAD: {}", io::Error::last_os_error());
-        Ok(file)
+    fn open(&self) -> Result<TapQueues> {
+        let queues = TapQueues::open(&TapOptions {
+            name: &self.0,
+            pairs: 1,
+            mtu: None,
+            is_made: false,
+        })?;
+        let tcp = Offloads::CSUM.with(Offloads::TSO4).with(Offloads::TSO6);
+        queues.set_offloads(tcp)?;
+        Ok(queues)
     }
 }
 
@@ -179,7 +150,8 @@ pub fn tap(bench: &mut Bench) -> Result<()> {
 
 fn measure(bench: &mut Bench) -> Result<(Measured, Measured, Measured)> {
     let (served, bare) = (Interface::make("exs")?, Interface::make("exb")?);
-    let mut file = bare.open()?;
+    let queues = bare.open()?;
+    let mut file = queues.queue();
     let mut written = header().to_vec();
     written.extend(frame());
     let options = Options::new().require(net::CSUM | net::HOST_TSO4);
@@ -245,7 +217,7 @@ mod tests {
     #[test]
     fn the_frames_own_header_sums_to_nothing() {
         let frame = frame();
-        assert_eq!(fold(&frame[14..34]), 0xffff);
+        assert_eq!(Checksum::new().bytes(&frame[14..34]).finish(), 0);
         assert_eq!(frame.len(), FRAME);
     }
 }
