@@ -365,9 +365,15 @@ impl Follower {
         if let Some(hold) = self.dropped.pop() {
             return Some(hold);
         }
-        let hold = exchange.take_released()?;
-        self.holds.retain(|(name, _)| *name != hold);
-        Some(hold)
+        loop {
+            let hold = exchange.take_released()?;
+            let held = self.holds.len();
+            self.holds.retain(|(name, _)| *name != hold);
+            // One that was dropped meanwhile has ended before.
+            if self.holds.len() != held {
+                return Some(hold);
+            }
+        }
     }
 }
 

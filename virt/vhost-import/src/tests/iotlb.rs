@@ -483,6 +483,9 @@ fn a_back_end_that_does_not_forget_in_time_is_cut_off_and_needs_a_reset() {
     world.until("another connection", |world| {
         world.back_end.seen().connections == 2
     });
+    world.poll();
+    world.released.sort_unstable();
+    assert_eq!(world.released, [1, 2], "not again with the connection");
     assert_eq!(world.back_end.seen().started.len(), 1, "it is not served");
     world.guest.stop();
     world.guest.import.reset();
