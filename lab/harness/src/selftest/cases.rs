@@ -72,6 +72,7 @@ pub fn soak() -> Vec<Case> {
     cases.extend(Mode::VTD.map(|mode| forced_sleeps(mode, 2000)));
     cases.extend(held::soak());
     cases.extend(net::soak());
+    cases.extend(vhost::soak());
     cases.extend(swapped::soak());
     cases.extend(ballooned::soak());
     cases.extend(punched::soak());
