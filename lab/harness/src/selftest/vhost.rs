@@ -17,10 +17,7 @@ const KIB: u32 = 512;
 
 /// What `make test` runs.
 pub fn quick() -> Vec<Case> {
-    vec![
-        deleted(),
-        behind(Machine::new(Mode::Logged, 2, true)),
-    ]
+    vec![deleted(), behind(Machine::new(Mode::Logged, 2, true))]
 }
 
 /// What `make soak` runs besides.
