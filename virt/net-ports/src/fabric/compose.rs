@@ -179,8 +179,8 @@ struct Part {
     slices: usize,
 }
 
-/// Offers the frames in front of a port's queue that go to it as they are, and were copied when they were sent: up to `room` of them,
-/// in one burst. How many are over; `None` if the first one is none of these.
+/// Offers the short frames in front of a port's queue: up to `room` of them, in one burst. How many are over; `None` if the first one
+/// is none of these.
 pub(super) fn deliver_short(
     shared: &mut Shared,
     id: PortId,
@@ -191,35 +191,18 @@ pub(super) fn deliver_short(
         header: NetHeader::PLAIN,
         data: FrameData::Bytes(&[]),
     };
-    let port = shared.ports[id.index()].as_ref()?;
-    if port.segments_taken != 0 {
-        return None;
-    }
+    let port = shared.port(id)?;
     let mut burst = [NONE; BURST];
     let mut count = 0;
-    for &at in port.queue.iter().take(room.min(BURST)) {
-        let Some(frame) = &shared.frames[at] else {
-            break;
-        };
-        let is_plain = matches!(frame.data, Data::Short)
-            && frame.header.is_plain()
-            && shared.switch.retag(&frame.forward, id) == Retag::default();
-        if !is_plain {
-            break;
-        }
-        burst[count].data = FrameData::Bytes(&shared.short[at][..frame.len as usize]);
+    for (frame, bytes) in burst.iter_mut().zip(port.queue.short()).take(room) {
+        frame.data = FrameData::Bytes(bytes);
         count += 1;
     }
     if count == 0 {
         return None;
     }
     let taken = to.deliver(&burst[..count]).min(count);
-    for _ in 0..taken {
-        let port = shared.ports[id.index()].as_mut()?;
-        if let Some(at) = port.queue.pop_front() {
-            shared.release(at, id);
-        }
-    }
+    port.queue.drop_short(taken);
     Some(taken)
 }
 
@@ -235,7 +218,7 @@ pub(super) fn deliver(
         return 0;
     };
     let (receiver, skip) = (port.receiver, port.segments_taken);
-    let Some(&at) = port.queue.front() else {
+    let Some(at) = port.queue.front() else {
         return 0;
     };
     let Some(frame) = &shared.frames[at] else {

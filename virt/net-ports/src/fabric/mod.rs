@@ -8,7 +8,8 @@
 //! **One copy** from guest to guest, of the payload. What decisions rest on is copied first, and is what the receiver
 //! gets: a sender that changes a frame under way changes its payload only. A frame of [`SHORT`] bytes at most is copied whole
 //! when it is sent: a second copy of so few bytes, out of the cache, costs less than what keeping a frame takes, and the sender
-//! has its buffer back at once. Those that leave nothing undone are handed to their receiver a burst at a time.
+//! has its buffer back at once. Those that leave nothing undone are copied into their receiver's queue, and handed to it a burst at a
+//! time.
 //!
 //! **A port that takes nothing** holds no other up. Its queue is bounded ([`QUEUE`]), and what lies there for longer than
 //! [`KEEP_NS`] is copied by its sender, who then has its buffer back, up to [`COPIED`] bytes for each receiver; behind these
@@ -22,6 +23,7 @@
 
 mod compose;
 mod port;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -32,11 +34,13 @@ use std::time::Instant;
 use guest_mem::{GuestRam, Hva, KeepAlive};
 use net_offload::{NetHeader, Offloads};
 use net_switch::{
-    Forward, HEAD_LEN, PortConfig, PortCounters, PortId, PortSet, Switch, SwitchConfig, SwitchError,
+    Forward, HEAD_LEN, PortConfig, PortCounters, PortId, PortSet, Retag, Switch, SwitchConfig,
+    SwitchError,
 };
 
 use compose::Composer;
 pub use port::SwitchPort;
+use waiting::Waiting;
 
 /// Frames that wait for one receiver at most.
 const QUEUE: usize = 1_024;
@@ -108,8 +112,8 @@ struct Port {
     receiver: Offloads,
     /// A driver is there.
     is_started: bool,
-    /// Places in [`Shared::frames`], of frames for it.
-    queue: VecDeque<usize>,
+    /// Frames for it.
+    queue: Waiting,
     /// Segments of the first one that it has taken.
     segments_taken: usize,
     copied_bytes: usize,
@@ -234,11 +238,10 @@ impl Shared {
             if !port.is_started {
                 continue;
             }
-            if port.queue.len() == QUEUE {
+            if !port.queue.push(place) {
                 port.counters.overflowed += 1;
                 continue;
             }
-            port.queue.push_back(place);
             frame.receivers += 1;
             self.touched.insert(id);
         }
@@ -250,6 +253,31 @@ impl Shared {
             self.reuse(frame.data);
         }
         false
+    }
+
+    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is; whether there is one. `None` where
+    /// one is to get it with another tag.
+    fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
+        let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();
+        if !forward.ports.iter().all(as_it_is) {
+            return None;
+        }
+        let mut has_receiver = false;
+        for id in forward.ports.iter() {
+            let Some(port) = self.ports[id.index()].as_mut() else {
+                continue;
+            };
+            if !port.is_started {
+                continue;
+            }
+            if !port.queue.push_short(bytes) {
+                port.counters.overflowed += 1;
+                continue;
+            }
+            self.touched.insert(id);
+            has_receiver = true;
+        }
+        Some(has_receiver)
     }
 
     /// Tells the owners of the ports that have got frames in this burst.
@@ -322,7 +350,7 @@ impl Shared {
             let Some(port) = self.port(id) else {
                 continue;
             };
-            let Some(at) = port.queue.iter().position(|other| *other == place) else {
+            let Some(at) = port.queue.position(place) else {
                 continue;
             };
             let has_room = port.copied_bytes + frame.len as usize <= COPIED;
@@ -356,13 +384,11 @@ impl Shared {
 
     /// Takes all frames for a port out of its queue.
     fn clear_queue(&mut self, id: PortId) {
-        while let Some(place) = self.port(id).and_then(|port| port.queue.pop_front()) {
-            self.release(place, id);
-        }
-        if let Some(port) = self.port(id) {
-            port.segments_taken = 0;
-            port.show_waiting();
-        }
+        let Some(port) = self.port(id) else { return };
+        port.segments_taken = 0;
+        let places = port.queue.clear();
+        port.show_waiting();
+        places.into_iter().for_each(|at| self.release(at, id));
     }
 
     /// Lets go of the memory of all frames of a port.

@@ -13,7 +13,9 @@ use vio::net::{
 };
 
 use super::compose;
-use super::{Data, Fabric, FabricCounters, Frame, KEEP_NS, Port, SHORT, Sent, Shared, Wake};
+use super::{
+    Data, Fabric, FabricCounters, Frame, KEEP_NS, Port, SHORT, Sent, Shared, Waiting, Wake,
+};
 
 /// A port of a switch. Dropped, it is removed from it.
 pub struct SwitchPort {
@@ -59,7 +61,7 @@ impl SwitchPort {
         shared.ports[id.index()] = Some(Port {
             receiver: Offloads::NONE,
             is_started: false,
-            queue: VecDeque::new(),
+            queue: Waiting::default(),
             segments_taken: 0,
             copied_bytes: 0,
             waiting: Arc::clone(&waiting),
@@ -216,7 +218,7 @@ impl NetPort for SwitchPort {
             let room = to.room().min(BURST);
             let has_frames = shared
                 .port(self.id)
-                .is_some_and(|port| !port.queue.is_empty());
+                .is_some_and(|port| port.queue.len() != 0);
             if room == 0 || !has_frames {
                 break;
             }
@@ -244,21 +246,24 @@ impl NetPort for SwitchPort {
 
 /// Sends a frame that is copied now; false if no port gets it.
 fn send_short(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, now: u64) -> bool {
-    let place = shared.place();
-    let len = frame.len as usize;
-    let bytes = &mut shared.short[place][..len];
-    if frame.read(0, bytes) < len {
-        // What is behind it is of another frame.
-        shared.free.push(place);
+    let mut bytes = [0; SHORT];
+    let bytes = &mut bytes[..frame.len as usize];
+    if frame.read(0, bytes) < bytes.len() {
         return false;
     }
-    let mut head = [0; HEAD_LEN];
-    let seen = len.min(HEAD_LEN);
-    head[..seen].copy_from_slice(&bytes[..seen]);
-    let Ok(forward) = shared.switch.forward(from, &head[..seen], now) else {
-        shared.free.push(place);
+    let seen = bytes.len().min(HEAD_LEN);
+    let Ok(forward) = shared.switch.forward(from, &bytes[..seen], now) else {
         return false;
     };
+    if frame.header.is_plain()
+        && let Some(has_receiver) = shared.enqueue_short(&forward, bytes)
+    {
+        return has_receiver;
+    }
+    let place = shared.place();
+    shared.short[place][..bytes.len()].copy_from_slice(bytes);
+    let mut head = [0; HEAD_LEN];
+    head[..seen].copy_from_slice(&bytes[..seen]);
     shared.frames[place] = Some(Frame {
         from,
         number: 0,
