@@ -94,6 +94,18 @@ pub struct Forward {
     pub vid: Vid,
     /// It has a tag, of this content.
     tci: Option<u16>,
+    /// The port that gets it, if that is one.
+    only: Option<PortId>,
+    /// Its address is a group's, or not known: it counts against a limit.
+    is_flooded: bool,
+}
+
+impl Forward {
+    /// The port that gets the frame, if it is one.
+    #[inline]
+    pub fn only(&self) -> Option<PortId> {
+        self.only
+    }
 }
 
 /// Decisions about frames between two stations that a port remembers.
@@ -228,20 +240,34 @@ impl Switch {
         }
         let decided = self.decide(from, head, now_ns);
         if let Some(key) = key
-            && let Ok((forward, false)) = decided
+            && let Ok(forward) = decided
+            && !forward.is_flooded
         {
             self.remember(from, key, head, forward);
         }
         if let Some(Some(port)) = self.ports.get_mut(from.index()) {
             match decided {
-                Ok((_, is_flooded)) => {
+                Ok(forward) => {
                     port.counters.forwarded += 1;
-                    port.counters.flooded += u64::from(is_flooded);
+                    port.counters.flooded += u64::from(forward.is_flooded);
                 }
                 Err(reason) => port.counters.dropped[reason as usize] += 1,
             }
         }
-        decided.map(|(forward, _)| forward)
+        decided
+    }
+
+    /// Whether a frame with the same head as the one before it, which came from the same port at the same time, goes the same way;
+    /// it is counted then. Otherwise it is to be decided about as any other.
+    #[inline]
+    pub fn forward_again(&mut self, from: PortId, last: &Forward) -> bool {
+        let port = self.ports.get_mut(from.index()).and_then(Option::as_mut);
+        let port = port.filter(|_| !last.is_flooded);
+        if let Some(port) = port {
+            port.counters.forwarded += 1;
+            return true;
+        }
+        false
     }
 
     /// What was decided about the last frame with this head, if it would be decided again; the source is seen now.
@@ -290,12 +316,7 @@ impl Switch {
         }
     }
 
-    fn decide(
-        &mut self,
-        from: PortId,
-        head: &[u8],
-        now_ns: u64,
-    ) -> Result<(Forward, bool), DropReason> {
+    fn decide(&mut self, from: PortId, head: &[u8], now_ns: u64) -> Result<Forward, DropReason> {
         let port = self.ports.get_mut(from.index()).and_then(Option::as_mut);
         let port = port.ok_or(DropReason::NoPort)?;
         let parsed = Head::parse(head).ok_or(DropReason::Short)?;
@@ -338,7 +359,14 @@ impl Switch {
         if ports.is_empty() {
             return Err(DropReason::NoPort);
         }
-        Ok((Forward { ports, vid, tci }, known.is_none()))
+        let only = ports.iter().next().filter(|_| ports.len() == 1);
+        Ok(Forward {
+            ports,
+            vid,
+            tci,
+            only,
+            is_flooded: known.is_none(),
+        })
     }
 
     /// Those of `wanted` that a frame of this VLAN from `from` may go to.

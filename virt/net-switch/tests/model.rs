@@ -283,10 +283,17 @@ fn any_frames_and_ports_go_as_the_model_says() {
             }
             let from = model.ports[random.below(model.ports.len() as u64) as usize].id;
             let frame = random_frame(&mut random);
-            let expected = model.forward(from, &frame, now);
-            let got = switch
-                .forward(from, &frame[..frame.len().min(18)], now)
-                .map(|forward| {
+            // Again, as a burst has it.
+            let mut last = None;
+            for _ in 0..=random.below(6).saturating_sub(3) {
+                let expected = model.forward(from, &frame, now);
+                let before = switch.counters(from).forwarded;
+                let decided = match last {
+                    Some(last) if switch.forward_again(from, &last) => Ok(last),
+                    _ => switch.forward(from, &frame[..frame.len().min(18)], now),
+                };
+                last = decided.ok();
+                let got = decided.map(|forward| {
                     let ports = forward.ports.iter();
                     let frames = ports.map(|port| {
                         let retag = switch.retag(&forward, port);
@@ -297,11 +304,20 @@ fn any_frames_and_ports_go_as_the_model_says() {
                     });
                     frames.collect::<Vec<_>>()
                 });
-            assert_eq!(
-                got, expected,
-                "seed {seed}, step {step}, {from:?}: {frame:x?}"
-            );
-            went[usize::from(got.is_ok())] += 1;
+                assert_eq!(
+                    got, expected,
+                    "seed {seed}, step {step}, {from:?}: {frame:x?}"
+                );
+                let only = got.iter().flatten().map(|(port, _)| *port);
+                let only = Vec::from_iter(only);
+                assert_eq!(
+                    last.and_then(|last| last.only()),
+                    (only.len() == 1).then(|| only[0])
+                );
+                let counted = switch.counters(from).forwarded - before;
+                assert_eq!(counted, u64::from(got.is_ok()));
+                went[usize::from(got.is_ok())] += 1;
+            }
             for port in &model.ports {
                 assert!(switch.learned(port.id).0 <= PER_PORT);
             }

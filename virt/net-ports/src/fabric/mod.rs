@@ -257,27 +257,31 @@ impl Shared {
 
     /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is; whether there is one. `None` where
     /// one is to get it with another tag.
+    #[inline]
     fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
         let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();
-        if !forward.ports.iter().all(as_it_is) {
-            return None;
+        if let Some(only) = forward.only() {
+            return as_it_is(only).then(|| self.push_short(only, bytes));
         }
-        let mut has_receiver = false;
-        for id in forward.ports.iter() {
-            let Some(port) = self.ports[id.index()].as_mut() else {
-                continue;
-            };
-            if !port.is_started {
-                continue;
-            }
-            if !port.queue.push_short(bytes) {
-                port.counters.overflowed += 1;
-                continue;
-            }
-            self.touched.insert(id);
-            has_receiver = true;
+        let mut ids = forward.ports.iter();
+        ids.all(as_it_is).then(|| {
+            let ids = forward.ports.iter();
+            ids.fold(false, |has, id| self.push_short(id, bytes) || has)
+        })
+    }
+
+    /// The same for one receiver.
+    #[inline]
+    fn push_short(&mut self, id: PortId, bytes: &[u8]) -> bool {
+        let Some(port) = self.port(id).filter(|port| port.is_started) else {
+            return false;
+        };
+        if !port.queue.push_short(bytes) {
+            port.counters.overflowed += 1;
+            return false;
         }
-        Some(has_receiver)
+        self.touched.insert(id);
+        true
     }
 
     /// Tells the owners of the ports that have got frames in this burst.

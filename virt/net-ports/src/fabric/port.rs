@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_mem::KeepAlive;
-use net_switch::{HEAD_LEN, PortConfig, PortCounters, PortId, SwitchError};
+use net_switch::{Forward, HEAD_LEN, PortConfig, PortCounters, PortId, SwitchError};
 use rustix::event::{EventfdFlags, eventfd};
 use vio::net::{
     BURST, Collected, FrameReceiver, NetPort, Offloads, PortCapabilities, TxFrame, Waits,
@@ -155,10 +155,12 @@ impl NetPort for SwitchPort {
         let mut shared = self.fabric.lock();
         let now = shared.now_ns();
         let mut dropped = 0;
+        let mut last = None;
         for frame in frames {
             if frame.len as usize <= SHORT {
-                dropped += usize::from(!send_short(&mut shared, self.id, frame, now));
+                dropped += usize::from(!send_short(&mut shared, self.id, frame, now, &mut last));
             } else {
+                last = None;
                 self.kept += 1;
                 send_kept(&mut shared, self.id, frame, keep, now);
             }
@@ -244,16 +246,34 @@ impl NetPort for SwitchPort {
     }
 }
 
-/// Sends a frame that is copied now; false if no port gets it.
-fn send_short(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, now: u64) -> bool {
+/// Sends a frame that is copied now; false if no port gets it. `last`: the head of the one before it in its burst, and where that
+/// one went.
+#[inline]
+fn send_short(
+    shared: &mut Shared,
+    from: PortId,
+    frame: &TxFrame<'_>,
+    now: u64,
+    last: &mut Option<([u8; HEAD_LEN], Forward)>,
+) -> bool {
     let mut bytes = [0; SHORT];
     let bytes = &mut bytes[..frame.len as usize];
     if frame.read(0, bytes) < bytes.len() {
         return false;
     }
-    let seen = bytes.len().min(HEAD_LEN);
-    let Ok(forward) = shared.switch.forward(from, &bytes[..seen], now) else {
-        return false;
+    let whole = bytes.first_chunk::<HEAD_LEN>().copied();
+    let same = last.filter(|(head, _)| whole == Some(*head));
+    let forward = match same {
+        Some((_, forward)) if shared.switch.forward_again(from, &forward) => forward,
+        _ => {
+            let seen = bytes.len().min(HEAD_LEN);
+            let Ok(forward) = shared.switch.forward(from, &bytes[..seen], now) else {
+                *last = None;
+                return false;
+            };
+            *last = whole.map(|head| (head, forward));
+            forward
+        }
     };
     if frame.header.is_plain()
         && let Some(has_receiver) = shared.enqueue_short(&forward, bytes)
@@ -263,6 +283,7 @@ fn send_short(shared: &mut Shared, from: PortId, frame: &TxFrame<'_>, now: u64) 
     let place = shared.place();
     shared.short[place][..bytes.len()].copy_from_slice(bytes);
     let mut head = [0; HEAD_LEN];
+    let seen = bytes.len().min(HEAD_LEN);
     head[..seen].copy_from_slice(&bytes[..seen]);
     shared.frames[place] = Some(Frame {
         from,
