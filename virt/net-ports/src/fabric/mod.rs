@@ -263,11 +263,14 @@ impl Shared {
         if let Some(only) = forward.only() {
             return as_it_is(only).then(|| self.push_short(only, bytes));
         }
-        let mut ids = forward.ports.iter();
-        ids.all(as_it_is).then(|| {
-            let ids = forward.ports.iter();
-            ids.fold(false, |has, id| self.push_short(id, bytes) || has)
-        })
+        if !forward.ports.iter().all(as_it_is) {
+            return None;
+        }
+        let mut has_receiver = false;
+        for id in forward.ports.iter() {
+            has_receiver |= self.push_short(id, bytes);
+        }
+        Some(has_receiver)
     }
 
     /// The same for one receiver.

@@ -15,7 +15,8 @@ enum Item {
     Place(usize),
 }
 
-/// See the module's head. Bound: [`QUEUE`] frames.
+/// See the module's head. Bound: [`QUEUE`] frames, and as many slots of [`SHORT`] bytes: 256 KiB, from
+/// the first short frame on.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     items: VecDeque<Item>,
