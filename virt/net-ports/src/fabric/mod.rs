@@ -226,26 +226,20 @@ impl Shared {
         })
     }
 
-    /// Puts the frame at `place` into the queues of its receivers; whether there is one. Otherwise the place is free again.
+    /// Puts the frame at `place` into the queues of its receivers; whether there is one. Otherwise the
+    /// place is free again.
     fn enqueue(&mut self, place: usize) -> bool {
-        let Some(frame) = &mut self.frames[place] else {
+        let Some(frame) = &self.frames[place] else {
             return false;
         };
+        let mut receivers = 0;
         for id in frame.forward.ports.iter() {
-            let Some(port) = self.ports[id.index()].as_mut() else {
-                continue;
-            };
-            if !port.is_started {
-                continue;
-            }
-            if !port.queue.push(place) {
-                port.counters.overflowed += 1;
-                continue;
-            }
-            frame.receivers += 1;
-            self.touched.insert(id);
+            receivers += u32::from(self.push(id, |queue| queue.push(place)));
         }
-        if frame.receivers != 0 {
+        if receivers != 0 {
+            if let Some(frame) = &mut self.frames[place] {
+                frame.receivers = receivers;
+            }
             return true;
         }
         self.free.push(place);
@@ -255,31 +249,31 @@ impl Shared {
         false
     }
 
-    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is; whether there is one. `None` where
-    /// one is to get it with another tag.
+    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is;
+    /// whether there is one. `None` where one is to get it with another tag.
     #[inline]
     fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
         let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();
         if let Some(only) = forward.only() {
-            return as_it_is(only).then(|| self.push_short(only, bytes));
+            return as_it_is(only).then(|| self.push(only, |queue| queue.push_short(bytes)));
         }
         if !forward.ports.iter().all(as_it_is) {
             return None;
         }
         let mut has_receiver = false;
         for id in forward.ports.iter() {
-            has_receiver |= self.push_short(id, bytes);
+            has_receiver |= self.push(id, |queue| queue.push_short(bytes));
         }
         Some(has_receiver)
     }
 
-    /// The same for one receiver.
+    /// Puts a frame into the queue of one receiver, if a driver is there; whether there was room.
     #[inline]
-    fn push_short(&mut self, id: PortId, bytes: &[u8]) -> bool {
+    fn push(&mut self, id: PortId, into: impl FnOnce(&mut Waiting) -> bool) -> bool {
         let Some(port) = self.port(id).filter(|port| port.is_started) else {
             return false;
         };
-        if !port.queue.push_short(bytes) {
+        if !into(&mut port.queue) {
             port.counters.overflowed += 1;
             return false;
         }
