@@ -4,6 +4,7 @@
 //! Each copies a frame once, as any port has to. Bounds: 1.1 MiB of memory each at most. Places begin an odd number of cache
 //! lines from each other: at a power of two, small frames would all fall into a few sets of the caches.
 
+use arrayvec::ArrayVec;
 use guest_mem::KeepAlive;
 
 use net_offload::NetHeader;
@@ -156,16 +157,17 @@ impl NetPort for Loop {
     fn receive(&mut self, _pair: u16, to: &mut dyn FrameReceiver) {
         while self.count != 0 {
             let room = to.room().min(BURST).min(self.count);
-            let mut frames = [RxFrame {
-                header: NetHeader::PLAIN,
-                data: FrameData::Bytes(&[]),
-            }; BURST];
-            for (nth, frame) in frames.iter_mut().take(room).enumerate() {
-                let at = (self.first + nth) % PLACES;
+            let held = (self.first..self.first + room).map(|at| {
+                let at = at % PLACES;
                 let len = usize::from(self.lens[at]);
-                frame.data = FrameData::Bytes(&self.places[at * PLACE..][..len]);
-            }
-            let over = to.deliver(&frames[..room]);
+                RxFrame {
+                    header: NetHeader::PLAIN,
+                    data: FrameData::Bytes(&self.places[at * PLACE..][..len]),
+                }
+            });
+            let mut frames = ArrayVec::<_, BURST>::new();
+            frames.extend(held);
+            let over = to.deliver(&frames);
             self.first = (self.first + over) % PLACES;
             self.count -= over;
             if self.count == 0 {

@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
+use arrayvec::ArrayVec;
 use guest_mem::{Gpa, GuestRam, HugePages, Intent, KeepAlive, PhysMem, RamError, VolatileSlice};
 use vio::net::{
     BURST, FrameData, FrameReceiver, MAX_FRAME, NetPort, PortCapabilities, RxFrame, TxFrame, Waits,
@@ -249,40 +250,37 @@ impl FrameReceiver for FromHost<'_> {
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize {
         let count = frames.len().min(self.room());
-        let mut slices = [VolatileSlice::EMPTY; BURST];
-        for (slice, frame) in slices.iter_mut().zip(&frames[..count]) {
-            let Some(&place) = self.free.last() else {
-                break;
-            };
-            match self.places.fill(place, frame) {
-                Some(filled) => *slice = filled,
-                None => continue,
-            }
-            self.free.pop();
-            // Given back below, unless the switch keeps the frame.
-            self.kept.push_back(place);
+        let mut slices = ArrayVec::<VolatileSlice<'_>, BURST>::new();
+        for frame in &frames[..count] {
+            // There are as many as frames.
+            let place = self.free.last().copied();
+            let filled = place.and_then(|place| Some((place, self.places.fill(place, frame)?)));
+            slices.push(filled.map_or(VolatileSlice::EMPTY, |(place, slice)| {
+                self.free.pop();
+                // Given back below, unless the switch keeps the frame.
+                self.kept.push_back(place);
+                slice
+            }));
         }
-        let mut sent = [TxFrame::EMPTY; BURST];
-        let mut right = 0;
-        for (slice, frame) in slices[..count].iter().zip(frames) {
+        let mut sent = ArrayVec::<TxFrame<'_>, BURST>::new();
+        for (slice, frame) in slices.iter().zip(frames) {
             if slice.is_empty() {
                 self.counters.dropped += 1;
                 continue;
             }
-            sent[right] = TxFrame {
+            sent.push(TxFrame {
                 header: frame.header,
                 len: slice.len(),
                 data: std::slice::from_ref(slice),
-            };
-            right += 1;
+            });
             self.counters.from_host_bytes += u64::from(slice.len());
         }
-        let first = self.kept.len() - right;
-        let dropped = self.port.send(0, &sent[..right], &self.places.keep);
+        let first = self.kept.len() - sent.len();
+        let dropped = self.port.send(0, &sent, &self.places.keep);
         self.counters.dropped += dropped as u64;
         self.counters.from_host += count as u64;
         let mut at = first;
-        for frame in &sent[..right] {
+        for frame in &sent {
             if frame.len > self.copies_up_to {
                 at += 1;
             } else if let Some(place) = self.kept.remove(at) {
@@ -308,14 +306,14 @@ impl<H: NetPort> FrameReceiver for ToHost<'_, H> {
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize {
         let count = frames.len().min(self.room());
-        let mut copied = [VolatileSlice::EMPTY; BURST];
-        for (nth, frame) in frames[..count].iter().enumerate() {
-            if let FrameData::Bytes(_) = frame.data {
-                copied[nth] = self.places.fill(nth, frame).unwrap_or(VolatileSlice::EMPTY);
-            }
-        }
-        let mut sent = [TxFrame::EMPTY; BURST];
-        let mut right = 0;
+        let copied = frames[..count].iter().enumerate();
+        let copied = copied.map(|(nth, frame)| match frame.data {
+            FrameData::Bytes(_) => self.places.fill(nth, frame),
+            FrameData::Guest(_) => None,
+        });
+        let copied = copied.map(|copied| copied.unwrap_or(VolatileSlice::EMPTY));
+        let copied: ArrayVec<_, BURST> = copied.collect();
+        let mut sent = ArrayVec::<TxFrame<'_>, BURST>::new();
         for (frame, copied) in frames[..count].iter().zip(&copied) {
             let data = match frame.data {
                 FrameData::Bytes(_) => std::slice::from_ref(copied),
@@ -326,15 +324,14 @@ impl<H: NetPort> FrameReceiver for ToHost<'_, H> {
                 self.counters.dropped += 1;
                 continue;
             }
-            sent[right] = TxFrame {
+            sent.push(TxFrame {
                 header: frame.header,
                 len,
                 data,
-            };
-            right += 1;
+            });
             self.counters.to_host_bytes += u64::from(len);
         }
-        let dropped = self.host.send(0, &sent[..right], &self.places.keep);
+        let dropped = self.host.send(0, &sent, &self.places.keep);
         self.counters.dropped += dropped as u64;
         self.counters.to_host += count as u64;
         self.left -= count;

@@ -1,5 +1,6 @@
 //! Frames as one receiver gets them: parts of the sender's frame, and bytes of ours in between.
 
+use arrayvec::ArrayVec;
 use guest_mem::{Gpa, GuestRam, Hva, Intent, KeepAlive, PhysMem, VolatileSlice};
 use net_offload::{
     Checked, Delivery, FrameBytes, HeaderRoom, MAX_HEADERS, NetHeader, Offloads, PartialChecksum,
@@ -187,21 +188,18 @@ pub(super) fn deliver_short(
     room: usize,
     to: &mut dyn FrameReceiver,
 ) -> Option<usize> {
-    const NONE: RxFrame<'_> = RxFrame {
-        header: NetHeader::PLAIN,
-        data: FrameData::Bytes(&[]),
-    };
     let port = shared.port(id)?;
-    let mut burst = [NONE; BURST];
-    let mut count = 0;
-    for (frame, bytes) in burst.iter_mut().zip(port.queue.short()).take(room) {
-        frame.data = FrameData::Bytes(bytes);
-        count += 1;
-    }
-    if count == 0 {
+    let waiting = port.queue.short().take(room.min(BURST));
+    let mut burst = ArrayVec::<_, BURST>::new();
+    burst.extend(waiting.map(|bytes| RxFrame {
+        header: NetHeader::PLAIN,
+        data: FrameData::Bytes(bytes),
+    }));
+    if burst.is_empty() {
         return None;
     }
-    let taken = to.deliver(&burst[..count]).min(count);
+    let taken = to.deliver(&burst).min(burst.len());
+    drop(burst);
     port.queue.drop_short(taken);
     Some(taken)
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use arrayvec::ArrayVec;
 use guest_mem::{Access, Dma, DmaFault, Intent, KeepAlive, VolatileSlice};
 
 use crate::ring::Segment;
@@ -11,8 +12,7 @@ const FIXED: usize = 64;
 
 /// Pieces of guest memory, those of a frame one behind the other.
 pub(super) struct Pieces<'k> {
-    fixed: [VolatileSlice<'k>; FIXED],
-    used: usize,
+    fixed: ArrayVec<VolatileSlice<'k>, FIXED>,
     /// Those of one frame that has more than all may have together: the burst ends with it.
     many: Vec<VolatileSlice<'k>>,
 }
@@ -36,20 +36,19 @@ pub(super) enum Translated {
 impl<'k> Pieces<'k> {
     pub(super) fn new() -> Self {
         Self {
-            fixed: [VolatileSlice::EMPTY; FIXED],
-            used: 0,
+            fixed: ArrayVec::new(),
             many: Vec::new(),
         }
     }
 
     /// Whether a frame that is cut into a few pieces finds room.
     pub(super) fn has_room(&self) -> bool {
-        self.used < FIXED && self.many.is_empty()
+        !self.fixed.is_full() && self.many.is_empty()
     }
 
     /// Forgets all.
     pub(super) fn clear(&mut self) {
-        self.used = 0;
+        self.fixed.clear();
         self.many.clear();
     }
 
@@ -74,27 +73,31 @@ impl<'k> Pieces<'k> {
         segments: impl Iterator<Item = Segment> + Clone,
         intent: Intent,
     ) -> Access<Translated> {
-        let start = self.used;
-        let mut at = start;
+        let start = self.fixed.len();
         for segment in segments.clone() {
             let (mut iova, mut left) = (segment.iova, segment.len);
             while left != 0 {
-                let Some(free) = self.fixed.get_mut(at) else {
+                if self.fixed.is_full() {
+                    self.fixed.truncate(start);
                     return self.translate_many(dma, keep, segments, intent);
+                }
+                let slice = match piece(dma, keep, iova, left, intent) {
+                    Ok(slice) => slice,
+                    Err(stop) => {
+                        self.fixed.truncate(start);
+                        return Err(stop);
+                    }
                 };
-                let slice = piece(dma, keep, iova, left, intent)?;
                 slice.prefetch();
-                *free = slice;
-                at += 1;
+                self.fixed.push(slice);
                 left -= slice.len();
                 // A segment does not wrap: there is a byte behind the piece, or nothing is left.
                 iova = iova.checked_add(slice.len().into()).unwrap_or(iova);
             }
         }
-        self.used = at;
         Ok(Translated::All(PieceRange {
             start: start as u16,
-            end: at as u16,
+            end: self.fixed.len() as u16,
             is_many: false,
         }))
     }
@@ -107,7 +110,7 @@ impl<'k> Pieces<'k> {
         segments: impl Iterator<Item = Segment>,
         intent: Intent,
     ) -> Access<Translated> {
-        if self.used != 0 {
+        if !self.fixed.is_empty() {
             return Ok(Translated::NoRoom);
         }
         let mut many = Vec::new();

@@ -91,13 +91,6 @@ pub struct TxFrame<'a> {
 }
 
 impl TxFrame<'_> {
-    /// No frame: for arrays that are filled.
-    pub const EMPTY: Self = Self {
-        header: NetHeader::PLAIN,
-        len: 0,
-        data: &[],
-    };
-
     /// Copies bytes from `offset` on; how many there were.
     #[inline]
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {

@@ -12,6 +12,7 @@
 //! full of them: then, or where a frame must fit into one buffer, it is dropped. A buffer that faults is
 //! given back with length 0, which drivers count as a short frame.
 
+use arrayvec::ArrayVec;
 use guest_mem::{Intent, KeepAlive, Stop, VolatileSlice};
 use net_offload::{HEADER_LEN, NetHeader};
 
@@ -78,8 +79,25 @@ struct ReceiveBuffers<'a, 'b, E: Environment> {
     stopped: Option<RingStop>,
 }
 
+/// The next chain of a row, to be filled.
+struct Filled<'k> {
+    /// Nowhere after a fault.
+    place: VolatileSlice<'k>,
+    /// Bytes that the driver is told of.
+    written: u32,
+    /// Index of the frame in the burst.
+    frame: usize,
+}
+
+impl Filled<'_> {
+    const FAULTED: Self = Self {
+        place: VolatileSlice::EMPTY,
+        written: 0,
+        frame: 0,
+    };
+}
+
 /// A frame whose buffers were taken, to be copied.
-#[derive(Clone, Copy, Default)]
 struct Placed {
     /// Index of the frame in the burst.
     frame: usize,
@@ -139,11 +157,8 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         let most = frames.len().min(BURST);
         let found = queue.peek_singles(cx.dma, &mut core.singles[..most])?;
         let mut reach = Reach::new(self.keep);
-        let mut places = [VolatileSlice::EMPTY; BURST];
-        let mut written = [0; BURST];
-        // The frame of each chain.
-        let mut nth = [0_u8; BURST];
-        let (mut over, mut taken, mut bytes, mut spent) = (0, 0, 0, 0);
+        let mut filled = ArrayVec::<Filled<'_>, BURST>::new();
+        let (mut over, mut bytes, mut spent) = (0, 0, 0);
         let left = cx.visit.left();
         for frame in &frames[..most] {
             if spent >= left {
@@ -154,7 +169,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
                 Judged::Unwanted => {}
                 Judged::Wrong => cx.stats.errors += 1,
                 Judged::Wanted => {
-                    let Some(single) = core.singles[..found].get(taken) else {
+                    let Some(single) = core.singles[..found].get(filled.len()) else {
                         break;
                     };
                     // At most `max_received`.
@@ -167,31 +182,36 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
                             // The header's line is read, the others are written.
                             place.prefetch();
                             place.prefetch_to_write(HEADER_LEN as u32);
-                            (places[taken], written[taken]) = (place, need);
+                            filled.push(Filled {
+                                place,
+                                written: need,
+                                frame: over,
+                            });
                             bytes += len as u64;
                         }
-                        Err(Stop::Fault(_)) => cx.stats.errors += 1,
+                        Err(Stop::Fault(_)) => {
+                            cx.stats.errors += 1;
+                            filled.push(Filled::FAULTED);
+                        }
                         Ok(None) | Err(Stop::Pending(_)) => break,
                     }
-                    nth[taken] = over as u8;
-                    taken += 1;
                 }
             }
             spent += frame_cost(len as u32);
             over += 1;
         }
         cx.visit.take_requests(over as u64, spent);
-        if taken != 0 {
+        if !filled.is_empty() {
             core.pairs[self.pair].wanting = Ahead::default();
-            cx.stats.requests += taken as u64;
+            cx.stats.requests += filled.len() as u64;
             cx.stats.read_bytes += bytes;
-            for (place, &nth) in places[..taken].iter().zip(&nth) {
+            for Filled { place, frame, .. } in &filled {
                 if !place.is_empty() {
-                    fill(place, &frames[usize::from(nth)]);
+                    fill(place, &frames[*frame]);
                 }
             }
-            let written = written[..taken].iter().copied();
-            queue.answer_singles(cx.dma, &core.singles[..taken], written);
+            let written = filled.iter().map(|filled| filled.written);
+            queue.answer_singles(cx.dma, &core.singles[..filled.len()], written);
         }
         Ok(over)
     }
@@ -200,28 +220,25 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
     fn deliver_to_chains(&mut self, frames: &[RxFrame<'_>]) -> usize {
         let keep = self.keep;
         let mut pieces = Pieces::new();
-        let mut placed = [Placed::default(); BURST];
-        let mut count = 0;
+        let mut placed = ArrayVec::<Placed, BURST>::new();
         let mut over = 0;
         while over < frames.len() && self.may_go_on() {
             let frame = &frames[over];
             let len = frame.data.len();
             match self.place(frame, len, keep, &mut pieces) {
                 Ok(Found::Placed(buffers, num_buffers)) => {
-                    placed[count] = Placed {
+                    placed.push(Placed {
                         frame: over,
                         buffers,
                         num_buffers,
-                    };
-                    count += 1;
+                    });
                     self.cx.stats.requests += 1;
                     self.cx.stats.read_bytes += len as u64;
                 }
                 Ok(Found::Dropped) => {}
                 Ok(Found::Later) => break,
                 Ok(Found::NoRoom) => {
-                    copy(frames, &placed[..count], &mut pieces);
-                    count = 0;
+                    copy(frames, &mut placed, &mut pieces);
                     continue;
                 }
                 Err(stop) => {
@@ -231,12 +248,11 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
             }
             charge(self.cx, len as u32);
             over += 1;
-            if count == BURST || !pieces.has_room() {
-                copy(frames, &placed[..count], &mut pieces);
-                count = 0;
+            if placed.is_full() || !pieces.has_room() {
+                copy(frames, &mut placed, &mut pieces);
             }
         }
-        copy(frames, &placed[..count], &mut pieces);
+        copy(frames, &mut placed, &mut pieces);
         over
     }
 }
@@ -261,8 +277,8 @@ fn fill(place: &VolatileSlice<'_>, frame: &RxFrame<'_>) {
 
 /// Copies all that were placed, and forgets where.
 #[inline]
-fn copy(frames: &[RxFrame<'_>], placed: &[Placed], pieces: &mut Pieces<'_>) {
-    for place in placed {
+fn copy(frames: &[RxFrame<'_>], placed: &mut ArrayVec<Placed, BURST>, pieces: &mut Pieces<'_>) {
+    for place in placed.drain(..) {
         let frame = &frames[place.frame];
         let to = pieces.get(place.buffers);
         let header = frame.header.to_bytes(place.num_buffers);

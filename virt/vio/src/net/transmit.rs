@@ -13,6 +13,7 @@
 //! A wait ends the burst before the chain it concerns. What a port keeps stays taken, with a lease on
 //! each piece, until the port has done with it.
 
+use arrayvec::ArrayVec;
 use guest_mem::{Dma, Intent, KeepAlive, LeaseId, LeaseStop, Stop, VolatileSlice};
 use net_offload::{GsoType, HEADER_LEN, NetHeader, Offloads};
 
@@ -110,37 +111,38 @@ impl NetClass {
         };
         let found = queue.peek_singles(cx.dma, &mut core.singles[..room])?;
         let mut reach = Reach::new(keep);
-        let mut data = [VolatileSlice::EMPTY; BURST];
-        let (mut taken, mut spent) = (0, 0);
+        let mut data = ArrayVec::<VolatileSlice<'_>, BURST>::new();
+        let mut spent = 0;
         let left = cx.visit.left();
-        for (single, data) in core.singles[..found].iter().zip(&mut data) {
+        for single in &core.singles[..found] {
             let Some(len) = single.len().checked_sub(HEAD) else {
                 break;
             };
             if spent >= left || single.is_writable() || len > longest {
                 break;
             }
+            // One that is not looked at has no bytes.
+            let mut bytes = VolatileSlice::EMPTY;
             if (MIN_FRAME..=max_frame).contains(&len) {
                 match reach.slice(cx.dma, single.iova(), single.len(), Intent::Read) {
                     Ok(Some(whole)) => {
-                        *data = whole.slice(HEAD, len);
-                        data.prefetch();
+                        bytes = whole.slice(HEAD, len);
+                        bytes.prefetch();
                     }
                     Err(Stop::Fault(_)) => {}
                     Ok(None) | Err(Stop::Pending(_)) => break,
                 }
             }
-            // One that is not looked at has no bytes.
-            spent += frame_cost(data.len());
-            taken += 1;
+            spent += frame_cost(bytes.len());
+            data.push(bytes);
         }
+        let taken = data.len();
         if taken == 0 {
             return Ok(0);
         }
         cx.visit.take_requests(taken as u64, spent);
         cx.stats.requests += taken as u64;
-        let mut frames = [TxFrame::EMPTY; BURST];
-        let mut right = 0;
+        let mut frames = ArrayVec::<TxFrame<'_>, BURST>::new();
         for (single, data) in core.singles[..taken].iter().zip(&data) {
             let len = data.len();
             let header = match sender {
@@ -157,17 +159,16 @@ impl NetClass {
             };
             match header {
                 Ok(header) if (MIN_FRAME..=core.longest(&header)).contains(&len) => {
-                    frames[right] = TxFrame {
+                    frames.push(TxFrame {
                         header,
                         len,
                         data: std::slice::from_ref(data),
-                    };
-                    right += 1;
+                    });
                 }
                 _ => cx.stats.errors += 1,
             }
         }
-        send(&mut **port, pair, &frames[..right], keep, cx);
+        send(&mut **port, pair, &frames, keep, cx);
         queue.answer_singles(cx.dma, &core.singles[..taken], std::iter::repeat(0));
         Ok(taken)
     }
@@ -184,14 +185,14 @@ impl NetClass {
         let Self { core, port } = self;
         let keeps = core.keeps_frames && is_up;
         let mut pieces = Pieces::new();
-        let mut taken = [const { None }; BURST];
-        let (mut count, mut stopped) = (0, None);
+        let mut taken = ArrayVec::<Taken<'_>, BURST>::new();
+        let mut stopped = None;
         let first_kept = queue.own.kept.len();
         // Frames that were answered at once, which are the first ones if there are any.
         let mut at_once = 0;
-        while count < room && pieces.has_room() && !cx.is_over() {
+        while taken.len() < room && pieces.has_room() && !cx.is_over() {
             if !core.throttle.is_open(cx.visit.now_ns()) {
-                cx.stats.throttled += u64::from(count == 0);
+                cx.stats.throttled += u64::from(taken.is_empty());
                 break;
             }
             match core.walk(queue, cx, keep, &mut pieces, keeps) {
@@ -201,8 +202,7 @@ impl NetClass {
                     core.throttle.charge(cx.visit.now_ns(), bytes.into());
                     charge(cx, bytes);
                     at_once += usize::from(queue.own.kept.is_empty());
-                    taken[count] = Some(frame);
-                    count += 1;
+                    taken.push(frame);
                 }
                 Ok(Walked::End) => break,
                 Err(stop) => {
@@ -211,10 +211,9 @@ impl NetClass {
                 }
             }
         }
-        cx.stats.requests += count as u64;
-        let mut frames = [TxFrame::EMPTY; BURST];
-        let mut right = 0;
-        for (at, frame) in taken.iter_mut().take(count).flatten().enumerate() {
+        cx.stats.requests += taken.len() as u64;
+        let mut frames = ArrayVec::<TxFrame<'_>, BURST>::new();
+        for (at, frame) in taken.iter_mut().enumerate() {
             let header = match core.sender {
                 // The driver may leave nothing over: whatever its headers say is ignored.
                 Offloads::NONE => Ok(NetHeader::PLAIN),
@@ -239,21 +238,20 @@ impl NetClass {
                 }
                 continue;
             };
-            frames[right] = TxFrame {
+            frames.push(TxFrame {
                 header,
                 len: frame.len,
                 data: pieces.get(frame.data),
-            };
-            right += 1;
+            });
         }
-        send(&mut **port, pair, &frames[..right], keep, cx);
+        send(&mut **port, pair, &frames, keep, cx);
         if keeps {
             core.end_kept(queue, cx.dma, 0);
         }
         queue.stage_answers(cx.dma)?;
         match stopped {
             Some(stop) => Err(stop),
-            None if count != 0 => Ok(Activity::Busy),
+            None if !taken.is_empty() => Ok(Activity::Busy),
             None => Ok(Activity::Idle),
         }
     }
