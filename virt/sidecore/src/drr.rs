@@ -14,7 +14,8 @@
 //! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum, whatever it owes if no flow is
 //!   hungry.
 //! - A flow that comes back is visited **before** those in the ring, also in the middle of a round, as far as its quantum of this
-//!   round goes: what it left when it went away is still its own until the round ends. Beyond that it takes its place in the ring.
+//!   round goes: what it left when it went away is still its own until the round ends. Beyond that it is the first of the next
+//!   round, not the last: a flow that has used its share waits for the rest of the others', and not for their next one too.
 //!   So a flow that asks for little is served at once, and one that comes and goes gets no more than one that stays. (MacGregor and
 //!   Shi, "Deficits for Bursty Latency-Critical Flows: DRR++", ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
 //! - A visit that is **cut short** for such a flow goes on behind it, in the same round, with what is left of its budget.
@@ -77,10 +78,15 @@ pub(crate) struct Drr {
     ring: Vec<FlowId>,
     kept: usize,
     cursor: usize,
-    /// Those that have come back and were not visited since: before those of the ring, and not in it.
+    /// Those that have come back, and may do something in this round: before those of the ring, and not in it.
     woken: VecDeque<FlowId>,
-    /// One of the ring whose visit was cut short; it is not kept yet.
-    cut: Option<FlowId>,
+    /// Those that have come back and may do nothing more in this round: the first of the ring in the next one.
+    first: Vec<FlowId>,
+    /// Those whose visits were cut short, each for those behind it, and whether they came from `woken`; one of the ring is not
+    /// kept yet.
+    cut: Vec<(FlowId, bool)>,
+    /// What the flow being visited might do.
+    budget: i64,
     /// The flow being visited came from `woken`.
     is_woken: bool,
     /// And it has come back in this round.
@@ -106,7 +112,9 @@ impl Drr {
             kept: 0,
             cursor: 0,
             woken: VecDeque::new(),
-            cut: None,
+            first: Vec::new(),
+            cut: Vec::new(),
+            budget: 0,
             is_woken: false,
             is_interruption: false,
             is_in_round: false,
@@ -142,6 +150,7 @@ impl Drr {
         if of.state != State::Away {
             self.ring.retain(|&at| at != flow);
             self.woken.retain(|&at| at != flow);
+            self.first.retain(|&at| at != flow);
         }
         of.state = State::Away;
         of.left = self.round;
@@ -257,14 +266,16 @@ impl Drr {
         self.has_served = false;
         self.hungry = 0;
         (self.kept, self.cursor) = (0, 0);
+        self.ring.splice(..0, self.first.drain(..));
     }
 
     /// Everybody who is hungry owes: as many rounds at once as it takes until one does not.
     #[cold]
     fn skip_rounds(&mut self) {
         let needed = self
-            .woken
+            .first
             .iter()
+            .chain(&self.woken)
             .chain(&self.ring)
             .map(|&flow| &self.flows[flow])
             .filter(|of| of.state == State::Hungry)
@@ -281,16 +292,20 @@ impl Drr {
                 self.is_woken = true;
                 return Some(visit);
             }
-            // It waits for a later round.
-            self.ring.push(flow);
+            self.begins_next(flow);
         }
-        (self.is_woken, self.is_interruption) = (false, false);
-        if let Some(flow) = self.cut.take() {
+        self.is_interruption = false;
+        while let Some((flow, is_woken)) = self.cut.pop() {
+            self.is_woken = is_woken;
             if let Some(visit) = self.visit(flow) {
                 return Some(visit);
             }
-            self.keep(flow);
+            match is_woken {
+                true => self.begins_next(flow),
+                false => self.keep(flow),
+            }
         }
+        self.is_woken = false;
         while let Some(&flow) = self.ring.get(self.cursor) {
             self.cursor += 1;
             if self.grant(flow, self.grants)
@@ -328,6 +343,7 @@ impl Drr {
             return None;
         }
         self.has_served |= of.state == State::Hungry;
+        self.budget = of.deficit;
         Some(Visit {
             flow,
             budget: of.deficit as u64,
@@ -347,19 +363,25 @@ impl Drr {
             }
         }
         match self.is_woken {
-            // Kept when the round comes to it, where it was visited already.
-            true => self.ring.push(flow),
             false => self.keep(flow),
+            // Kept when the round comes to it, where it was visited already.
+            true if state == State::Waiting => self.ring.push(flow),
+            // One that was charged nothing would be visited for ever.
+            true if (1..self.budget).contains(&of.deficit) => self.woken.push_back(flow),
+            true => self.begins_next(flow),
         }
     }
 
     /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is activated next: `flow` has more to
     /// do, and goes on behind it.
     pub(crate) fn cut(&mut self, flow: FlowId) {
-        match self.is_woken {
-            true => self.woken.push_back(flow),
-            false => self.cut = Some(flow),
-        }
+        self.cut.push((flow, self.is_woken));
+    }
+
+    /// `flow`, of `woken`, takes its place in the ring, before those that are there.
+    fn begins_next(&mut self, flow: FlowId) {
+        self.hungry += usize::from(self.flows[flow].state == State::Hungry);
+        self.first.push(flow);
     }
 
     /// `flow` stays in the ring.

@@ -443,6 +443,7 @@ impl<P: Poller> Poller for Group<P> {
         let mut activity = Activity::Idle;
         let mut turned_at = None;
         loop {
+            let before = turn.spent();
             if !self.is_in_round {
                 self.begin_round(turn.now());
             }
@@ -457,7 +458,10 @@ impl<P: Poller> Poller for Group<P> {
                     activity = Activity::Busy;
                 }
             }
-            if turn.is_spent() || turn.others_wait() || !self.drr.has_hungry() {
+            // A child that has done something may have woken another, and be done with it.
+            let goes_on =
+                self.drr.has_hungry() || (turn.spent() != before && self.probe.wakers.are_set());
+            if turn.is_spent() || turn.others_wait() || !goes_on {
                 break;
             }
         }
