@@ -142,6 +142,45 @@ pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<Meas
     Measured::of(runs).ok_or_else(|| io::Error::other("no run"))
 }
 
+/// What takes a CPU away from a thread that spins: the kernel's timers, other threads, a hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interruptions {
+    /// Those that were longer than [`Interruptions::FROM`], each second.
+    pub per_s: f64,
+    /// The part of the time that they took, 0 to 1.
+    pub share: f64,
+}
+
+impl Interruptions {
+    /// Shorter ones are part of a request's latency, longer ones are it.
+    pub const FROM: Duration = Duration::from_micros(5);
+
+    /// Spins on `cpu` for `time`, and looks how long it was away between two looks at the clock.
+    ///
+    /// # Errors
+    /// The CPU cannot be used.
+    pub fn of(cpu: usize, time: Duration) -> io::Result<Self> {
+        let before = sched_getaffinity(None)?;
+        pin(cpu)?;
+        let start = Instant::now();
+        let (mut last, mut count, mut away) = (start, 0_u32, Duration::ZERO);
+        while last - start < time {
+            let now = Instant::now();
+            if now - last > Self::FROM {
+                count += 1;
+                away += now - last;
+            }
+            last = now;
+        }
+        sched_setaffinity(None, &before)?;
+        let all = (last - start).as_secs_f64();
+        Ok(Self {
+            per_s: f64::from(count) / all,
+            share: away.as_secs_f64() / all,
+        })
+    }
+}
+
 /// The least part of the next `time` that one of these CPUs is idle, 0 to 1; 1 where the kernel does not say. It
 /// counts in steps of 10 ms: give it ten or more.
 pub fn idle(cpus: &[usize], time: Duration) -> f64 {
@@ -191,6 +230,26 @@ pub fn thread_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cpu_that_is_shared_is_taken_away() {
+        let before = cpus().unwrap();
+        let cpu = before[0];
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                pin(cpu).unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let seen = Interruptions::of(cpu, Duration::from_millis(200)).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            // Two that spin have half of it each, or nearly.
+            assert!(seen.per_s >= 1.0 && seen.share > 0.2, "{seen:?}");
+        });
+        assert_eq!(cpus().unwrap(), before);
+    }
 
     #[test]
     fn a_thread_that_works_uses_its_time() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-pub use report::host::{cpus, pin, round_trip};
+pub use report::host::{Interruptions, cpus, pin, round_trip};
 
 /// The priority of this thread and of what it starts, until dropped.
 ///

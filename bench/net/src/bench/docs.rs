@@ -71,6 +71,16 @@ fn page(keys: &Object) -> String {
             .map_or("not measured".to_owned(), |value| value.to_string());
         line(format!("- {key}: {value}"));
     }
+    let away = |whose: &str| {
+        let of = |part: &str| number(keys, &format!("interruptions_{whose}_{part}"), 1);
+        format!("{} times a second ({} %)", of("per_s"), of("percent"))
+    };
+    line(format!(
+        "- taken away from a thread that spins, for more than 5 µs: the server's CPU {}, the client's {}. A p99 of \
+         round trips that take longer than 10 ms divided by both rates together is a p99 of these",
+        away("server"),
+        away("client")
+    ));
     line("\n## What is judged\n".to_owned());
     for goal in KEYS {
         line(format!("- {}: {}", goal.key, judged(&goal, keys)));
@@ -102,8 +112,8 @@ fn page(keys: &Object) -> String {
         }
     }
     line("\n## Latencies\n".to_owned());
-    line("| | alone | beside a flooding port | frames per second of that | µs between the client's looks |".to_owned());
-    line("|---|--:|--:|--:|--:|".to_owned());
+    line("| | alone | beside a flooding port | p50 alone | p50 beside | frames per second of the flood | µs between the client's looks |".to_owned());
+    line("|---|--:|--:|--:|--:|--:|--:|".to_owned());
     for (key, name) in [
         ("quiet_port_p99_vs_alone", "quiet port, ours, p99 µs"),
         ("quiet_port_p99_vs_alone_dpdk", "quiet port, DPDK, p99 µs"),
@@ -116,9 +126,11 @@ fn page(keys: &Object) -> String {
         let flood = keys.get(&format!("{key}_flood_mpps"));
         let flood = flood.map_or("-".to_owned(), |rate| format!("{rate:.2} M"));
         line(format!(
-            "| {name} | {} | {} | {flood} | {} |",
+            "| {name} | {} | {} | {} | {} | {flood} | {} |",
             micros("alone"),
             micros("beside"),
+            micros("alone_p50"),
+            micros("beside_p50"),
             micros("client_look")
         ));
     }

@@ -161,6 +161,17 @@ fn machine(bench: &mut Bench) -> Result<()> {
         "cache-line round trip between CPUs {} and {}: {:.0} ns (fastest {:.0})",
         cpus.1, cpus.0, rtt.median, rtt.min
     );
+    for (whose, cpu) in [("server", cpus.0), ("client", cpus.1)] {
+        let seen = host::Interruptions::of(cpu, 10 * bench.settings.window)?;
+        let record = &mut bench.record;
+        record.number(&format!("interruptions_{whose}_per_s"), seen.per_s.round());
+        let percent = report::object::round(100.0 * seen.share, 2);
+        record.number(&format!("interruptions_{whose}_percent"), percent);
+        println!(
+            "the {whose}'s CPU is taken away for more than 5 µs {:.0} times a second, {percent} % of the time",
+            seen.per_s
+        );
+    }
     for (name, features) in [("split", 0), ("packed", feature::PACKED)] {
         for (direction, kind) in [
             ("g2h", ceiling::Kind::Sink),

@@ -48,10 +48,11 @@ pub fn quiet(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// One window: nanoseconds at p99, and frames of the flood per second.
+/// One window: nanoseconds at p99, of latencies at p50 too, and frames of the flood per second.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     latency: f64,
+    median: f64,
     look: f64,
     flood: f64,
 }
@@ -60,6 +61,7 @@ impl Window {
     fn of(latency: &Histogram, looks: &Histogram, flood: &PortReport) -> Self {
         Self {
             latency: latency.quantile(0.99) as f64,
+            median: latency.quantile(0.5) as f64,
             look: looks.quantile(0.99) as f64,
             flood: flood.received_per_s,
         }
@@ -86,12 +88,14 @@ fn note(bench: &mut Bench, key: &str, outcome: Result<Outcome>) {
         };
         let alone = number("alone_ns", |(_, alone)| alone.latency)? / 1e3;
         let beside = number("beside_ns", |(beside, _)| beside.latency)? / 1e3;
+        let alone_p50 = number("alone_p50_ns", |(_, alone)| alone.median)? / 1e3;
+        let beside_p50 = number("beside_p50_ns", |(beside, _)| beside.median)? / 1e3;
         let look = number("client_look_ns", |(beside, _)| beside.look)? / 1e3;
         let flood = number("flood_mpps", |(beside, _)| {
             object::round(beside.flood / 1e6, 3)
         })?;
         println!(
-            "{key:34} {:.2} ({:.2} to {:.2}): {beside:.1} µs for {alone:.1}; \
+            "{key:34} {:.2} ({:.2} to {:.2}): {beside:.1} µs for {alone:.1}; p50 {beside_p50:.1} for {alone_p50:.1}; \
              the client looks every {look:.1} µs (p99), the flood gets {flood:.2} M frames/s",
             ratio.median, ratio.min, ratio.max,
         );
