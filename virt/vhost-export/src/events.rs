@@ -9,7 +9,7 @@ use vhost_user::backend::{
     Answer, Event, Kick, Refusal, Region, RingBase, RingConfig, RingLayout, SharedFd,
 };
 use vhost_user::chain;
-use vhost_user::inflight::{PackedPosition, PackedRing, region_len};
+use vhost_user::inflight::{PackedPosition, PackedRing, region_len, was_in_use};
 use vhost_user::wire::Inflight;
 use vio::ring::{Parked, Ring, RingPosition, RingStart};
 use vio::{
@@ -251,7 +251,12 @@ impl<M: RegionMemory> Peer<M> {
                 ring.set_journal(journal);
                 start
             }
-            None => start_of(&config.base, used_idx),
+            None => {
+                if config.layout == RingLayout::Packed {
+                    self.warn_of_use(&config, place.desc);
+                }
+                start_of(&config.base, used_idx)
+            }
         };
         ring.start(start).map_err(|error| {
             Refusal(format!(
@@ -294,6 +299,25 @@ impl<M: RegionMemory> Peer<M> {
         queue.ring_call();
         self.queues.push(queue);
         Ok(())
+    }
+
+    /// Of a packed ring without an inflight region, which seems to be in use.
+    fn warn_of_use(&mut self, config: &RingConfig, desc: Iova) {
+        let at = fresh_position(&config.base);
+        let words = RingWords {
+            memory: &mut self.memory,
+            desc,
+        };
+        if was_in_use(at, config.size, &words) {
+            say!(
+                self.log,
+                warn,
+                ring = config.index,
+                "a packed ring that was in use begins at its beginning: where its last back end stood nobody knows, \
+                 since the front end keeps no inflight region; it may stand still until the guest resets the device \
+                 (split rings, packed=off, go on)"
+            );
+        }
     }
 
     /// Stops a ring once all that was taken from it is shown.

@@ -77,7 +77,7 @@ mod tests;
 pub use error::{RecoverError, TrackError};
 pub use layout::{ALIGN, VERSION, queue_region_len, region_len};
 pub use packed::{Packed, PackedDesc, PackedPosition, PackedSizes, Slot};
-pub use recover_packed::{PackedRecovery, PackedRequest, PackedRing};
+pub use recover_packed::{PackedRecovery, PackedRequest, PackedRing, was_in_use};
 pub use region::{MemRegion, Region};
 pub use split::{Split, SplitRecovery};
 

@@ -133,7 +133,8 @@ Serve a network device (and serve others, by giving the option again).
     pairs=N                 pairs of queues, 1 to 64 (1 of loop and switch); above 1 a TAP interface is one that was made with multi_queue
     mtu=N                   largest packet over TAP, 68 to 65535, no more than the interface's, which it is unless said otherwise
     queue-size=N            entries of a ring at most, a power of two to 1024
-    packed=on|off           off: packed rings are not offered
+    packed=on|off           off: packed rings are not offered, which stand still if this daemon is killed (split ones go on): QEMU keeps
+                            no record for network devices of where it stood
     weight=N                its share of a core beside other busy devices, 1 to 1000
     fps=N, fps-burst=N      frames a second, of both directions together, and how many at once after a rest
     bps=N, bps-burst=N      bytes a second, the same way

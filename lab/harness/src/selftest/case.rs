@@ -13,6 +13,8 @@ pub struct Case {
     pub name: String,
     /// It measures time: nothing else is to run meanwhile.
     pub is_alone: bool,
+    /// It takes several times as long as the others: begun first, so that it is not the last one and a processor idle beside it.
+    pub is_long: bool,
     /// The oldest series of the host's kernel that has what it needs, if the distribution's has
     /// not.
     pub needs: Option<Version>,
@@ -28,6 +30,7 @@ impl Case {
         Self {
             name: name.into(),
             is_alone: false,
+            is_long: false,
             needs: None,
             run: Box::new(run),
         }
@@ -36,6 +39,12 @@ impl Case {
     /// The same, with nothing else beside it.
     pub(super) fn alone(mut self) -> Self {
         self.is_alone = true;
+        self
+    }
+
+    /// The same, begun before the others.
+    pub(super) fn long(mut self) -> Self {
+        self.is_long = true;
         self
     }
 

@@ -116,7 +116,8 @@ fn networks() -> Vec<Client> {
         "lazy-ats-packed-storm",
     ];
     let mut clients: Vec<_> = MODES.map(|mode| Client::new("net.sh", mode)).into();
-    for mode in ["plain-packed", "strict-ats", "lazy"] {
+    // QEMU keeps no inflight region of network devices, so packed rings stand still behind a kill, with a warning.
+    for mode in ["plain", "strict-ats", "lazy"] {
         clients.push(Client::new("net.sh", mode).named("five kills", &[("KILLS", "5")]));
     }
     clients.push(Client::alone("net-uml.sh"));

@@ -225,6 +225,10 @@ impl Job {
     fn is_alone(&self) -> bool {
         matches!(self, Self::Case(case) if case.is_alone)
     }
+
+    fn is_long(&self) -> bool {
+        matches!(self, Self::Case(case) if case.is_long)
+    }
 }
 
 /// Labs at once: one for each processor, 4 at most, and as many as there is memory for.
@@ -245,7 +249,9 @@ fn room(kernel: Option<Version>) -> usize {
 
 fn run(jobs: Vec<Job>, args: &SelftestArgs, tally: &Mutex<Tally>) -> Result<()> {
     let threads = args.jobs.unwrap_or_else(|| room(args.kernel));
-    let (alone, together): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
+    let (alone, mut together): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
+    // Stable: the others keep their order.
+    together.sort_by_key(|job| !job.is_long());
     let shared = Shared {
         jobs: Mutex::new(together.into()),
         guest_files: OnceLock::new(),

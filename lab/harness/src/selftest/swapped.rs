@@ -188,7 +188,7 @@ fn sequential(load: Load) -> Case {
         }
         Ok(text)
     };
-    Case::new(name, run).needing(KERNEL)
+    Case::new(name, run).needing(KERNEL).long()
 }
 
 /// A guest that touches memory far beyond its limit at random is slow; one beside it moves no more than alone.

@@ -23,6 +23,13 @@ pub trait PackedRing {
     fn set_flags(&mut self, at: u16, flags: u16);
 }
 
+/// Whether a ring of `size` descriptors that is to begin where new ones do has been in use: one bears the used flag, which
+/// neither side sets before that. A front end that keeps no inflight region (QEMU of network devices) cannot know where a
+/// back end stood that was killed, and names the beginning. Looks at each descriptor once.
+pub fn was_in_use(at: PackedPosition, size: u16, ring: &impl PackedRing) -> bool {
+    at == PackedPosition { idx: 0, wrap: true } && (0..size).any(|at| ring.flags(at) & USED != 0)
+}
+
 /// A request to be executed again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRequest {
@@ -272,4 +279,36 @@ struct Chains {
     in_flight: u16,
     counter: u64,
     requests: Vec<PackedRequest>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Flags<'a>(&'a [u16]);
+
+    impl PackedRing for Flags<'_> {
+        fn flags(&self, at: u16) -> u16 {
+            self.0[usize::from(at)]
+        }
+
+        fn set_flags(&mut self, _: u16, _: u16) {
+            unreachable!("it only looks");
+        }
+    }
+
+    #[test]
+    fn a_ring_with_a_used_descriptor_was_in_use_and_a_new_one_was_not() {
+        let was =
+            |idx, wrap, flags: &[u16]| was_in_use(PackedPosition { idx, wrap }, 4, &Flags(flags));
+        // Cleared; two made available, one with other flags.
+        assert!(!was(0, true, &[0; 4]));
+        assert!(!was(0, true, &[AVAIL, AVAIL | 3, 0, 0]));
+        // Used in the first lap, made available in the second.
+        assert!(was(0, true, &[AVAIL | USED, AVAIL, 0, 0]));
+        assert!(was(0, true, &[0, 0, 0, USED]));
+        // Wherever else it is to begin, the front end knows better.
+        assert!(!was(1, true, &[AVAIL | USED, AVAIL, 0, 0]));
+        assert!(!was(0, false, &[AVAIL | USED; 4]));
+    }
 }
