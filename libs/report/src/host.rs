@@ -142,7 +142,8 @@ pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<Meas
     Measured::of(runs).ok_or_else(|| io::Error::other("no run"))
 }
 
-/// What takes a CPU away from a thread that spins: the kernel's timers, other threads, a hypervisor.
+/// Times in which a CPU was not a spinning thread's: the kernel's timers', other threads', the
+/// hypervisor's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interruptions {
     /// Those that were longer than [`Interruptions::FROM`], each second.

@@ -14,9 +14,9 @@
 //! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum, whatever it owes if no flow is
 //!   hungry.
 //! - A flow that comes back is visited **before** those in the ring, also in the middle of a round, as far as its quantum of this
-//!   round goes: what it left when it went away is still its own until the round ends. Beyond that it is the first of the next
-//!   round, not the last: a flow that has used its share waits for the rest of the others', and not for their next one too.
-//!   So a flow that asks for little is served at once, and one that comes and goes gets no more than one that stays. (MacGregor and
+//!   round goes: what it left when it went away is still its own until the round ends. Beyond that
+//!   it is the first of the next round, not the last: a flow that has used its share waits for the
+//!   rest of the others' turns, and not for their next ones too. So a flow that asks for little is served at once, and one that comes and goes gets no more than one that stays. (MacGregor and
 //!   Shi, "Deficits for Bursty Latency-Critical Flows: DRR++", ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
 //! - A visit that is **cut short** for such a flow goes on behind it, in the same round, with what is left of its budget.
 //!
@@ -78,14 +78,16 @@ pub(crate) struct Drr {
     ring: Vec<FlowId>,
     kept: usize,
     cursor: usize,
-    /// Those that have come back, and may do something in this round: before those of the ring, and not in it.
+    /// Those that have come back, and may do something in this round: before those of the ring,
+    /// and not in it.
     woken: VecDeque<FlowId>,
-    /// Those that have come back and may do nothing more in this round: the first of the ring in the next one.
+    /// Those that have come back and may do nothing more in this round: the first of the ring in
+    /// the next one.
     first: Vec<FlowId>,
-    /// Those whose visits were cut short, each for those behind it, and whether they came from `woken`; one of the ring is not
-    /// kept yet.
+    /// Those whose visits were cut short, each for the one behind it, and whether they came from
+    /// `woken`; one of the ring is not kept yet.
     cut: Vec<(FlowId, bool)>,
-    /// What the flow being visited might do.
+    /// The deficit of the flow being visited, before the visit.
     budget: i64,
     /// The flow being visited came from `woken`.
     is_woken: bool,

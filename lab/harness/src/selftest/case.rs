@@ -13,7 +13,8 @@ pub struct Case {
     pub name: String,
     /// It measures time: nothing else is to run meanwhile.
     pub is_alone: bool,
-    /// It takes several times as long as the others: begun first, so that it is not the last one and a processor idle beside it.
+    /// It takes several times as long as the others, and is begun before them: the last to end
+    /// would leave a processor idle.
     pub is_long: bool,
     /// The oldest series of the host's kernel that has what it needs, if the distribution's has
     /// not.

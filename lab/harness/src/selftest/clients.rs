@@ -116,7 +116,7 @@ fn networks() -> Vec<Client> {
         "lazy-ats-packed-storm",
     ];
     let mut clients: Vec<_> = MODES.map(|mode| Client::new("net.sh", mode)).into();
-    // QEMU keeps no inflight region of network devices, so packed rings stand still behind a kill, with a warning.
+    // QEMU keeps no inflight region for network devices: packed rings stand still behind a kill.
     for mode in ["plain", "strict-ats", "lazy"] {
         clients.push(Client::new("net.sh", mode).named("five kills", &[("KILLS", "5")]));
     }

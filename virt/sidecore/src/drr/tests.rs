@@ -199,8 +199,8 @@ fn a_flow_that_comes_back_cuts_one_short_as_far_as_its_quantum_goes() {
     assert!((all * 9 / 10..=all).contains(&cuts), "{cuts}");
 }
 
-/// The cost of what flow 0 does, which always has work, until flow 1 is served again after it has used up its quantum at the
-/// beginning of a round and gone `on`; it has work again at once.
+/// The cost of what flow 0 does, which always has work, until flow 1 is served again after it has
+/// used up its quantum at the beginning of a round and gone `on`; it has work again at once.
 fn wait_behind_a_quantum(on: State) -> u64 {
     let mut drr = Drr::new(QUANTUM);
     (0..2).for_each(|flow| drr.reset(flow));
@@ -262,7 +262,7 @@ fn a_flow_that_is_charged_nothing_is_visited_once_a_round() {
 }
 
 #[test]
-fn whoever_cuts_short_one_that_has_come_back_is_before_it() {
+fn an_interrupter_is_visited_before_the_woken_flow_that_it_interrupts() {
     let mut drr = Drr::new(QUANTUM);
     (0..3).for_each(|flow| drr.reset(flow));
     drr.activate(0);

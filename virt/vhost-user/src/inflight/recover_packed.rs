@@ -23,9 +23,10 @@ pub trait PackedRing {
     fn set_flags(&mut self, at: u16, flags: u16);
 }
 
-/// Whether a ring of `size` descriptors that is to begin where new ones do has been in use: one bears the used flag, which
-/// neither side sets before that. A front end that keeps no inflight region (QEMU of network devices) cannot know where a
-/// back end stood that was killed, and names the beginning. Looks at each descriptor once.
+/// Returns whether a ring of `size` descriptors that is to begin where new ones do has been in use:
+/// one bears the used flag, which neither side sets before that. A front end that keeps no inflight
+/// region (QEMU's for network devices) cannot know where a back end stood that was killed, and names
+/// the beginning. Looks at each descriptor once.
 pub fn was_in_use(at: PackedPosition, size: u16, ring: &impl PackedRing) -> bool {
     at == PackedPosition { idx: 0, wrap: true } && (0..size).any(|at| ring.flags(at) & USED != 0)
 }
