@@ -69,6 +69,16 @@ pub(crate) struct Visit {
     pub(crate) budget: u64,
 }
 
+/// A flow, and why it is visited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    flow: FlowId,
+    /// It has come back, and is not in the ring.
+    is_woken: bool,
+    /// It has come back in the middle of a round, before others.
+    is_interruption: bool,
+}
+
 /// The scheduler of one core.
 #[derive(Clone, Debug)]
 pub(crate) struct Drr {
@@ -84,15 +94,16 @@ pub(crate) struct Drr {
     /// Those that have come back and may do nothing more in this round: the first of the ring in
     /// the next one.
     first: Vec<FlowId>,
-    /// Those whose visits were cut short, each for the one behind it, and whether they came from
-    /// `woken`; one of the ring is not kept yet.
-    cut: Vec<(FlowId, bool)>,
+    /// Those of `woken` that were visited beside others, and have more to do: behind those that
+    /// come back meanwhile, and before whoever was interrupted.
+    again: VecDeque<Place>,
+    /// Those whose visits were cut short, each for the one behind it; one of the ring is not kept
+    /// yet.
+    cut: Vec<Place>,
     /// The deficit of the flow being visited, before the visit.
     budget: i64,
-    /// The flow being visited came from `woken`.
-    is_woken: bool,
-    /// And it has come back in this round.
-    is_interruption: bool,
+    /// The one being visited.
+    place: Place,
     is_in_round: bool,
     round: u64,
     /// Hungry flows: counted during a round for the next one.
@@ -115,10 +126,10 @@ impl Drr {
             cursor: 0,
             woken: VecDeque::new(),
             first: Vec::new(),
+            again: VecDeque::new(),
             cut: Vec::new(),
             budget: 0,
-            is_woken: false,
-            is_interruption: false,
+            place: Place::default(),
             is_in_round: false,
             round: 0,
             hungry: 0,
@@ -187,7 +198,7 @@ impl Drr {
 
     /// Whether the flow that is being visited has come back in the middle of this round, before others.
     pub(crate) fn is_interruption(&self) -> bool {
-        self.is_interruption
+        self.place.is_interruption
     }
 
     /// What a flow that is away may do or owes, without a quantum that it is yet to get in a round under way.
@@ -289,25 +300,27 @@ impl Drr {
     /// The next to visit in this round; [`finish`](Self::finish) it, or [`cut`](Self::cut) it short, before asking again.
     pub(crate) fn next(&mut self) -> Option<Visit> {
         while let Some(flow) = self.woken.pop_front() {
-            self.is_interruption = !self.grant(flow, self.grants);
+            self.place = Place {
+                flow,
+                is_woken: true,
+                is_interruption: !self.grant(flow, self.grants),
+            };
             if let Some(visit) = self.visit(flow) {
-                self.is_woken = true;
                 return Some(visit);
             }
             self.begins_next(flow);
         }
-        self.is_interruption = false;
-        while let Some((flow, is_woken)) = self.cut.pop() {
-            self.is_woken = is_woken;
-            if let Some(visit) = self.visit(flow) {
+        while let Some(place) = self.again.pop_front().or_else(|| self.cut.pop()) {
+            self.place = place;
+            if let Some(visit) = self.visit(place.flow) {
                 return Some(visit);
             }
-            match is_woken {
-                true => self.begins_next(flow),
-                false => self.keep(flow),
+            match place.is_woken {
+                true => self.begins_next(place.flow),
+                false => self.keep(place.flow),
             }
         }
-        self.is_woken = false;
+        self.place = Place::default();
         while let Some(&flow) = self.ring.get(self.cursor) {
             self.cursor += 1;
             if self.grant(flow, self.grants)
@@ -364,12 +377,14 @@ impl Drr {
                 return;
             }
         }
-        match self.is_woken {
+        // One that was charged nothing would be visited for ever.
+        let has_more = (1..self.budget).contains(&of.deficit);
+        match self.place.is_woken {
             false => self.keep(flow),
             // Kept when the round comes to it, where it was visited already.
             true if state == State::Waiting => self.ring.push(flow),
-            // One that was charged nothing would be visited for ever.
-            true if (1..self.budget).contains(&of.deficit) => self.woken.push_back(flow),
+            // By itself it ends the round, so that the core looks at all else.
+            true if has_more && self.is_contended(flow) => self.again.push_back(self.place),
             true => self.begins_next(flow),
         }
     }
@@ -377,7 +392,12 @@ impl Drr {
     /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is activated next: `flow` has more to
     /// do, and goes on behind it.
     pub(crate) fn cut(&mut self, flow: FlowId) {
-        self.cut.push((flow, self.is_woken));
+        let of = &mut self.flows[flow];
+        if of.state != State::Hungry {
+            of.state = State::Hungry;
+            self.contenders += 1;
+        }
+        self.cut.push(Place { flow, ..self.place });
     }
 
     /// `flow`, of `woken`, takes its place in the ring, before those that are there.

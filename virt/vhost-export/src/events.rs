@@ -183,16 +183,14 @@ impl<M: RegionMemory> Peer<M> {
             self.starting.push(StartingRing::new(config));
             return Some(Ok(Answer::Done));
         }
-        let recovers = self.inflight.is_some();
         let read_first = match config.layout {
             // The used index.
             RingLayout::Split => self.memory.ring_addr(config.used).map(|at| (at, 4)),
             // Any descriptor's flags.
-            RingLayout::Packed if recovers => {
+            RingLayout::Packed => {
                 let len = 16 * u32::from(config.size.max(1));
                 self.memory.ring_addr(config.desc).map(|at| (at, len))
             }
-            RingLayout::Packed => None,
         };
         if let Some((at, len)) = read_first
             && let Some(ticket) = self.memory.absent(&[(at, len, Intent::Write)])
@@ -313,8 +311,9 @@ impl<M: RegionMemory> Peer<M> {
                 self.log,
                 warn,
                 ring = config.index,
-                "a packed ring that was in use begins at its beginning: where its last back end stood nobody knows, \
-                 since the front end keeps no inflight region; it may stand still until the guest resets the device \
+                "a packed ring that was in use begins at its beginning: if its last back end was killed, nobody \
+                 knows where that stood, since the front end keeps no inflight region, and it stands still \
+                 until the guest resets the device \
                  (split rings, packed=off, go on)"
             );
         }

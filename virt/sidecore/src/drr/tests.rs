@@ -124,7 +124,7 @@ proptest! {
             let hungry = drr.flows.iter().filter(|f| f.state == State::Hungry).count();
             let inside = drr.flows.iter().filter(|f| f.state != State::Away).count();
             prop_assert_eq!((drr.hungry, drr.ring.len() + drr.woken.len() + drr.first.len()), (hungry, inside));
-            prop_assert!(drr.cut.is_empty());
+            prop_assert!(drr.cut.is_empty() && drr.again.is_empty());
             prop_assert!(drr.flows.iter().all(|f| f.deficit >= -MAX_DEBT));
         }
     }
@@ -249,6 +249,58 @@ fn a_flow_that_has_come_back_and_stays_is_served_before_the_others_as_long_as_it
         drr.finish(1, State::Hungry);
     }
     assert_eq!(rest_of_round(&mut drr, QUANTUM), [(0, QUANTUM)]);
+}
+
+#[test]
+fn a_newcomer_is_visited_before_woken_flows_that_were_visited_already() {
+    let mut drr = Drr::new(QUANTUM);
+    (0..4).for_each(|flow| drr.reset(flow));
+    drr.activate(0);
+    one_round(&mut drr);
+    (1..3).for_each(|flow| drr.activate(flow));
+    drr.begin_round();
+    for flow in [1, 2] {
+        assert_eq!(drr.next().map(|visit| visit.flow), Some(flow));
+        drr.charge(flow, 400);
+        drr.finish(flow, State::Hungry);
+    }
+    assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+    assert!(!drr.is_interruption());
+    drr.cut(1);
+    drr.wake(3);
+    let rest = [
+        (3, QUANTUM),
+        (2, QUANTUM - 400),
+        (1, QUANTUM - 400),
+        (0, QUANTUM),
+    ];
+    assert_eq!(rest_of_round(&mut drr, QUANTUM), rest);
+}
+
+#[test]
+fn a_woken_flow_beside_which_nobody_has_work_is_visited_once_a_round() {
+    let mut drr = Drr::new(QUANTUM);
+    drr.reset(0);
+    drr.activate(0);
+    drr.begin_round();
+    assert_eq!(rest_of_round(&mut drr, 200), [(0, QUANTUM)]);
+    assert!(drr.has_hungry());
+}
+
+#[test]
+fn a_waiting_flow_that_is_cut_short_has_work() {
+    let mut drr = Drr::new(QUANTUM);
+    (0..2).for_each(|flow| drr.reset(flow));
+    drr.activate(0);
+    round_of(&mut drr, State::Waiting);
+    drr.begin_round();
+    assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
+    drr.charge(0, 3 * QUANTUM);
+    drr.cut(0);
+    drr.wake(1);
+    assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+    drr.finish(1, State::Away);
+    assert!(drr.next().is_none() && drr.has_hungry());
 }
 
 #[test]

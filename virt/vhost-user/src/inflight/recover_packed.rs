@@ -26,7 +26,8 @@ pub trait PackedRing {
 /// Returns whether a ring of `size` descriptors that is to begin where new ones do has been in use:
 /// one bears the used flag, which neither side sets before that. A front end that keeps no inflight
 /// region (QEMU's for network devices) cannot know where a back end stood that was killed, and names
-/// the beginning. Looks at each descriptor once.
+/// the beginning. Good for a warning: a ring may have been stopped in order exactly there, and one
+/// that was once stopped elsewhere is named by that place. Looks at each descriptor once.
 pub fn was_in_use(at: PackedPosition, size: u16, ring: &impl PackedRing) -> bool {
     at == PackedPosition { idx: 0, wrap: true } && (0..size).any(|at| ring.flags(at) & USED != 0)
 }
@@ -308,7 +309,7 @@ mod tests {
         // Used in the first lap, made available in the second.
         assert!(was(0, true, &[AVAIL | USED, AVAIL, 0, 0]));
         assert!(was(0, true, &[0, 0, 0, USED]));
-        // Wherever else it is to begin, the front end knows better.
+        // Wherever else it is to begin, it was stopped there once.
         assert!(!was(1, true, &[AVAIL | USED, AVAIL, 0, 0]));
         assert!(!was(0, false, &[AVAIL | USED; 4]));
     }
