@@ -279,7 +279,9 @@ impl Drr {
         self.has_served = false;
         self.hungry = 0;
         (self.kept, self.cursor) = (0, 0);
-        self.ring.splice(..0, self.first.drain(..));
+        if !self.first.is_empty() {
+            self.ring.splice(..0, self.first.drain(..));
+        }
     }
 
     /// Everybody who is hungry owes: as many rounds at once as it takes until one does not.
@@ -298,7 +300,18 @@ impl Drr {
     }
 
     /// The next to visit in this round; [`finish`](Self::finish) it, or [`cut`](Self::cut) it short, before asking again.
+    #[inline]
     pub(crate) fn next(&mut self) -> Option<Visit> {
+        // Most sweeps of an idle core end here.
+        let is_over = self.woken.is_empty() && self.again.is_empty() && self.cut.is_empty();
+        if is_over && self.ring.is_empty() {
+            self.is_in_round = false;
+            return None;
+        }
+        self.next_of_some()
+    }
+
+    fn next_of_some(&mut self) -> Option<Visit> {
         while let Some(flow) = self.woken.pop_front() {
             self.place = Place {
                 flow,
@@ -330,7 +343,9 @@ impl Drr {
             }
             self.keep(flow);
         }
-        self.ring.truncate(self.kept);
+        if self.kept < self.ring.len() {
+            self.ring.truncate(self.kept);
+        }
         self.is_in_round = false;
         None
     }
