@@ -95,7 +95,7 @@ pub(crate) struct Drr {
     /// the next one.
     first: Vec<FlowId>,
     /// Those of `woken` that were visited beside others, and have more to do: behind those that
-    /// come back meanwhile, and before whoever was interrupted.
+    /// come back meanwhile, and before the flow that was interrupted.
     again: VecDeque<Place>,
     /// Those whose visits were cut short, each for the one behind it; one of the ring is not kept
     /// yet.
@@ -333,9 +333,12 @@ impl Drr {
                 false => self.keep(place.flow),
             }
         }
-        self.place = Place::default();
         while let Some(&flow) = self.ring.get(self.cursor) {
             self.cursor += 1;
+            self.place = Place {
+                flow,
+                ..Place::default()
+            };
             if self.grant(flow, self.grants)
                 && let Some(visit) = self.visit(flow)
             {
@@ -412,7 +415,7 @@ impl Drr {
             of.state = State::Hungry;
             self.contenders += 1;
         }
-        self.cut.push(Place { flow, ..self.place });
+        self.cut.push(self.place);
     }
 
     /// `flow`, of `woken`, takes its place in the ring, before those that are there.

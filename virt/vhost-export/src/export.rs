@@ -496,14 +496,11 @@ where
         let task = peer.task_deadline(&self.config);
         let miss = peer.miss_deadline(&self.config);
         let pause = self.moving.pause_end();
-        // After each visit, and mostly none.
-        let mut earliest = call;
-        for at in [device, task, miss, pause, peer.flush_at()] {
-            if at.is_some_and(|at| earliest.is_none_or(|earliest| at < earliest)) {
-                earliest = at;
-            }
-        }
-        earliest.map(Nanos)
+        [call, device, task, miss, pause, peer.flush_at()]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(Nanos)
     }
 
     fn name(&self) -> &str {

@@ -75,9 +75,15 @@ fn page(keys: &Object) -> String {
         let of = |part: &str| number(keys, &format!("interruptions_{whose}_{part}"), 1);
         format!("{} times a second ({} %)", of("per_s"), of("percent"))
     };
+    let rate = |whose: &str| keys.get(&format!("interruptions_{whose}_per_s"));
+    let both = rate("server").zip(rate("client"));
+    // One round trip in a hundred has one of them where it takes a hundredth of the time between two.
+    let from = both.map_or("-".to_owned(), |(server, client)| {
+        format!("{:.1}", 1e6 / 100.0 / (server + client).max(1.0))
+    });
     line(format!(
-        "- taken away from a thread that spins, for more than 5 µs: the server's CPU {}, the client's {}. A p99 of \
-         round trips that take longer than 10 ms divided by both rates together is a p99 of these",
+        "- the server's CPU is taken away from a thread that spins, for more than 5 µs, {}, the client's {}: \
+         so the p99 of round trips of {from} µs and more shows these",
         away("server"),
         away("client")
     ));

@@ -84,8 +84,8 @@ fn check(outcome: &Outcome) -> Result<()> {
 
 const SKIPPED: &str = "skipped: making a TAP interface takes privileges on this host";
 
-/// Behind an emulated IOMMU, if the machine has one, the kernel translates by what it is told, and
-/// forgets what the guest unmaps. If it `is_deleted`, the interface goes in the end.
+/// Behind an emulated IOMMU, if the machine has one, the kernel translates by the mappings that it
+/// receives, and forgets those that the guest unmaps. If it `is_deleted`, the interface goes in the end.
 fn card(machine: Option<Machine>, is_deleted: bool) -> Case {
     let end = if is_deleted {
         ", then its interface deleted"

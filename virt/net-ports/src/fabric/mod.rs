@@ -226,8 +226,8 @@ impl Shared {
         })
     }
 
-    /// Puts the frame at `place` into the queues of its receivers; whether there is one. Otherwise the
-    /// place is free again.
+    /// Puts the frame at `place` into the queues of its receivers, and answers whether there is one.
+    /// Otherwise the place is free again.
     fn enqueue(&mut self, place: usize) -> bool {
         let Some(frame) = &self.frames[place] else {
             return false;
@@ -249,8 +249,8 @@ impl Shared {
         false
     }
 
-    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is;
-    /// whether there is one. `None` where one is to get it with another tag.
+    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is, and
+    /// answers whether there is one. `None` where one is to get it with another tag.
     #[inline]
     fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
         let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();

@@ -199,16 +199,36 @@ fn a_flow_that_comes_back_cuts_one_short_as_far_as_its_quantum_goes() {
     assert!((all * 9 / 10..=all).contains(&cuts), "{cuts}");
 }
 
+/// A scheduler of so many flows, of which the first is in the ring and always has work.
+fn beside_a_flood(flows: usize) -> Drr {
+    let mut drr = Drr::new(QUANTUM);
+    (0..flows).for_each(|flow| drr.reset(flow));
+    drr.activate(0);
+    one_round(&mut drr);
+    drr
+}
+
+/// The same, in a round in which flow 1 has come back and interrupted the first.
+fn interrupted_flood(flows: usize) -> Drr {
+    let mut drr = beside_a_flood(flows);
+    drr.begin_round();
+    assert_eq!(next_flow(&mut drr), Some(0));
+    drr.cut(0);
+    drr.wake(1);
+    drr
+}
+
+fn next_flow(drr: &mut Drr) -> Option<FlowId> {
+    drr.next().map(|visit| visit.flow)
+}
+
 /// The cost of what flow 0 does, which always has work, until flow 1 is served again after it has
 /// used up its quantum at the beginning of a round and gone `on`; it has work again at once.
 fn wait_behind_a_quantum(on: State) -> u64 {
-    let mut drr = Drr::new(QUANTUM);
-    (0..2).for_each(|flow| drr.reset(flow));
-    drr.activate(0);
-    one_round(&mut drr);
+    let mut drr = beside_a_flood(2);
     drr.activate(1);
     drr.begin_round();
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+    assert_eq!(next_flow(&mut drr), Some(1));
     drr.charge(1, QUANTUM);
     drr.finish(1, on);
     drr.wake(1);
@@ -235,16 +255,9 @@ fn a_flow_that_has_used_up_its_quantum_is_the_first_of_the_next_round() {
 
 #[test]
 fn a_flow_that_has_come_back_and_stays_is_served_before_the_others_as_long_as_it_may() {
-    let mut drr = Drr::new(QUANTUM);
-    (0..2).for_each(|flow| drr.reset(flow));
-    drr.activate(0);
-    one_round(&mut drr);
-    drr.begin_round();
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
-    drr.cut(0);
-    drr.wake(1);
+    let mut drr = interrupted_flood(2);
     for _ in 0..QUANTUM / 400 {
-        assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+        assert_eq!(next_flow(&mut drr), Some(1));
         drr.charge(1, 400);
         drr.finish(1, State::Hungry);
     }
@@ -253,18 +266,15 @@ fn a_flow_that_has_come_back_and_stays_is_served_before_the_others_as_long_as_it
 
 #[test]
 fn a_newcomer_is_visited_before_woken_flows_that_were_visited_already() {
-    let mut drr = Drr::new(QUANTUM);
-    (0..4).for_each(|flow| drr.reset(flow));
-    drr.activate(0);
-    one_round(&mut drr);
+    let mut drr = beside_a_flood(4);
     (1..3).for_each(|flow| drr.activate(flow));
     drr.begin_round();
     for flow in [1, 2] {
-        assert_eq!(drr.next().map(|visit| visit.flow), Some(flow));
+        assert_eq!(next_flow(&mut drr), Some(flow));
         drr.charge(flow, 400);
         drr.finish(flow, State::Hungry);
     }
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+    assert_eq!(next_flow(&mut drr), Some(1));
     assert!(!drr.is_interruption());
     drr.cut(1);
     drr.wake(3);
@@ -294,11 +304,11 @@ fn a_waiting_flow_that_is_cut_short_has_work() {
     drr.activate(0);
     round_of(&mut drr, State::Waiting);
     drr.begin_round();
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
+    assert_eq!(next_flow(&mut drr), Some(0));
     drr.charge(0, 3 * QUANTUM);
     drr.cut(0);
     drr.wake(1);
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+    assert_eq!(next_flow(&mut drr), Some(1));
     drr.finish(1, State::Away);
     assert!(drr.next().is_none() && drr.has_hungry());
 }
@@ -315,15 +325,8 @@ fn a_flow_that_is_charged_nothing_is_visited_once_a_round() {
 
 #[test]
 fn an_interrupter_is_visited_before_the_woken_flow_that_it_interrupts() {
-    let mut drr = Drr::new(QUANTUM);
-    (0..3).for_each(|flow| drr.reset(flow));
-    drr.activate(0);
-    one_round(&mut drr);
-    drr.begin_round();
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
-    drr.cut(0);
-    drr.wake(1);
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(1));
+    let mut drr = interrupted_flood(3);
+    assert_eq!(next_flow(&mut drr), Some(1));
     drr.charge(1, 500);
     assert!(drr.may_interrupt(2));
     drr.cut(1);
@@ -351,14 +354,10 @@ fn a_flow_that_has_come_back_is_first_and_one_cut_short_goes_on_behind_it() {
     one_round(&mut drr);
     drr.activate(2);
     drr.begin_round();
-    assert_eq!(
-        drr.next().map(|visit| visit.flow),
-        Some(2),
-        "before those that stayed"
-    );
+    assert_eq!(next_flow(&mut drr), Some(2), "before those that stayed");
     drr.charge(2, 300);
     drr.finish(2, State::Away);
-    assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
+    assert_eq!(next_flow(&mut drr), Some(0));
     drr.charge(0, 500);
     assert!(drr.may_interrupt(2) && drr.may_interrupt(3) && !drr.may_interrupt(1));
     drr.cut(0);
@@ -391,7 +390,7 @@ fn a_flow_that_owes_interrupts_nobody() {
         drr.charge(1, owes);
         drr.activate(0);
         drr.begin_round();
-        assert_eq!(drr.next().map(|visit| visit.flow), Some(0));
+        assert_eq!(next_flow(&mut drr), Some(0));
         assert_eq!(drr.may_interrupt(1), owes < QUANTUM);
         drr.wake(1);
         assert!(drr.is_contended(0));
