@@ -44,6 +44,9 @@ exit $status"#;
 /// Programs end within this, unless [`LabCommand::timeout`] says otherwise.
 pub(crate) const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 
+/// Times that the emulated host is started if the [emulator's own](emulators_own) faults end it.
+const STARTS: u32 = 3;
+
 /// How long a file may take between two frames.
 const FILE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -69,8 +72,8 @@ struct Shared {
 }
 
 /// What went wrong while the emulated host started, if it is the emulator's own: nothing that the lab
-/// is for runs by then. Either was seen once in thousands of starts: a panic with QEMU 7.2, and with
-/// 10.0 its assertion that a memory section which a translation buffer names is there.
+/// is for runs by then. Seen: a panic with QEMU 7.2, once in thousands of starts, and with 10.0 its assertion that a memory section
+/// which a translation buffer names is there, in two starts one after the other.
 fn emulators_own(error: &LabError) -> Option<&'static str> {
     let LabError::Died { console, .. } = error else {
         return None;
@@ -120,7 +123,7 @@ impl Lab {
                 Err(error) => error,
             };
             match emulators_own(&error) {
-                Some(why) if attempts == 1 => {
+                Some(why) if attempts < STARTS => {
                     eprintln!("lab: {why} while the emulated host started; starting it once more");
                 }
                 _ => return Err(error),

@@ -126,8 +126,8 @@ impl DebianCase {
         let host = Host::start_with_files(LAB_MIB, &files, vec![disk.attached.clone()])?;
         host.note_shutdowns()?;
         let ran = self.boot(&host, &disk).map_err(|error| {
-            let noted = host.shutdowns();
-            anyhow!("{error:#}{noted}")
+            let noted = host.noted().text;
+            anyhow!("{error:#}\n{noted}")
         });
         // The image is complete once the lab has ended; how that went matters only to a guest that did well.
         let ended = host.shutdown();

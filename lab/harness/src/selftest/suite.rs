@@ -39,6 +39,9 @@ const LAB_KIB: usize = 4 << 20;
 /// break the guest (lab/README.md). This machine's own KVM does not wear out.
 const LAB_CASES: usize = 10;
 
+/// Cases for each that may be [repeated](Tally::may_repeat), after the first.
+const CASES_PER_REPEAT: usize = 25;
+
 /// Arguments of `exitless-lab selftest`.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
@@ -193,6 +196,10 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
         println!("written: {}", path.display());
     }
     tally.close()?;
+    if !tally.repeated.is_empty() {
+        let names = tally.repeated.join("; ");
+        println!("run again, since the emulator may have ended them: {names}");
+    }
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(u8::from(tally.failed > 0))
 }
@@ -338,11 +345,22 @@ impl Shared<'_> {
                             Ok(seen)
                         }
                         Err(error) => {
-                            let noted = lab.shutdowns();
+                            let noted = lab.noted();
                             // A guest that hung may have left the lab in any state, and it may be
                             // dead.
                             let _ = lab.shutdown();
-                            Err(anyhow!("{error:#}{noted}"))
+                            let error = anyhow!("{error:#}\n{}", noted.text);
+                            if let Some(suspicion) = noted.suspicion
+                                && locked(self.tally).may_repeat(&case.name)
+                            {
+                                println!(
+                                    "again   {}: {suspicion}, which may be the emulator's doing\n{error:#}",
+                                    case.name
+                                );
+                                locked(&self.jobs).push_front(Job::Case(case));
+                                continue;
+                            }
+                            Err(error)
                         }
                     };
                     self.record(&case.name, outcome, start)?;
@@ -417,6 +435,8 @@ fn native_payloads(
 struct Tally {
     passed: usize,
     failed: usize,
+    /// Cases that were run a second time.
+    repeated: Vec<String>,
     /// Of clients of the daemon.
     verdicts: Verdicts,
     journal: Option<Journal>,
@@ -435,9 +455,23 @@ impl Tally {
         Ok(Self {
             passed,
             failed: 0,
+            repeated: Vec::new(),
             verdicts: Verdicts::default(),
             journal,
         })
+    }
+
+    /// Whether a case that ended as the emulator now and then has guests end is run once more: no case twice, and no more than one
+    /// in [`CASES_PER_REPEAT`], which is oftener than the emulator does it. A fault of the product that has guests end so is found
+    /// by whichever comes next.
+    fn may_repeat(&mut self, name: &str) -> bool {
+        let ended = self.passed + self.failed;
+        let may = self.repeated.len() <= ended / CASES_PER_REPEAT
+            && !self.repeated.iter().any(|other| other == name);
+        if may {
+            self.repeated.push(name.to_owned());
+        }
+        may
     }
 
     /// Whether a soak that was interrupted has passed it.
@@ -477,6 +511,24 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_case_is_run_again_once_and_few_are() {
+        let mut tally = Tally {
+            passed: 0,
+            failed: 0,
+            repeated: Vec::new(),
+            verdicts: Verdicts::default(),
+            journal: None,
+        };
+        assert!(tally.may_repeat("one"), "the first");
+        assert!(!tally.may_repeat("one"), "it has been");
+        assert!(!tally.may_repeat("two"), "too many");
+        (tally.passed, tally.failed) = (CASES_PER_REPEAT - 1, 1);
+        assert!(!tally.may_repeat("one"), "it has been");
+        assert!(tally.may_repeat("two"));
+        assert!(!tally.may_repeat("three"), "too many");
+    }
 
     /// Renamed cases, found an hour into a soak otherwise.
     #[test]

@@ -361,17 +361,22 @@ impl Host {
         Ok(())
     }
 
-    /// The last of what was noted, under a heading of its own; nothing natively.
-    pub fn shutdowns(&self) -> String {
+    /// What was noted: to be asked when a case has failed. Nothing natively.
+    pub fn noted(&self) -> Noted {
+        // All that is not 0 of what moves memory under a guest.
+        const SCRIPT: &str = "echo \"--- vCPUs' shutdowns and exceptions\" && tail -n 40 /sys/kernel/tracing/trace && \
+                              echo '--- memory moved' && \
+                              grep -E '^(pgmigrate|compact|thp|pgsteal)[a-z_]* [^0]' /proc/vmstat";
         let Self::Lab(lab) = self else {
-            return String::new();
+            return Noted::default();
         };
-        match lab.exec("tail", ["-n", "40", "/sys/kernel/tracing/trace"]) {
-            Ok(trace) => format!(
-                "\n--- vCPUs' shutdowns and exceptions\n{}",
-                trace.stdout_text()
-            ),
-            Err(error) => format!("\n--- no trace: {error}"),
+        match lab.exec("/bin/sh", ["-c", SCRIPT]) {
+            Ok(said) => Noted::of(said.stdout_text()),
+            Err(error) => Noted {
+                suspicion: matches!(error, LabError::Died { .. })
+                    .then_some("the emulated host ended"),
+                text: format!("--- no trace: {error}"),
+            },
         }
     }
 
@@ -381,6 +386,25 @@ impl Host {
             Self::Lab(lab) => Ok(lab.shutdown()?),
             Self::Native(host) => fs::remove_dir_all(&host.dir)
                 .with_context(|| format!("removing {}", host.dir.display())),
+        }
+    }
+}
+
+/// What a lab's kernel has noted of a case that failed.
+#[derive(Debug, Default)]
+pub struct Noted {
+    /// vCPUs that shut down, exceptions injected, memory moved, under headings of their own.
+    pub text: String,
+    /// What the emulator itself may have done to the case: see "What QEMU gets wrong" in the lab's README.
+    pub suspicion: Option<&'static str>,
+}
+
+impl Noted {
+    fn of(text: String) -> Self {
+        let is_shutdown = text.contains("reason shutdown");
+        Self {
+            suspicion: is_shutdown.then_some("a vCPU shut down (a triple fault)"),
+            text,
         }
     }
 }
@@ -500,5 +524,18 @@ impl Program<'_> {
             }
             Running::Native(program) => program.wait(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vcpu_that_shut_down_is_suspected_and_an_exception_is_not() {
+        let line = "vcpu3-154 [000] 25.431560: kvm_exit: vcpu 3 reason shutdown rip 0xffffffffb0873916 info1 0x0";
+        assert!(Noted::of(line.into()).suspicion.is_some());
+        let line = "vcpu0-151 [001] 12.100000: kvm_inj_exception: #GP (0x0)";
+        assert!(Noted::of(line.into()).suspicion.is_none());
     }
 }
