@@ -551,7 +551,7 @@ impl<M: RegionMemory> Peer<M> {
             && self.task.is_none()
             && device.in_flight() == 0
             && !self.memory.is_translated()
-            && !with_view!(self.memory, view => device.has_work(view));
+            && !with_view!(self.memory, view => device.has_left(view));
         if is_drained {
             turn.drained();
         }

@@ -307,6 +307,13 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
+    /// Whether the last visit has left something that it would have taken, or what it did has made some: as
+    /// [`has_work`](QueueDevice::has_work), for an owner that watches the [due rings](Self::for_each_due_ring) from then on.
+    /// Chains that have come to those since the visit looked are not counted, and their words not loaded.
+    pub fn has_left<D: Dma>(&mut self, dma: &mut D) -> bool {
+        self.core.has_work(dma, true)
+    }
+
     /// Whether there may be work that no ring tells of: see [`DeviceClass::has_own_events`].
     pub fn has_own_events(&self) -> bool {
         self.core.class.has_own_events()
@@ -458,7 +465,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
-        self.core.has_work(dma)
+        self.core.has_work(dma, false)
     }
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {

@@ -9,6 +9,7 @@ use crate::device::CancelReason;
 use crate::fake_driver::{AnyDriver, CountIrq};
 use crate::ring::{Chain, FullJournal, Journal, Ring, RingStart, Violation};
 use crate::saved::SavedState;
+use crate::visit::Visit;
 use crate::{Activity, Device, QueueDevice, feature};
 
 /// Class of two queues that answers every chain as a test says.
@@ -295,4 +296,34 @@ fn a_queue_of_which_everything_was_cancelled_stops_and_counts_what_was_not_shown
         assert_eq!(answer.map(|own| own.unshown), Some(1), "access {nth}");
     }
     assert_ne!(stopped, 0, "no access was between taking and publishing");
+}
+
+#[test]
+fn what_comes_after_a_visit_is_left_to_the_watch_and_what_it_left_is_not() {
+    for features in [!feature::RING_PACKED, !0] {
+        let mut guest = Guest::new(features, None);
+        let mut dma = guest.dma();
+        // A visit for one request takes one of two, and has seen the other.
+        guest.driver.add(&[], &[(0x4_1000, 8)]);
+        let mut visit = Visit::new(0, 1);
+        let visited = guest.device.visit(&mut dma, &mut guest.irq, &mut visit);
+        assert_eq!(visited, Activity::Busy);
+        while guest.device.has_left(&mut dma) {
+            let mut visit = Visit::new(0, 100);
+            let _ = guest.device.visit(&mut dma, &mut guest.irq, &mut visit);
+        }
+        let used = std::iter::from_fn(|| guest.driver.used()).count();
+        assert_eq!(used, 2, "the second was left");
+
+        let mut watch = None;
+        guest
+            .device
+            .for_each_due_ring(|ring| ring.watch_in(&mut dma, &mut watch));
+        let watch = watch.expect("a word to watch");
+        assert!(!watch.fires() && !guest.device.has_left(&mut dma));
+        guest.driver.add(&[], &[(0x4_2000, 8)]);
+        assert!(!guest.device.has_left(&mut dma), "its word was loaded");
+        assert!(watch.fires() && guest.device.has_work(&mut dma));
+        assert!(guest.device.has_left(&mut dma), "it has been seen by now");
+    }
 }

@@ -175,8 +175,9 @@ impl<C: DeviceClass> Core<C> {
         is_busy
     }
 
-    /// Whether a visit would do something.
-    pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
+    /// Whether a visit would do something. What the rings' words say by now is left to their watches if
+    /// `is_watched`: a ring that was empty when it was last looked at counts as empty.
+    pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D, is_watched: bool) -> bool {
         if self.life.has_notification() || self.class.has_completions() {
             return true;
         }
@@ -198,6 +199,9 @@ impl<C: DeviceClass> Core<C> {
                 return true;
             }
             if !is_taking || !class.may_take(queue, dma) {
+                return false;
+            }
+            if is_watched && queue.ring.is_seen_empty() && class.is_due(queue) {
                 return false;
             }
             match class.has_work(queue, dma, self.now_ns) {

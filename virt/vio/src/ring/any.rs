@@ -162,6 +162,13 @@ impl Ring {
         each!(self, ring => ring.has_available(dma))
     }
 
+    /// Whether the ring was empty when it was last looked at, and nothing is to be replayed: what has come since, a
+    /// [watch](Watch) tells. Loads nothing.
+    #[inline]
+    pub fn is_seen_empty(&self) -> bool {
+        each!(self, ring => ring.is_seen_empty())
+    }
+
     /// Reads the next chain, those to replay first, without consuming it; whether there was one.
     #[inline]
     pub fn peek<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {

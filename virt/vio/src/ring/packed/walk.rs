@@ -14,8 +14,13 @@ use crate::ring::token::Token;
 
 impl PackedQueue {
     #[inline]
+    pub(in crate::ring) fn is_seen_empty(&self) -> bool {
+        self.head.is_none() && self.replay.is_empty()
+    }
+
+    #[inline]
     pub(in crate::ring) fn has_available<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
-        if self.head.is_some() || !self.replay.is_empty() {
+        if !self.is_seen_empty() {
             return Ok(true);
         }
         let loaded = load_rest(&mut self.desc, dma, self.next_avail.idx());

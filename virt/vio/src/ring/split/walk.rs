@@ -33,12 +33,14 @@ impl SplitQueue {
     }
 
     #[inline]
+    pub(in crate::ring) fn is_seen_empty(&self) -> bool {
+        self.seen == self.next_avail && self.replay.is_empty()
+    }
+
+    #[inline]
     pub(in crate::ring) fn has_available<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         // The driver's line is loaded only when all that was seen of it has been consumed.
-        if self.seen != self.next_avail || !self.replay.is_empty() {
-            return Ok(true);
-        }
-        Ok(self.available(dma)? != 0)
+        Ok(!self.is_seen_empty() || self.available(dma)? != 0)
     }
 
     /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for itself.
