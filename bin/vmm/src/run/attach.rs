@@ -63,8 +63,8 @@ impl Parts<'_> {
 pub struct Attached {
     /// What answers exits on the VT-d register pages, by their addresses.
     pub iommu_pages: Vec<(u64, Arc<dyn BusDevice>)>,
-    /// The DMAR table.
-    pub dmar: Option<Vec<u8>>,
+    /// ACPI tables that describe it to the guest, each complete.
+    pub tables: Vec<Vec<u8>>,
     /// Told of marker writes.
     pub marker: Option<Arc<dyn MarkerSink>>,
     /// Functions that the guest may eject, if there are any.

@@ -160,7 +160,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
             let all = std::iter::once((layout::VTD, unit)).chain(second);
             all.map(page).collect()
         }),
-        dmar: options.mode.map(|_| units::dmar_table(second.as_ref())),
+        tables: Vec::from_iter(options.mode.map(|_| units::dmar_table(second.as_ref()))),
         // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
         // wants its windows.
         marker: config

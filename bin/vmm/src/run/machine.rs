@@ -229,7 +229,7 @@ fn build(config: &mut Config, composition: &Arc<dyn MachineComposition>) -> anyh
     let ejectable = attached.ejectable.as_ref();
     let acpi = acpi::build(&AcpiConfig {
         cpus: config.cpus,
-        dmar: attached.dmar.clone(),
+        tables: attached.tables.clone(),
         pci: PciResources {
             high: windows.high.clone(),
             ejectable: ejectable.map_or_else(Vec::new, |ejectable| ejectable.slots.clone()),

@@ -6,7 +6,7 @@
 //! | FADT | hardware-reduced: sleep control and status, reset register; no PIT, 8259, RTC, keyboard |
 //! | MADT | a local APIC per vCPU, the I/O APIC (id 0, pins 0 to 23) |
 //! | MCFG | ECAM of segment 0, bus 0 |
-//! | DMAR | given by whoever owns the IOMMU, as bytes |
+//! | others | complete tables from the owners of what they describe: DMAR of an IOMMU |
 //! | DSDT | PCI host bridge, COM1, power button, notice of a panic, `_S5`: see the module `dsdt` |
 //!
 //! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
@@ -64,8 +64,9 @@ pub struct PciResources {
 pub struct AcpiConfig {
     /// vCPUs, whose APIC ids are 0, 1, …
     pub cpus: u8,
-    /// A complete DMAR table, if there is an IOMMU.
-    pub dmar: Option<Vec<u8>>,
+    /// Further tables for the XSDT, which lists them last and in this order. Each is complete:
+    /// header with signature, length and checksum, then the body.
+    pub tables: Vec<Vec<u8>>,
     /// What is on the PCI bus.
     pub pci: PciResources,
 }
@@ -126,7 +127,7 @@ fn mcfg() -> Vec<u8> {
     bytes(&table)
 }
 
-/// The tables do not fit below 1 MiB: only a giant DMAR could cause it.
+/// The tables do not fit below 1 MiB: only giant [`AcpiConfig::tables`] could cause it.
 #[derive(Debug, thiserror::Error)]
 #[error("ACPI tables of {bytes} bytes do not fit their area of {room} bytes")]
 pub struct TooLarge {
@@ -134,7 +135,23 @@ pub struct TooLarge {
     room: usize,
 }
 
+/// Length of the header that all tables listed in the XSDT begin with (§5.2.6).
+const HEADER_LEN: usize = 36;
+
+/// Whether the header's length is that of the table, and all bytes add up to 0.
+fn is_complete(table: &[u8]) -> bool {
+    let sum = table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+    let len = u32::try_from(table.len()).unwrap_or(0).to_le_bytes();
+    table.len() >= HEADER_LEN && table[4..8] == len && sum == 0
+}
+
 /// All tables as one image for [`layout::ACPI_RSDP`].
+///
+/// # Errors
+/// They do not fit.
+///
+/// # Panics
+/// If one of [`AcpiConfig::tables`] is not complete: they come from the VMM, not a guest.
 pub fn build(config: &AcpiConfig) -> Result<Vec<u8>, TooLarge> {
     let mut image = vec![0; Rsdp::len().next_multiple_of(ALIGN)];
     let mut place = |table: Vec<u8>| {
@@ -147,8 +164,9 @@ pub fn build(config: &AcpiConfig) -> Result<Vec<u8>, TooLarge> {
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     for table in [fadt(dsdt), madt(config.cpus), mcfg()]
         .into_iter()
-        .chain(config.dmar.clone())
+        .chain(config.tables.iter().cloned())
     {
+        assert!(is_complete(&table), "not an ACPI table: {table:x?}");
         xsdt.add_entry(place(table));
     }
     let xsdt = place(bytes(&xsdt));

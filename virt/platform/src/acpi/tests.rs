@@ -114,30 +114,70 @@ fn the_mcfg_covers_bus_0_only() {
     assert_eq!(mcfg[52..56], [0, 0, 0, 0]);
 }
 
-#[test]
-fn a_dmar_is_passed_on_as_it_is() {
-    let mut dmar = vec![0u8; 64];
-    dmar[..4].copy_from_slice(b"DMAR");
-    dmar[4] = 64;
-    dmar[9] = 0u8.wrapping_sub(sum(&dmar));
-    let image = build(&AcpiConfig {
-        cpus: 2,
-        dmar: Some(dmar.clone()),
+/// A complete table of `len` bytes.
+fn table(signature: &[u8; 4], len: u32) -> Vec<u8> {
+    let mut table = vec![0x5a; len as usize];
+    table[..4].copy_from_slice(signature);
+    table[4..8].copy_from_slice(&len.to_le_bytes());
+    table[9] = 0;
+    table[9] = 0u8.wrapping_sub(sum(&table));
+    table
+}
+
+fn with_tables(tables: Vec<Vec<u8>>) -> AcpiConfig {
+    AcpiConfig {
+        cpus: 1,
+        tables,
         ..AcpiConfig::default()
-    })
-    .unwrap();
-    assert_eq!(find(&tables(&image), "DMAR"), dmar);
+    }
+}
+
+#[test]
+fn further_tables_follow_the_mcfg_as_they_are_and_in_order() {
+    // Neither length is a multiple of 64; the second table is the longer one.
+    let (dmar, viot) = (table(b"DMAR", 72), table(b"VIOT", 136));
+    for [first, second] in [[&dmar, &viot], [&viot, &dmar]] {
+        let image = build(&with_tables(vec![first.clone(), second.clone()])).unwrap();
+        let tables = tables(&image);
+        let names: Vec<_> = tables.iter().map(|(name, _)| name.as_bytes()).collect();
+        let expected = [
+            b"FACP",
+            b"APIC",
+            b"MCFG",
+            &first[..4],
+            &second[..4],
+            b"DSDT",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(tables[3].1, first);
+        assert_eq!(tables[4].1, second);
+        let at = |index: usize| tables[index].1.as_ptr().addr() - image.as_ptr().addr();
+        assert_eq!(at(3) % 64, 0);
+        assert_eq!(at(4), at(3) + first.len().next_multiple_of(64));
+    }
 }
 
 #[test]
 fn tables_beyond_their_area_are_refused() {
-    let dmar = Some(vec![0; 0x2_0000]);
-    let config = AcpiConfig {
-        cpus: 1,
-        dmar,
-        ..AcpiConfig::default()
-    };
-    assert!(build(&config).is_err());
+    let room = layout::ACPI_END - layout::ACPI_RSDP;
+    let half = u32::try_from(room / 2).unwrap();
+    assert!(build(&with_tables(vec![table(b"DMAR", half)])).is_ok());
+    let both = vec![table(b"DMAR", half), table(b"VIOT", half)];
+    assert!(build(&with_tables(both)).is_err());
+}
+
+#[test]
+fn incomplete_tables_are_a_fault_of_their_owner() {
+    let good = table(b"VIOT", 48);
+    assert!(is_complete(&good));
+    let mut wrong_sum = good.clone();
+    wrong_sum[9] ^= 1;
+    let mut cut_off = good.clone();
+    // The checksum stays right.
+    cut_off[46] = cut_off[46].wrapping_add(cut_off.pop().unwrap());
+    for table in [&wrong_sum, &cut_off, &table(b"VIOT", 35), &vec![]] {
+        assert!(!is_complete(table), "{table:x?}");
+    }
 }
 
 #[test]
