@@ -13,6 +13,7 @@
 //! Left out: FACS, GPEs, sleep buttons, processors as namespace devices.
 
 mod dsdt;
+pub mod viot;
 
 use std::ops::Range;
 
