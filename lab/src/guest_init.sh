@@ -8,6 +8,14 @@ mount -t tmpfs tmpfs /tmp
 while read -r module; do
     insmod "/modules/$module.ko" || echo "exitless-guest: module $module failed"
 done < /modules/order
+# The kernel binds what has waited for a virtio-iommu in a thread of its own. Binding here too waits
+# for it: scripts expect their disk.
+for iommu in /sys/bus/virtio/drivers/virtio_iommu/virtio*; do
+    [ -e "$iommu" ] || continue
+    for function in /sys/bus/pci/devices/*; do
+        [ -e "$function/driver" ] || echo "${function##*/}" > /sys/bus/pci/drivers_probe 2>/dev/null
+    done
+done
 
 option() { sed -n "s/^\(.* \)\?exitless\.$1=\([^ ]*\).*/\2/p" /proc/cmdline; }
 script=$(sed -n 's/^\(.* \)\?exitless\.run="\([^"]*\)".*/\2/p' /proc/cmdline)
