@@ -8,7 +8,7 @@ use pci::bars::{BARS, BarKind};
 use platform::interrupt::Message;
 
 use crate::request::TicketResult;
-use crate::unit::{Command, CommandId, CommandResult, Hold, HoldId, Invalidation};
+use crate::unit::{Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RefusedAccess};
 
 /// What of a function never changes, for doors that other threads use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,15 +19,18 @@ pub struct FunctionShape {
     pub doorbells: Option<(u8, Range<u64>)>,
     /// It wants to hear of its unit's invalidations ([`Function::invalidated`]).
     pub hears_invalidations: bool,
+    /// It tells the guest of accesses that its unit refuses ([`Function::access_refused`]).
+    pub hears_refusals: bool,
 }
 
 impl FunctionShape {
-    /// With these BARs, no doorbells, and no ear for invalidations.
+    /// With these BARs, no doorbells, and no ear for invalidations and refusals.
     pub fn new(bars: [BarKind; BARS]) -> Self {
         Self {
             bars,
             doorbells: None,
             hears_invalidations: false,
+            hears_refusals: false,
         }
     }
 }
@@ -285,6 +288,11 @@ pub trait Function<C>: Send {
     /// A command is over.
     fn command_done(&mut self, id: CommandId, result: CommandResult, out: &mut Effects<C>) {
         let _ = (id, result, out);
+    }
+
+    /// Its unit has refused an access, of any function under it. The next poll may tell the guest.
+    fn access_refused(&mut self, access: &RefusedAccess) {
+        let _ = access;
     }
 
     /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the next poll. `hold` names the

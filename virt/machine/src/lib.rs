@@ -42,6 +42,6 @@ pub use function::{
 pub use owner::{Owner, Totals, Wires};
 pub use request::{Absent, Op, Request, Target, TicketResult};
 pub use unit::{
-    Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RemappingUnit, ResolveUnit,
-    Scope, UnitControl, UnitEvent, UnitPoll, UnitSink, UnitVisitor,
+    Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RefusedAccess, RemappingUnit,
+    ResolveUnit, Scope, UnitControl, UnitEvent, UnitPoll, UnitSink, UnitVisitor,
 };

@@ -58,6 +58,7 @@ struct Slot<F, C> {
     function: F,
     unit: usize,
     hears_invalidations: bool,
+    hears_refusals: bool,
     effects: Effects<C>,
     wires: Wires,
     /// Messages of its interrupt lines, before remapping.
@@ -224,6 +225,7 @@ where
         let slot = Some(Slot {
             unit,
             hears_invalidations: shape.hears_invalidations,
+            hears_refusals: shape.hears_refusals,
             effects: Effects::new(number, function.get().source()),
             function,
             wires,

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use guest_mem::{Access, Iommu, Iova, NoIommu, PhysMem, SourceId, Ticket};
+use guest_mem::{Access, Iommu, Iova, NoIommu, Perm, PhysMem, SourceId, Ticket};
 use platform::interrupt::Message;
 
 use crate::request::{Op, TicketResult};
@@ -28,8 +28,9 @@ pub struct Command<C> {
 pub enum CommandResult {
     /// Carried out, and no access that it revoked is under way any more.
     Done,
-    /// The unit does not take it.
-    Refused,
+    /// The unit does not carry it out, and has changed nothing: why, in the numbers of whoever defines the commands (a
+    /// paravirtual IOMMU's statuses). 0 of a unit that takes none.
+    Refused(u8),
 }
 
 /// Names one function's hold of one invalidation. Never used again.
@@ -87,6 +88,19 @@ pub enum UnitEvent {
     },
 }
 
+/// An access that a unit has refused, for the function by which the guest is told ([`Function::access_refused`](crate::Function::access_refused)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedAccess {
+    /// Whose access it was.
+    pub source: SourceId,
+    /// Where.
+    pub iova: Iova,
+    /// What it was to do there.
+    pub perm: Perm,
+    /// Why, in the unit's own numbers.
+    pub reason: u8,
+}
+
 /// What a unit tells while it works.
 pub trait UnitSink {
     /// An interrupt of the unit's own, which is not remapped.
@@ -98,6 +112,8 @@ pub trait UnitSink {
     fn invalidated(&mut self, what: &Invalidation) -> u32;
     /// A command is over.
     fn command_done(&mut self, id: CommandId, result: CommandResult);
+    /// An access was refused. For units whose faults a function tells the guest of; others have registers for that.
+    fn access_refused(&mut self, access: RefusedAccess);
 }
 
 /// What of a unit is the same for every memory and every command: waking, sleeping, waiting.
@@ -178,7 +194,7 @@ pub trait RemappingUnit<C>: UnitControl {
         sink: &mut impl UnitSink,
     ) {
         let _ = (mem, now);
-        sink.command_done(command.id, CommandResult::Refused);
+        sink.command_done(command.id, CommandResult::Refused(0));
     }
 
     /// Where an interrupt message of `source` goes. A fault means that it is blocked, which the unit has recorded.

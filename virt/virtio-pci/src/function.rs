@@ -26,7 +26,7 @@
 
 use std::os::fd::RawFd;
 
-use guest_mem::{Iommu, Iova, KeepAlive, Pages, PhysMem, SourceId, Ticket};
+use guest_mem::{Dma, Iommu, Iova, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
     Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Hold, HoldId, Invalidation,
     Progress, Scope, TicketResult,
@@ -295,6 +295,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
             bars: config::bar_kinds(),
             doorbells: Some((0, NOTIFY..MSIX_TABLE)),
             hears_invalidations: self.device.hears_invalidations(),
+            hears_refusals: false,
         }
     }
 
@@ -448,14 +449,19 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 }
 
-impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress {
+/// The data path through a view of memory: the unit's, or past it for a device that the unit itself is asked by.
+impl<D: QueueDevice> VirtioFunction<D> {
+    /// As [`DataPath::poll`], at `now` (ns).
+    pub fn poll_through<C>(
+        &mut self,
+        dma: &mut impl Dma,
+        effects: &mut Effects<C>,
+        now: u64,
+    ) -> Progress {
         if !self.lifecycle.is_active() {
-            self.finish_reset(cx.effects);
+            self.finish_reset(effects);
             return Progress::Idle;
         }
-        let now = cx.now();
-        let (mut dma, effects) = cx.split();
         let is_stopping = !self.is_stopped();
         if is_stopping {
             // Before the device is polled: a function that may not do DMA takes nothing from its rings. Leases may
@@ -475,7 +481,7 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
             isr,
             out: &mut effects.messages,
         };
-        let activity = device.poll(&mut dma, &mut vectors, now);
+        let activity = device.poll(dma, &mut vectors, now);
         if is_stopping {
             let touches_memory = self.device.touches_memory();
             self.lifecycle
@@ -494,29 +500,57 @@ impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
         }
     }
 
-    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+    /// As [`DataPath::arm`].
+    pub fn arm_through(&mut self, dma: &mut impl Dma) {
         if self.lifecycle.is_live() {
-            self.device.arm(&mut cx.view());
+            self.device.arm(dma);
         }
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool {
-        self.lifecycle.is_active() && (!self.is_stopped() || self.device.has_work(&mut cx.view()))
+    /// As [`DataPath::has_work`].
+    pub fn has_work_through(&mut self, dma: &mut impl Dma) -> bool {
+        self.lifecycle.is_active() && (!self.is_stopped() || self.device.has_work(dma))
     }
 
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+    /// As [`DataPath::disarm`].
+    pub fn disarm_through(&mut self, dma: &mut impl Dma) {
         if self.lifecycle.is_live() {
-            self.device.disarm(&mut cx.view());
+            self.device.disarm(dma);
         }
     }
 
-    /// Nothing before the device is activated and after its reset. While it may do no DMA its windows are kept, and count.
-    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
+    /// As [`DataPath::in_use`]. Nothing before the device is activated and after its reset. While it may do no DMA its windows
+    /// are kept, and count.
+    pub fn in_use_through(&mut self, dma: &impl Dma, pages: &Pages) -> u32 {
         if self.lifecycle.is_active() {
-            self.device.in_use(&cx.view(), pages)
+            self.device.in_use(dma, pages)
         } else {
             0
         }
+    }
+}
+
+impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress {
+        let now = cx.now();
+        let (mut dma, effects) = cx.split();
+        self.poll_through(&mut dma, effects, now)
+    }
+
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+        self.arm_through(&mut cx.view());
+    }
+
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool {
+        self.has_work_through(&mut cx.view())
+    }
+
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+        self.disarm_through(&mut cx.view());
+    }
+
+    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
+        self.in_use_through(&cx.view(), pages)
     }
 }
 

@@ -52,6 +52,7 @@ impl Function<()> for Follower {
     fn shape(&self) -> FunctionShape {
         FunctionShape {
             hears_invalidations: true,
+            hears_refusals: false,
             ..FunctionShape::new(Default::default())
         }
     }

@@ -118,6 +118,8 @@ impl LeaseId {
 /// What one lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
+    /// Its name.
+    pub id: LeaseId,
     /// First address, as the device named it.
     pub iova: Iova,
     /// Where that was translated to when the lease began.
@@ -175,6 +177,7 @@ impl Slot {
 
     fn record(&self) -> LeaseRecord {
         LeaseRecord {
+            id: LeaseId(self.id),
             iova: Iova::new(self.iova),
             gpa: Gpa::new(self.gpa),
             len: self.len,

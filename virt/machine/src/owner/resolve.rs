@@ -8,8 +8,8 @@ use super::{Held, Slot, UNIT_SOURCE};
 use crate::function::{Cx, Progress, ResolveFunction};
 use crate::request::Op;
 use crate::unit::{
-    Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RemappingUnit, Scope, UnitEvent,
-    UnitPoll, UnitSink, UnitVisitor,
+    Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RefusedAccess, RemappingUnit,
+    Scope, UnitEvent, UnitPoll, UnitSink, UnitVisitor,
 };
 
 /// What units have told and the owner has not yet acted on. Kept for its allocations.
@@ -74,6 +74,15 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
 
     fn command_done(&mut self, id: CommandId, result: CommandResult) {
         self.news.answers.push((id, result));
+    }
+
+    #[cold]
+    fn access_refused(&mut self, access: RefusedAccess) {
+        for slot in self.slots.iter_mut().flatten() {
+            if slot.hears_refusals && slot.unit == self.unit {
+                slot.function.get_mut().access_refused(&access);
+            }
+        }
     }
 }
 

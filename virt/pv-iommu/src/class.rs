@@ -1,0 +1,430 @@
+//! The virtio device of type 23: request queue and event queue, without what the requests do.
+//!
+//! A request is parsed and checked for its length here, and put into an outbox for the unit; PROBE is answered here. Its chain is
+//! taken, and its tail remembered, until the unit's answer comes. A status is written, and the chain shown, by the visit after
+//! that. A buffer that is too short for a tail, or a request of no known type, is given back unwritten, with length 0.
+//!
+//! Faults wait for event buffers; those that find no place are counted. A buffer too short for a report is given back
+//! with length 0, and the report goes into the next one.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use arrayvec::ArrayVec;
+use guest_mem::{Dma, Intent, Iova, KeepAlive, Stop};
+use machine::RefusedAccess;
+use serde::{Deserialize, Serialize};
+use vio::ring::{Chain, RingStop, Token};
+use vio::visit::cost;
+use vio::{
+    Activity, Context, Device, DeviceClass, Environment, SavedState, ServedQueue, Step, feature,
+    read_space,
+};
+
+use crate::wire::{self, Asked, FAULT_LEN, MAX_REQUEST, PROBE_SIZE, Request, Status, TAIL_LEN};
+
+/// Entries of a queue at most.
+const QUEUE_SIZE: u16 = 256;
+/// The request queue.
+const REQUESTS: u16 = 0;
+/// Faults that wait for event buffers.
+pub const MAX_REFUSALS: usize = 64;
+
+/// A virtio-iommu device.
+pub type Iommu = Device<IommuClass>;
+
+/// What a request of the outbox is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tag {
+    /// A request of the driver's, in this slot.
+    Slot(u32),
+    /// The device's own: nobody waits.
+    Bypass,
+    /// Likewise.
+    Reset,
+}
+
+/// A request between its chain and its used element.
+#[derive(Clone, Debug)]
+struct Taken {
+    token: Token,
+    /// Its tail: four bytes, however the driver has cut them.
+    tail: ArrayVec<(Iova, u32), { TAIL_LEN as usize }>,
+    /// The tail is written, with so many bytes in all.
+    len: u32,
+    /// Of requests that have ended.
+    status: u8,
+}
+
+/// The part of the device that is particular to it.
+pub struct IommuClass {
+    endpoints: Vec<RangeInclusive<u16>>,
+    /// As the driver reads it.
+    is_bypass: bool,
+    /// It has been written, and the unit not been told.
+    is_bypass_news: bool,
+    /// The unit is being told.
+    is_bypass_asked: bool,
+    outbox: VecDeque<(Tag, Request)>,
+    /// Requests that the unit has, by slot.
+    asked: Vec<Option<Taken>>,
+    free: Vec<u32>,
+    /// Those that it has answered.
+    ended: VecDeque<Taken>,
+    refusals: VecDeque<RefusedAccess>,
+    lost_refusals: u64,
+    chain: Chain,
+}
+
+/// Part of the saved state that only this class has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedIommu {
+    /// Endpoints that nobody attached reach memory.
+    pub is_bypass: bool,
+}
+
+impl SavedState for SavedIommu {
+    const TYPE: u16 = IommuClass::TYPE;
+    const VERSION: u32 = 1;
+}
+
+impl IommuClass {
+    /// A device that knows these endpoints.
+    pub fn new(endpoints: Vec<RangeInclusive<u16>>) -> Self {
+        Self {
+            endpoints,
+            is_bypass: false,
+            is_bypass_news: false,
+            is_bypass_asked: false,
+            outbox: VecDeque::new(),
+            asked: Vec::new(),
+            free: Vec::new(),
+            ended: VecDeque::new(),
+            refusals: VecDeque::new(),
+            lost_refusals: 0,
+            chain: Chain::new(),
+        }
+    }
+
+    /// Sets which endpoints there are, before a driver asks.
+    pub fn set_endpoints(&mut self, endpoints: Vec<RangeInclusive<u16>>) {
+        self.endpoints = endpoints;
+    }
+
+    /// The next request for the unit, in the driver's order.
+    pub fn take_request(&mut self) -> Option<(Tag, Request)> {
+        if std::mem::take(&mut self.is_bypass_news) {
+            if self.is_bypass_asked {
+                self.is_bypass_news = true;
+            } else {
+                self.is_bypass_asked = true;
+                let request = Request::SetBypass(self.is_bypass);
+                self.outbox.push_back((Tag::Bypass, request));
+            }
+        }
+        self.outbox.pop_front()
+    }
+
+    /// The unit has answered a request: its status, 0 for success.
+    pub fn answer(&mut self, tag: Tag, status: u8) {
+        match tag {
+            Tag::Slot(slot) => {
+                let taken = self.asked.get_mut(slot as usize).and_then(Option::take);
+                if let Some(mut taken) = taken {
+                    taken.status = status;
+                    self.free.push(slot);
+                    self.ended.push_back(taken);
+                }
+            }
+            Tag::Bypass => self.is_bypass_asked = false,
+            Tag::Reset => {}
+        }
+    }
+
+    /// An access was refused: the driver is told by the event queue.
+    pub fn refused(&mut self, access: &RefusedAccess) {
+        match self.refusals.len() < MAX_REFUSALS {
+            true => self.refusals.push_back(*access),
+            false => self.lost_refusals += 1,
+        }
+    }
+
+    /// Refused accesses that the driver is not told of.
+    pub fn lost_refusals(&self) -> u64 {
+        self.lost_refusals
+    }
+
+    /// Requests that the unit has.
+    fn under_way(&self) -> u32 {
+        (self.asked.len() - self.free.len()) as u32
+    }
+
+    fn serve_request<E: Environment>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        if !queue.peek(cx.dma, &mut self.chain)? {
+            return Ok(Activity::Idle);
+        }
+        let readable = self.chain.readable();
+        let mut bytes = [0; MAX_REQUEST];
+        let len = bytes.len().min(readable.len() as usize);
+        let asked = match readable.read(cx.dma, 0, &mut bytes[..len]) {
+            Ok(()) => wire::parse(&bytes[..len], readable.len()),
+            Err(Stop::Fault(_)) => None,
+            Err(pending) => {
+                let wanted = readable.wanted(0, len as u32, Intent::Read);
+                return Err(queue.wait_for(cx.dma, pending, wanted));
+            }
+        };
+        let room = self.chain.writable().len();
+        cx.visit.take_request(cost::REQUEST);
+        match asked {
+            Some(Asked::Probe { endpoint }) if room >= TAIL_LEN => {
+                self.probe(endpoint, queue, cx)?;
+            }
+            Some(Asked::Unit(request)) if room >= TAIL_LEN => {
+                let tail = self.chain.writable().slice(0, TAIL_LEN);
+                let tail = tail.map(|piece| (piece.iova, piece.len)).collect();
+                let token = queue.take(&self.chain)?;
+                let taken = Taken {
+                    token,
+                    tail,
+                    len: TAIL_LEN,
+                    status: 0,
+                };
+                let slot = self.free.pop().unwrap_or_else(|| {
+                    self.asked.push(None);
+                    self.asked.len() as u32 - 1
+                });
+                self.asked[slot as usize] = Some(taken);
+                self.outbox.push_back((Tag::Slot(slot), request));
+            }
+            _ => {
+                cx.stats.errors += 1;
+                queue.answer(&self.chain, 0)?;
+            }
+        }
+        cx.stats.requests += 1;
+        Ok(Activity::Busy)
+    }
+
+    /// Answers a PROBE request: properties and tail, or the tail alone where the list has no room.
+    fn probe<E: Environment>(
+        &mut self,
+        endpoint: u32,
+        queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Result<(), RingStop> {
+        let writable = self.chain.writable();
+        let source = u16::try_from(endpoint).ok();
+        let is_known = |source| self.endpoints.iter().any(|range| range.contains(source));
+        let has_room = writable.len() >= PROBE_SIZE + TAIL_LEN;
+        let refusal = match source.as_ref().is_some_and(is_known) {
+            _ if !has_room => Some(Status::Inval),
+            true => None,
+            false => Some(Status::NoEnt),
+        };
+        let mut reply = [0; (PROBE_SIZE + TAIL_LEN) as usize];
+        // Where no list fits, the tail is all there is, wherever the driver looks for it.
+        let len = if has_room {
+            reply.len()
+        } else {
+            TAIL_LEN as usize
+        };
+        match refusal {
+            None => reply[..PROBE_SIZE as usize].copy_from_slice(&wire::properties()),
+            Some(status) => reply[len - TAIL_LEN as usize] = status as u8,
+        }
+        let (from, bytes) = match has_room {
+            true => (0, &reply[..]),
+            false => (writable.len() - TAIL_LEN, &reply[..len]),
+        };
+        // The properties of a refused request are not written, but for the zeroes of the last.
+        let written = match writable.write(cx.dma, from, bytes) {
+            Ok(()) => from + len as u32,
+            Err(Stop::Fault(_)) => 0,
+            Err(pending) => {
+                let wanted = writable.wanted(from, len as u32, Intent::Write);
+                return Err(queue.wait_for(cx.dma, pending, wanted));
+            }
+        };
+        queue.answer(&self.chain, written)
+    }
+
+    fn serve_event<E: Environment>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        let Some(&refused) = self.refusals.front() else {
+            return Ok(Activity::Idle);
+        };
+        if !queue.peek(cx.dma, &mut self.chain)? {
+            return Ok(Activity::Idle);
+        }
+        let writable = self.chain.writable();
+        let is_write = refused.perm == guest_mem::Perm::Write;
+        let endpoint = refused.source.0.into();
+        let report = wire::fault(refused.reason, endpoint, refused.iova.raw(), is_write);
+        let mut len = 0;
+        if writable.len() >= FAULT_LEN {
+            match writable.write(cx.dma, 0, &report) {
+                Ok(()) => len = FAULT_LEN,
+                Err(Stop::Fault(_)) => {}
+                Err(pending) => {
+                    let wanted = writable.wanted(0, FAULT_LEN, Intent::Write);
+                    return Err(queue.wait_for(cx.dma, pending, wanted));
+                }
+            }
+        }
+        if len != 0 {
+            self.refusals.pop_front();
+        }
+        cx.visit.take_request(cost::REQUEST);
+        queue.answer(&self.chain, len)?;
+        Ok(Activity::Busy)
+    }
+}
+
+/// Writes a tail.
+fn write_tail<D: Dma>(dma: &mut D, taken: &Taken) -> guest_mem::Access<()> {
+    let bytes = [taken.status, 0, 0, 0];
+    let mut at = 0;
+    for &(iova, len) in &taken.tail {
+        let end = at + len as usize;
+        dma.write(iova, &bytes[at..end])?;
+        at = end;
+    }
+    Ok(())
+}
+
+impl DeviceClass for IommuClass {
+    const TYPE: u16 = 23;
+    type Queue = ();
+    type Saved = SavedIommu;
+
+    fn features(&self) -> u64 {
+        feature::VERSION_1
+            | feature::EVENT_IDX
+            | feature::RING_PACKED
+            | wire::feature::INPUT_RANGE
+            | wire::feature::DOMAIN_RANGE
+            | wire::feature::MAP_UNMAP
+            | wire::feature::PROBE
+            | wire::feature::MMIO
+            | wire::feature::BYPASS_CONFIG
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE, QUEUE_SIZE]
+    }
+
+    fn read_config(&self, offset: u64, out: &mut [u8]) {
+        read_space(&wire::config(self.is_bypass), offset, out);
+    }
+
+    /// Bit 0 of `bypass`; other bytes are the device's.
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let at = wire::CONFIG_BYPASS.checked_sub(offset);
+        let byte = at.and_then(|at| data.get(usize::try_from(at).ok()?));
+        if let Some(&byte) = byte {
+            self.is_bypass = byte & 1 != 0;
+            self.is_bypass_news = true;
+        }
+    }
+
+    fn queue(&self, index: u16, _features: u64) -> Option<()> {
+        (index < 2).then_some(())
+    }
+
+    fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
+        false
+    }
+
+    /// Nothing is attached from here on. What waits for event buffers was the former driver's.
+    fn reset(&mut self) {
+        self.refusals.clear();
+        self.ended.clear();
+        self.outbox.push_back((Tag::Reset, Request::Reset));
+    }
+
+    fn save(&self) -> SavedIommu {
+        SavedIommu {
+            is_bypass: self.is_bypass,
+        }
+    }
+
+    fn may_take<D: Dma>(&self, queue: &ServedQueue<()>, _dma: &D) -> bool {
+        queue.index() == REQUESTS || !self.refusals.is_empty()
+    }
+
+    fn serve<E: Environment>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        match queue.index() {
+            REQUESTS => self.serve_request(queue, cx),
+            _ => self.serve_event(queue, cx),
+        }
+    }
+
+    fn finish<E: Environment>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        cx: &mut Context<'_, E>,
+    ) -> Step {
+        if queue.index() != REQUESTS {
+            return Ok(Activity::Idle);
+        }
+        let Some(taken) = self.ended.front_mut() else {
+            return Ok(Activity::Idle);
+        };
+        if taken.len != 0 {
+            match write_tail(cx.dma, taken) {
+                Ok(()) => {}
+                // Not memory any more: the driver sees that nothing was written.
+                Err(Stop::Fault(_)) => taken.len = 0,
+                Err(pending) => return Err(queue.park(pending)),
+            }
+        }
+        queue.stage(cx.dma, taken.token, taken.len)?;
+        self.ended.pop_front();
+        Ok(Activity::Busy)
+    }
+
+    fn has_taken<D: Dma>(&self, queue: &ServedQueue<()>, _dma: &D) -> bool {
+        queue.index() == REQUESTS && !self.ended.is_empty()
+    }
+
+    fn is_due(&mut self, queue: &ServedQueue<()>) -> bool {
+        queue.index() == REQUESTS || !self.refusals.is_empty()
+    }
+
+    fn has_work<D: Dma>(
+        &mut self,
+        queue: &mut ServedQueue<()>,
+        dma: &mut D,
+        _now_ns: u64,
+    ) -> Result<bool, RingStop> {
+        Ok(self.is_due(queue) && queue.has_available(dma)?)
+    }
+
+    fn is_in_flight(&self, queue: &ServedQueue<()>) -> bool {
+        queue.index() == REQUESTS && self.under_way() != 0
+    }
+
+    fn in_flight(&self, _queues: &[ServedQueue<()>]) -> u32 {
+        self.under_way()
+    }
+
+    /// Nothing is written but in a visit.
+    fn touches_memory(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests;
