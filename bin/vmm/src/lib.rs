@@ -41,6 +41,7 @@ pub mod serve;
 #[doc(hidden)]
 pub mod __private {
     pub use machine::functions;
+    pub use pv_iommu::{IommuFunction, Request as IommuRequest};
     pub use vio::Remote;
     pub use vio::balloon::Balloon;
     pub use vio::blk::Blk;

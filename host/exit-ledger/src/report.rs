@@ -10,7 +10,7 @@ use super::account::{BalloonFigures, DeviceFigures, Swap, SwapCounts, Window};
 /// What the figures were measured under.
 #[derive(Clone, Debug, Serialize)]
 pub struct Conditions {
-    /// `none`, `trap`, `logged` or `shared`.
+    /// `none`; `trap`, `logged` or `shared` (VT-d); `virtio`.
     pub mode: String,
     /// Idle policy of the sidecore.
     pub idle: String,

@@ -314,6 +314,11 @@ pub struct RunArgs {
     pub rng: bool,
 
     /// The IOMMU the guest sees.
+    ///
+    /// With `virtio` the guest asks by a ring that a sidecore polls, and no request exits. Its kernel needs a driver for
+    /// virtio-iommu before those of its devices: Linux has one that Debian's kernels bring from 6.12 on, as a module that
+    /// belongs into the initramfs (`echo virtio_iommu >>/etc/initramfs-tools/modules`). Until then no device does DMA. Does not go
+    /// with `--device`, `--disk socket=` and `--net socket=` or `vhost=on` yet.
     #[arg(long, value_enum, default_value_t = IommuArg::Vtd)]
     pub iommu: IommuArg,
 
@@ -408,6 +413,8 @@ pub enum MapperArg {
 pub enum IommuArg {
     /// Intel VT-d.
     Vtd,
+    /// Paravirtual (virtio-iommu): for guests that have its driver when their devices appear.
+    Virtio,
     /// None: devices reach all of guest RAM.
     None,
 }

@@ -195,7 +195,7 @@ fn add<F: Functions, M: PhysMem>(
         ram: pages_of(parts.ram),
         allowed: opened.allowed(),
         allows_pass_through: !config.requires_dma_domains,
-        maps_while_off: options.mode.is_none() || config.dma_before_te,
+        maps_while_off: !options.remapping.is_there() || config.dma_before_te,
     };
     let memory = Arc::new(memory);
     let shown = memory.clone();
@@ -284,7 +284,7 @@ pub fn follow_policies<F: Functions, M: PhysMem + Send + 'static>(
 /// Names what the host lacks or refuses.
 pub fn assigned_unit(options: &UnitOptions, parts: &Parts<'_>, host: &HostIommu) -> Result<Units> {
     let config = unit_config(options, host)?;
-    units::unit(options.mode, config, layout::VTD_ASSIGNED, parts)
+    units::unit(options.remapping.vtd(), config, layout::VTD_ASSIGNED, parts)
 }
 
 fn unit_config(options: &UnitOptions, host: &HostIommu) -> Result<vtd::Config> {

@@ -8,7 +8,7 @@ use platform::boot::KernelKind;
 
 use super::args::IommuMode;
 use super::assembly::MachineComposition;
-use super::config::Config;
+use super::config::{Config, Remapping};
 use super::disk::Format;
 use super::disks::Disk;
 use super::machine;
@@ -47,10 +47,11 @@ fn found(config: &Config) -> String {
         config.ram.bytes >> 20
     ));
     line(match config.iommu {
-        None => "IOMMU: none".into(),
-        Some(IommuMode::Trap) => "IOMMU: VT-d, registers trapped".into(),
-        Some(IommuMode::Logged) => "IOMMU: VT-d, registers logged".into(),
-        Some(IommuMode::Shared) => "IOMMU: VT-d, registers shared".into(),
+        Remapping::None => "IOMMU: none".into(),
+        Remapping::Vtd(IommuMode::Trap) => "IOMMU: VT-d, registers trapped".into(),
+        Remapping::Vtd(IommuMode::Logged) => "IOMMU: VT-d, registers logged".into(),
+        Remapping::Vtd(IommuMode::Shared) => "IOMMU: VT-d, registers shared".into(),
+        Remapping::Virtio => "IOMMU: virtio-iommu, polled".into(),
     });
     for disk in &config.disks {
         line(match disk {
@@ -80,7 +81,7 @@ fn found(config: &Config) -> String {
         });
     }
     for device in &config.devices {
-        line(device.summary(config.iommu.is_some()));
+        line(device.summary(config.iommu.is_there()));
     }
     if config.rng {
         line("entropy: the host's".into());

@@ -1,13 +1,12 @@
 //! The closed sets that a machine's owner is composed of: its remapping units, here, and its
 //! functions, which each program names. A new unit or class is a crate, and an arm here.
 
-use std::convert::Infallible;
-
 use assign::calls::CallThread;
 use assign::function::Assigned;
 use assign::vfio_device::VfioHardware;
 use guest_mem::NoIommu;
 use machine::{ResolveFunction, units};
+use pv_iommu::{IommuFunction, PvIommu, Request as IommuRequest};
 use vio::Remote;
 use vio::balloon::Balloon;
 use vio::net::Net;
@@ -19,12 +18,14 @@ use vtd_port::VtdPort;
 /// in pages that lie scattered), and 32,767 for drivers that need more.
 pub const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 units! {
-    /// The remapping unit of a machine. None takes commands from functions.
-    pub enum Units: Infallible {
+    /// The remapping unit of a machine. The paravirtual one takes commands from its function.
+    pub enum Units: IommuRequest {
         /// Devices see guest-physical addresses.
         None(NoIommu),
         /// An emulated VT-d unit.
         Vtd(VtdPort),
+        /// A paravirtual one, which its function has requests for.
+        Paravirtual(PvIommu),
     }
 }
 
@@ -34,16 +35,20 @@ pub type AssignedDevice = Assigned<VfioHardware, CallThread>;
 /// Closed set of the functions of a program's machines, as [`functions!`](crate::functions) makes
 /// one. How a disk becomes a function is the program's to say.
 pub trait Functions:
-    ResolveFunction<Infallible>
+    ResolveFunction<IommuRequest>
     + From<VirtioFunction<Net>>
     + From<VirtioFunction<Rng>>
     + From<VirtioFunction<Remote>>
     + From<VirtioFunction<Balloon>>
+    + From<IommuFunction>
     + From<AssignedDevice>
     + 'static
 {
     /// Returns the balloon, if this is one.
     fn balloon(&mut self) -> Option<&mut Balloon>;
+
+    /// Returns the paravirtual IOMMU's function, if this is it.
+    fn iommu(&mut self) -> Option<&mut IommuFunction>;
 
     /// Returns the assigned device, if this is one.
     fn assigned(&mut self) -> Option<&mut AssignedDevice>;
@@ -58,7 +63,7 @@ macro_rules! functions {
     }) => {
         $crate::__private::functions! {
             $(#[$meta])*
-            $vis enum $name: ::std::convert::Infallible {
+            $vis enum $name: $crate::__private::IommuRequest {
                 /// A disk.
                 Disk($crate::__private::VirtioFunction<$crate::__private::Blk>),
                 /// A network card.
@@ -69,6 +74,8 @@ macro_rules! functions {
                 Remote($crate::__private::VirtioFunction<$crate::__private::Remote>),
                 /// A balloon.
                 Balloon($crate::__private::VirtioFunction<$crate::__private::Balloon>),
+                /// The paravirtual IOMMU.
+                Iommu($crate::__private::IommuFunction),
                 /// A device of the host's.
                 Assigned($crate::run::AssignedDevice),
                 $($(#[$variant_meta])* $variant($function)),*
@@ -85,11 +92,24 @@ macro_rules! functions {
                 }
             }
 
+            fn iommu(&mut self) -> Option<&mut $crate::__private::IommuFunction> {
+                match self {
+                    Self::Iommu(function) => Some(function),
+                    _ => None,
+                }
+            }
+
             fn assigned(&mut self) -> Option<&mut $crate::run::AssignedDevice> {
                 match self {
                     Self::Assigned(device) => Some(device),
                     _ => None,
                 }
+            }
+        }
+
+        impl From<$crate::__private::IommuFunction> for $name {
+            fn from(function: $crate::__private::IommuFunction) -> Self {
+                Self::Iommu(function)
             }
         }
 

@@ -88,7 +88,7 @@ pub struct Config {
     /// There is an entropy device.
     pub rng: bool,
     /// The VT-d unit's register mode; `None` without an IOMMU.
-    pub iommu: Option<IommuMode>,
+    pub iommu: Remapping,
     /// Sidecores, 1 to 16.
     pub sidecores: usize,
     /// Host CPUs.
@@ -187,6 +187,7 @@ impl Config {
         let captures = nets.iter().filter_map(|net| net.capture.as_ref());
         ports::check_captures(captures).context("--net")?;
         check_remote_beside_devices(args, &disks, &nets)?;
+        check_paravirtual(args, &disks, &nets)?;
         if swap.is_some()
             && let Some(option) = nets.iter().find_map(NetConfig::remote)
         {
@@ -226,8 +227,9 @@ impl Config {
             devices,
             rng: args.rng,
             iommu: match args.iommu {
-                IommuArg::Vtd => Some(args.iommu_mode),
-                IommuArg::None => None,
+                IommuArg::Vtd => Remapping::Vtd(args.iommu_mode),
+                IommuArg::Virtio => Remapping::Virtio,
+                IommuArg::None => Remapping::None,
             },
             sidecores: args.sidecores,
             pin,
@@ -250,6 +252,72 @@ impl Config {
     }
 }
 
+/// What stands between the guest's devices and its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remapping {
+    /// Nothing.
+    None,
+    /// Emulated VT-d units, whose registers the guest reaches so.
+    Vtd(IommuMode),
+    /// A paravirtual unit.
+    Virtio,
+}
+
+impl Remapping {
+    /// Whether there is something.
+    pub fn is_there(self) -> bool {
+        self != Self::None
+    }
+
+    /// How the guest reaches the registers of VT-d units, if it has those.
+    pub fn vtd(self) -> Option<IommuMode> {
+        match self {
+            Self::Vtd(mode) => Some(mode),
+            Self::None | Self::Virtio => None,
+        }
+    }
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Vtd(IommuMode::Trap) => "trap",
+            Self::Vtd(IommuMode::Logged) => "logged",
+            Self::Vtd(IommuMode::Shared) => "shared",
+            Self::Virtio => "virtio",
+        }
+    }
+}
+
+/// Refuses what does not go with a paravirtual IOMMU yet: whoever follows the mappings from outside.
+fn check_paravirtual(args: &RunArgs, disks: &[Disk], nets: &[NetConfig]) -> anyhow::Result<()> {
+    if args.iommu != IommuArg::Virtio {
+        return Ok(());
+    }
+    let of_devices = args
+        .device
+        .iter()
+        .map(|device| format!("--device {device}"));
+    match of_devices.chain(remote_options(disks, nets)).next() {
+        Some(option) => {
+            bail!("{option} does not go with --iommu virtio yet: use --iommu vtd, or --iommu none")
+        }
+        None => Ok(()),
+    }
+}
+
+/// The options by which other processes serve devices.
+fn remote_options<'a>(
+    disks: &'a [Disk],
+    nets: &'a [NetConfig],
+) -> impl Iterator<Item = String> + 'a {
+    let of_disks = disks.iter().filter_map(|disk| match disk {
+        Disk::Remote(disk) => Some(format!("--disk socket={}", disk.socket.display())),
+        Disk::File(_) => None,
+    });
+    of_disks.chain(nets.iter().filter_map(NetConfig::remote))
+}
+
 /// Refuses devices that other processes serve beside assigned ones behind the emulated IOMMU.
 fn check_remote_beside_devices(
     args: &RunArgs,
@@ -259,12 +327,7 @@ fn check_remote_beside_devices(
     if args.device.is_empty() || args.iommu == IommuArg::None {
         return Ok(());
     }
-    let of_disks = disks.iter().filter_map(|disk| match disk {
-        Disk::Remote(disk) => Some(format!("--disk socket={}", disk.socket.display())),
-        Disk::File(_) => None,
-    });
-    let of_nets = nets.iter().filter_map(NetConfig::remote);
-    match of_disks.chain(of_nets).next() {
+    match remote_options(disks, nets).next() {
         Some(option) => bail!(
             "{option}: whoever serves it has all of guest RAM in use, and --device behind the emulated VT-d unit keeps \
              memory reclaimable, so the two do not go together yet: add --iommu none"

@@ -13,6 +13,7 @@ use net_ports::TapPort;
 use platform::interrupt::InterruptSink;
 use platform::layout;
 use platform::power::MarkerSink;
+use pv_iommu::IommuFunction;
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, Responder};
@@ -25,14 +26,14 @@ use super::assigned;
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
 use super::composed::{Functions, Owner, Request};
-use super::config::Config;
+use super::config::{Config, Remapping};
 use super::disk::DiskConfig;
 use super::disks::Disk;
 use super::ejection;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::memory::{Memory, Paging};
 use super::net::{NetBackend, NetConfig};
-use super::plugs::Plugs;
+use super::plugs::{Plugged, Plugs};
 use super::remote;
 use super::switches::Switches;
 use super::units::{self, UnitOptions};
@@ -75,6 +76,15 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let options = UnitOptions::of(config);
     let unit = owner.add_unit(units::iommu(&options, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
+    // The first: the others translate by what it is asked for.
+    let iommu = match options.remapping {
+        Remapping::Virtio => {
+            let function = IommuFunction::new(parts.bus.reserve()?, Vec::new());
+            let doorbells = doorbells(parts, function.queues())?;
+            Some(plugs.add(function, doorbells))
+        }
+        Remapping::None | Remapping::Vtd(_) => None,
+    };
     let (mut names, mut forwarded) = add_disks(
         &mut plugs,
         &mut memory,
@@ -85,7 +95,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
     )?;
     let mut switches = Switches::default();
     for net in std::mem::take(&mut config.nets) {
-        let net = match net.into_remote(config.iommu.is_some()) {
+        let net = match net.into_remote(config.iommu.is_there()) {
             Ok(remote) => {
                 let name = remote.option();
                 let (number, places) = remote::add(&mut plugs, remote, parts)?;
@@ -120,7 +130,12 @@ pub fn attach<F: Functions, M: Memory<F>>(
         }
         None => None,
     };
-    let (plugged, second) = plugs.into_plugged();
+    let Plugged {
+        ports: plugged,
+        beside,
+        assigned: second,
+    } = plugs.into_plugged();
+    let viot = iommu.map(|number| units::describe_endpoints(&mut owner, unit, number, &beside));
     let core = start(config, owner, composition)?;
     let handle = core.handle(0);
     assigned::follow_policies(&devices, &handle)?;
@@ -151,7 +166,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
         parts.bus.plug(plug.source, Arc::new(port));
     }
     Ok(Attached {
-        iommu_pages: options.mode.map_or_else(Vec::new, |_| {
+        iommu_pages: options.remapping.vtd().map_or_else(Vec::new, |_| {
             let page = |(at, unit)| {
                 let registers = UnitRegisters::new(handle.clone(), unit);
                 (at, Arc::new(registers) as Arc<dyn BusDevice>)
@@ -160,7 +175,11 @@ pub fn attach<F: Functions, M: Memory<F>>(
             let all = std::iter::once((layout::VTD, unit)).chain(second);
             all.map(page).collect()
         }),
-        tables: Vec::from_iter(options.mode.map(|_| units::dmar_table(second.as_ref()))),
+        tables: {
+            let dmar = options.remapping.vtd();
+            let dmar = dmar.map(|_| units::dmar_table(second.as_ref()));
+            dmar.into_iter().chain(viot).collect()
+        },
         // A mark sets up tracepoints that cost the whole host: the guest's to make only if the user
         // wants its windows.
         marker: config
@@ -205,7 +224,7 @@ fn add_disks<F: Functions, M: Memory<F>>(
             }
             Disk::Remote(disk) => {
                 let name = format!("disk socket={}", disk.socket.display());
-                let remote = disk.into_remote(config.iommu.is_some());
+                let remote = disk.into_remote(config.iommu.is_there());
                 let (number, places) = remote::add(plugs, remote, parts)?;
                 names.insert(number, name);
                 forwarded.push(places);
@@ -220,7 +239,7 @@ fn has_remote_behind_iommu(config: &Config) -> bool {
     let is_remote = |disk: &Disk| matches!(disk, Disk::Remote(_));
     let has_remote =
         config.disks.iter().any(is_remote) || config.nets.iter().any(|net| net.remote().is_some());
-    config.iommu.is_some() && has_remote
+    config.iommu.is_there() && has_remote
 }
 
 fn doorbells(parts: &Parts<'_>, queues: u16) -> Result<KvmDoorbells> {

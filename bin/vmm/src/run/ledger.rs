@@ -10,12 +10,13 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result};
 use guest_mem::{PhysMem, Region};
 use machine::Request;
+use pv_iommu::PvIommu;
 use sidecore::{Nanos, Watch};
 use swap::report::Report;
 use vio::balloon::Balloon;
 use vtd_port::VtdPort;
 
-use super::args::{DmaArg, IdleArg, IommuMode};
+use super::args::{DmaArg, IdleArg};
 use super::attach::Parts;
 use super::balloon::{Said, Watched};
 use super::composed::{AssignedDevice, Functions, Owner, Units};
@@ -395,6 +396,7 @@ pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) ->
     for at in 0.. {
         match owner.unit(at) {
             Some(Units::Vtd(port)) => counts = counts.plus(&vtd_counts(port)),
+            Some(Units::Paravirtual(unit)) => counts = counts.plus(&paravirtual_counts(unit)),
             Some(Units::None(_)) => {}
             None => break,
         }
@@ -403,6 +405,18 @@ pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) ->
     counts.requests = totals.requests;
     counts.interrupts = totals.interrupts;
     counts
+}
+
+/// An UNMAP is what an invalidation is elsewhere.
+fn paravirtual_counts(unit: &PvIommu) -> OwnerCounts {
+    let stats = unit.stats();
+    OwnerCounts {
+        invalidations: stats.unmaps,
+        waits: stats.unmaps + stats.attaches + stats.detaches,
+        leases_drained: stats.waits,
+        faults: stats.faults,
+        ..OwnerCounts::default()
+    }
 }
 
 fn vtd_counts(port: &VtdPort) -> OwnerCounts {
@@ -475,13 +489,7 @@ impl Reporter {
     /// Reports under the conditions of `config`.
     pub fn new(ledger: Arc<MarkerLedger>, config: &Config) -> Self {
         let conditions = Conditions {
-            mode: match config.iommu {
-                None => "none",
-                Some(IommuMode::Trap) => "trap",
-                Some(IommuMode::Logged) => "logged",
-                Some(IommuMode::Shared) => "shared",
-            }
-            .into(),
+            mode: config.iommu.name().into(),
             idle: match config.idle {
                 IdleArg::Poll => "poll",
                 IdleArg::Adaptive => "adaptive",

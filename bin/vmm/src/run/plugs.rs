@@ -35,7 +35,19 @@ pub struct Plugs<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,
     plugged: Vec<Plug>,
+    /// Those that no IOMMU stands before.
+    beside: Vec<SourceId>,
     assigned: Option<Assigned>,
+}
+
+/// Functions that were added.
+pub struct Plugged {
+    /// What their ports need.
+    pub ports: Vec<Plug>,
+    /// Those that no IOMMU stands before.
+    pub beside: Vec<SourceId>,
+    /// Those that are assigned, if any.
+    pub assigned: Option<Assigned>,
 }
 
 impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
@@ -45,6 +57,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
             owner,
             unit,
             plugged: Vec::new(),
+            beside: Vec::new(),
             assigned: None,
         }
     }
@@ -57,7 +70,9 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
     /// Adds `function`, which no IOMMU stands before; its number.
     pub fn add_beside(&mut self, function: impl Into<F>, doorbells: KvmDoorbells) -> usize {
         let unit = self.owner.add_unit(Units::None(NoIommu::new(MAX_LEASES)));
-        self.add_under(unit, function.into(), doorbells)
+        let function = function.into();
+        self.beside.push(function.get().source());
+        self.add_under(unit, function, doorbells)
     }
 
     /// Adds `function`, a device of the host whose BARs are shown by `memory`, under the unit of
@@ -88,9 +103,13 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         Ok(self.add_to(unit, function, None, Some(memory)))
     }
 
-    /// Returns what the ports of all added functions need, and which are assigned, if any.
-    pub fn into_plugged(self) -> (Vec<Plug>, Option<Assigned>) {
-        (self.plugged, self.assigned)
+    /// Returns what was added.
+    pub fn into_plugged(self) -> Plugged {
+        Plugged {
+            ports: self.plugged,
+            beside: self.beside,
+            assigned: self.assigned,
+        }
     }
 
     fn add_under(&mut self, unit: usize, function: F, doorbells: KvmDoorbells) -> usize {

@@ -8,16 +8,18 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, anyhow};
-use guest_mem::NoIommu;
+use guest_mem::{NoIommu, PhysMem, SourceId};
 use kvm::register_page;
+use platform::acpi::viot;
 use platform::layout;
+use pv_iommu::PvIommu;
 use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
 use super::args::{IdleArg, IommuMode};
 use super::attach::Parts;
-use super::composed::{MAX_LEASES, Units};
-use super::config::Config;
+use super::composed::{Functions, MAX_LEASES, Owner, Units};
+use super::config::{Config, Remapping};
 use super::plugs::Assigned;
 use crate::messages;
 
@@ -27,8 +29,8 @@ const HOST_ADDRESS_WIDTH: u8 = 48;
 /// What the units of a machine depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitOptions {
-    /// How the guest reaches the registers; `None`: there is no IOMMU.
-    pub mode: Option<IommuMode>,
+    /// What remaps.
+    pub remapping: Remapping,
     /// How long an invalidation may wait for stale leases, in ns.
     pub drain_limit_ns: u64,
     pub idle: IdleArg,
@@ -38,7 +40,7 @@ impl UnitOptions {
     /// Of a machine's configuration.
     pub fn of(config: &Config) -> Self {
         Self {
-            mode: config.iommu,
+            remapping: config.iommu,
             drain_limit_ns: u64::try_from(config.drain_limit.as_nanos()).unwrap_or(u64::MAX),
             idle: config.idle,
         }
@@ -59,7 +61,18 @@ impl UnitOptions {
 /// # Errors
 /// Names what the host lacks or refuses.
 pub fn iommu(options: &UnitOptions, parts: &Parts<'_>) -> Result<Units> {
-    let units = unit(options.mode, options.unit(), layout::VTD, parts)?;
+    if options.remapping == Remapping::Virtio {
+        messages::say!(
+            "--iommu virtio: the guest's devices do no DMA before it has a driver for virtio-iommu (Linux 6.12 has one, which \
+             belongs into its initramfs: virtio_iommu)"
+        );
+        return Ok(Units::Paravirtual(PvIommu::new(pv_iommu::Config {
+            max_leases: MAX_LEASES,
+            drain_limit_ns: options.drain_limit_ns,
+            ..pv_iommu::Config::default()
+        })));
+    }
+    let units = unit(options.remapping.vtd(), options.unit(), layout::VTD, parts)?;
     // Another unit in the same mode would say the same.
     if let Units::Vtd(port) = &units
         && let Some(line) = sleepless(options.idle, port.keeps_awake())
@@ -105,6 +118,35 @@ fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
         "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here could wake it ({why}); \
          `exitless doctor` says what userfaultfd takes, and --iommu-mode logged needs none"
     ))
+}
+
+/// Tells the paravirtual unit, number `unit`, and its function, of that number, of their endpoints: every function of the bus but the
+/// host bridge, itself, and those of `beside`, which nothing stands before. The table that tells the guest.
+pub fn describe_endpoints<F: Functions, M: PhysMem>(
+    owner: &mut Owner<F, M>,
+    unit: usize,
+    function: usize,
+    beside: &[SourceId],
+) -> Vec<u8> {
+    let own = owner
+        .function(function)
+        .map(|function| function.get().source());
+    let own = own.expect("the function was added");
+    let bridge = SourceId::new(0, 0, 0);
+    let others: Vec<u16> = beside
+        .iter()
+        .chain([&own, &bridge])
+        .map(|id| id.0)
+        .collect();
+    let endpoints = viot::ranges_without(&others);
+    let table = viot::build(own.0, &endpoints);
+    if let Some(iommu) = owner.function(function).and_then(F::iommu) {
+        iommu.class_mut().set_endpoints(endpoints.clone());
+    }
+    if let Some(Units::Paravirtual(unit)) = owner.unit(unit) {
+        unit.set_endpoints(endpoints);
+    }
+    table
 }
 
 /// Where the register pages of all units are.

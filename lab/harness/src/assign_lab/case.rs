@@ -173,7 +173,7 @@ impl Case {
     pub fn count(&self, count: u32) -> u32 {
         match self.mode {
             Mode::Trap => (count / 2).max(16),
-            Mode::None | Mode::Logged | Mode::Shared => count,
+            Mode::None | Mode::Logged | Mode::Shared | Mode::Virtio => count,
         }
     }
 

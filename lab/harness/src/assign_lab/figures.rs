@@ -350,7 +350,7 @@ const CONDITIONS: [&str; 5] = ["machine", "kernel", "mode", "commit", "load_aver
 /// Register exits that an invalidation takes which is of no page.
 fn per_submission(mode: Mode) -> f64 {
     match mode {
-        Mode::Shared | Mode::None => 0.0,
+        Mode::Shared | Mode::None | Mode::Virtio => 0.0,
         Mode::Trap | Mode::Logged => 1.0,
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
-use super::{ballooned, elf, held, net, power, punched, swapped, vhost};
+use super::{ballooned, elf, held, net, power, punched, pviommu, swapped, vhost};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -39,6 +39,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     cases.extend(vhost::quick());
     cases.extend(power::quick());
     cases.extend(net::quick());
+    cases.extend(pviommu::quick());
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
     cases.push(both_programs(Mode::Trap));
     cases.push(idle());
@@ -73,6 +74,7 @@ pub fn soak() -> Vec<Case> {
     cases.extend(held::soak());
     cases.extend(net::soak());
     cases.extend(vhost::soak());
+    cases.extend(pviommu::soak());
     cases.extend(swapped::soak());
     cases.extend(ballooned::soak());
     cases.extend(punched::soak());

@@ -11,6 +11,7 @@
 //! * `journal`: what a soak that was interrupted has passed.
 //! * `power`: the power button, guests that reboot, and guests that panic.
 //! * `punched`: guests whose memory comes and goes.
+//! * `pviommu`: guests behind the paravirtual IOMMU.
 //! * `swapped`: guests of which only a part is in memory.
 //! * `vhost`: network cards of the host kernel.
 //! * `suite`: runs cases, counts, and resumes a soak.
@@ -30,6 +31,7 @@ mod net;
 pub mod payload;
 mod power;
 mod punched;
+mod pviommu;
 mod suite;
 mod swapped;
 mod verdicts;

@@ -19,12 +19,14 @@ pub enum Mode {
     Logged,
     /// Plain memory.
     Shared,
+    /// Paravirtual: virtio-iommu.
+    Virtio,
 }
 
 impl Mode {
-    /// All four.
+    /// No IOMMU, and the three of VT-d.
     pub const ALL: [Mode; 4] = [Mode::None, Mode::Trap, Mode::Logged, Mode::Shared];
-    /// The three with an IOMMU.
+    /// The three of VT-d.
     pub const VTD: [Mode; 3] = [Mode::Trap, Mode::Logged, Mode::Shared];
 
     /// Name in tables, keys and flags.
@@ -34,6 +36,7 @@ impl Mode {
             Mode::Trap => "trap",
             Mode::Logged => "logged",
             Mode::Shared => "shared",
+            Mode::Virtio => "virtio",
         }
     }
 }
@@ -177,7 +180,7 @@ impl Guest {
             return Vec::new();
         }
         let iommu = match self.mode {
-            Mode::None => ("--iommu", "none"),
+            Mode::None | Mode::Virtio => ("--iommu", self.mode.name()),
             mode => ("--iommu-mode", mode.name()),
         };
         vec![("--idle", self.idle), iommu]

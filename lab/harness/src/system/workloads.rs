@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use super::guest::{Guest, Outcome};
+use super::guest::{Guest, Mode, Outcome};
 use super::host::Host;
 
 /// Size of a disk, in bytes.
@@ -117,12 +117,32 @@ impl Rogue {
             .faults
             .push(format!("disk{}:{fault}", guest.disks.len()));
         add_disk(guest, host, 0, "")?;
+        let unit = match guest.mode {
+            Mode::Virtio => "virtio_iommu",
+            _ => "DMAR",
+        };
         // The fault interrupt comes while dd runs; the kernel's log is read afterwards.
         guest.script.push_str(&format!(
-            "; dd bs=512 count=1 {dd} && dmesg | grep DMAR | tail -2"
+            "; dd bs=512 count=1 {dd} && dmesg | grep {unit} | tail -2"
         ));
         Ok(())
     }
+}
+
+/// Linux was told by the event queue of a blocked write of disk number `index` (from 0), under a paravirtual IOMMU.
+pub fn check_told(outcome: &Outcome, index: usize) -> Result<()> {
+    // The IOMMU takes the first slot behind the host bridge, disks the next ones.
+    let parts = [
+        &format!("page fault from EP {} at ", (index + 2) << 3),
+        "[W]",
+    ];
+    let is_it = |line: &&str| parts.iter().all(|part| line.contains(*part));
+    outcome
+        .console
+        .lines()
+        .find(is_it)
+        .map(drop)
+        .with_context(|| format!("no {parts:?} in the guest's log\n{}", outcome.tail()))
 }
 
 /// Linux logged a blocked write of disk number `index` (from 0).

@@ -23,9 +23,10 @@ use vtd::spec::registers::{CAP, CCMD};
 use vtd_port::VtdPort;
 
 use super::super::args::{IdleArg, IommuMode};
+use super::super::config::Remapping;
 use super::super::ejection::ejectable;
 use super::super::ledger::owner_counts;
-use super::super::plugs::{Assigned, Plugs};
+use super::super::plugs::{Assigned, Plugged, Plugs};
 use super::*;
 
 crate::functions! {
@@ -46,7 +47,7 @@ const fn host(last_iova: u64) -> HostIommu {
 
 fn options(mode: Option<IommuMode>) -> UnitOptions {
     UnitOptions {
-        mode,
+        remapping: mode.map_or(Remapping::None, Remapping::Vtd),
         drain_limit_ns: 5,
         idle: IdleArg::Poll,
     }
@@ -156,7 +157,7 @@ fn port<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>, unit: usize) -> &mut 
 }
 
 fn iommu(port: &mut VtdPort) -> &mut vtd::Unit {
-    RemappingUnit::<std::convert::Infallible>::iommu(port)
+    RemappingUnit::<pv_iommu::Request>::iommu(port)
 }
 
 #[test]
@@ -179,14 +180,16 @@ fn assigned_functions_share_a_second_unit_that_only_they_bring_about() {
             let mut sources = Vec::new();
             for _ in 0..2 {
                 let function = function(parts);
-                sources.push(machine::Function::<std::convert::Infallible>::source(
-                    &function,
-                ));
+                sources.push(machine::Function::<pv_iommu::Request>::source(&function));
                 let memory = Arc::new(Nowhere::default());
                 let make = || assigned_unit(&options, parts, &HOST_39);
                 plugs.add_assigned(function, memory, make).unwrap();
             }
-            let (plugged, assigned) = plugs.into_plugged();
+            let Plugged {
+                ports: plugged,
+                assigned,
+                ..
+            } = plugs.into_plugged();
             assert!(plugged.iter().all(|plug| plug.memory.is_some()));
             assert!(plugged.iter().all(|plug| plug.doorbells.is_none()));
             let assigned = assigned.expect("two functions");
@@ -219,7 +222,11 @@ fn a_unit_that_cannot_be_made_leaves_nothing_behind() {
         let make = || assigned_unit(&options, parts, &host(0));
         let memory = Arc::new(Nowhere::default());
         assert!(plugs.add_assigned(function(parts), memory, make).is_err());
-        let (plugged, assigned) = plugs.into_plugged();
+        let Plugged {
+            ports: plugged,
+            assigned,
+            ..
+        } = plugs.into_plugged();
         assert_eq!((plugged.len(), &assigned), (0, &None));
         assert!(owner.unit(1).is_none());
         assert_eq!(units::register_pages(None), 0xfed9_0000..0xfed9_1000);
@@ -280,7 +287,7 @@ fn an_ejected_function_is_gone_from_bus_and_owner_and_no_other_is() {
             plugs.add_assigned(function(parts), memory, make).unwrap()
         };
         let numbers = [assign(), assign()];
-        let (plugged, _) = plugs.into_plugged();
+        let plugged = plugs.into_plugged().ports;
         let builder = SidecoreBuilder::new("test").idle(IdlePolicy::Poll);
         let core = builder.spawn(vec![owner]).unwrap();
         let handle = core.handle(0);
