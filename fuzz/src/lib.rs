@@ -2,7 +2,7 @@
 //!
 //! One module per target, each with a `run` (the body) and `seeds` (valid traffic to begin from,
 //! made by code): [`vhost_user_messages`], [`export_session`], [`iotlb_messages`],
-//! [`block_requests`], [`split_ring`], [`packed_ring`], [`net_control`], [`dma_mapper`] (what drivers
+//! [`block_requests`], [`split_ring`], [`packed_ring`], [`net_control`], [`iommu_requests`], [`dma_mapper`] (what drivers
 //! can ask a mapper for), [`iova_allocators`] (histories of address spaces), [`vfio_info`] (what a
 //! kernel says of an IOMMU and a region), [`frame_offloads`] (headers of frames, and segmentation), and
 //! [`self_test`], a planted fault that shows that the set-up finds such things.
@@ -24,6 +24,7 @@ mod fds;
 pub mod frame_offloads;
 mod held_disk;
 mod input;
+pub mod iommu_requests;
 pub mod iotlb_messages;
 pub mod iova_allocators;
 pub mod net_control;

@@ -268,7 +268,7 @@ impl World {
                 assert!(last.is_some(), "{segment:?} wraps");
                 sum += u64::from(segment.len);
             }
-            assert_eq!(sum, buffers.len().into());
+            assert_eq!(sum, u64::from(buffers.len()));
             total += sum;
         }
         assert!(total != 0 && total <= u64::from(u32::MAX));

@@ -17,6 +17,7 @@ fn seeds_find_nothing_but_what_was_planted() {
         (fuzz::dma_mapper::seeds, fuzz::dma_mapper::run),
         (fuzz::iova_allocators::seeds, fuzz::iova_allocators::run),
         (fuzz::net_control::seeds, fuzz::net_control::run),
+        (fuzz::iommu_requests::seeds, fuzz::iommu_requests::run),
         (fuzz::vfio_info::seeds, fuzz::vfio_info::run),
         (fuzz::frame_offloads::seeds, fuzz::frame_offloads::run),
         (fuzz::self_test::seeds, fuzz::self_test::run),
