@@ -1,0 +1,270 @@
+//! Requests one after the other, and what becomes of accesses under way: see the parent's head.
+
+use guest_mem::{Access, Budget, LeaseId, LeaseRecord, Leases, Part, SourceId};
+use machine::{CommandId, CommandResult, UnitEvent, UnitSink};
+
+use super::access::look;
+use super::{Endpoint, PvIommu, Taken};
+
+/// Work of one call, in ns.
+pub(super) const BUDGET: u64 = 20_000;
+/// What a request costs, in ns.
+const REQUEST: u64 = 100;
+/// What looking a mapping up costs, in ns.
+const LOOKUP: u64 = 30;
+/// What removing a mapping costs, in ns.
+pub(super) const REMOVE: u64 = 60;
+/// Mappings that are removed between two looks at the budget.
+pub(super) const CHUNK: usize = 32;
+
+/// A revocation under way.
+#[derive(Debug)]
+pub(super) struct Revocation {
+    id: CommandId,
+    taken: Taken,
+    /// Its mappings are gone.
+    is_removed: bool,
+    /// Leases that it waits for.
+    leases: Vec<LeaseId>,
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    id: CommandId,
+    pub(super) leases: Vec<LeaseId>,
+    pub(super) since: u64,
+    pub(super) is_overdue: bool,
+}
+
+impl PvIommu {
+    /// Begins requests and goes on with revocations while the budget lasts; whether anything is left to do.
+    pub(super) fn run(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
+        let mut budget = Budget::new(BUDGET);
+        while !budget.is_spent() {
+            if let Some(revocation) = self.under_way.take() {
+                self.under_way = self.go_on(revocation, now, &mut budget, sink);
+                continue;
+            }
+            let Some(command) = self.queue.pop_front() else {
+                break;
+            };
+            budget.charge(REQUEST);
+            match self.carry_out(command.what) {
+                Ok(None) => sink.command_done(command.id, CommandResult::Done),
+                Ok(Some(taken)) => {
+                    self.under_way = Some(Revocation {
+                        id: command.id,
+                        taken,
+                        is_removed: false,
+                        leases: Vec::new(),
+                    });
+                }
+                Err(status) => {
+                    self.stats.refused += 1;
+                    sink.command_done(command.id, CommandResult::Refused(status as u8));
+                }
+            }
+        }
+        self.free(&mut budget);
+        self.cost += budget.spent();
+        self.is_at_work()
+    }
+
+    pub(super) fn is_at_work(&self) -> bool {
+        self.under_way.is_some() || !self.queue.is_empty() || !self.freed.is_empty()
+    }
+
+    /// Does more of a revocation; what is left of it.
+    fn go_on(
+        &mut self,
+        mut revocation: Revocation,
+        now: u64,
+        budget: &mut Budget,
+        sink: &mut impl UnitSink,
+    ) -> Option<Revocation> {
+        let taken = revocation.taken;
+        if !revocation.is_removed {
+            if !self.remove(taken, budget) {
+                return Some(revocation);
+            }
+            revocation.is_removed = true;
+            self.holds = self
+                .holds
+                .saturating_add(sink.invalidated(&taken.invalidation()));
+            self.begin_recheck(&mut revocation, budget);
+        }
+        if !self.recheck(&mut revocation, budget) {
+            return Some(revocation);
+        }
+        let Revocation { id, leases, .. } = revocation;
+        if leases.is_empty() && self.holds == 0 {
+            sink.command_done(id, CommandResult::Done);
+        } else {
+            self.stats.waits += 1;
+            self.waiting.push(Waiting {
+                id,
+                leases,
+                since: now,
+                is_overdue: false,
+            });
+        }
+        None
+    }
+
+    /// Removes the mappings that are taken away, as the budget lasts; whether they are gone.
+    fn remove(&mut self, taken: Taken, budget: &mut Budget) -> bool {
+        let Taken::Pages {
+            domain,
+            first,
+            last,
+        } = taken
+        else {
+            return true;
+        };
+        let generation = self.next_generation();
+        let Some(there) = self.domains.get_mut(&domain) else {
+            return true;
+        };
+        there.generation = generation;
+        loop {
+            let removed = there.mappings.remove(first, last, CHUNK);
+            budget.charge(removed as u64 * REMOVE);
+            self.stats.removed += removed as u64;
+            self.stats.mappings -= removed as u64;
+            if removed < CHUNK {
+                return true;
+            }
+            if budget.is_spent() {
+                return false;
+            }
+        }
+    }
+
+    /// Frees what domains that are no more have left.
+    fn free(&mut self, budget: &mut Budget) {
+        while !budget.is_spent()
+            && let Some(mappings) = self.freed.last_mut()
+        {
+            let removed = mappings.remove(0, u64::MAX, CHUNK);
+            budget.charge(removed as u64 * REMOVE);
+            self.stats.removed += removed as u64;
+            self.stats.mappings -= removed as u64;
+            if mappings.is_empty() {
+                self.freed.pop();
+            }
+        }
+    }
+
+    fn begin_recheck(&mut self, revocation: &mut Revocation, budget: &mut Budget) {
+        let range = revocation.taken.range();
+        self.leases.begin_recheck(range);
+        if self.leases.stale() == 0 {
+            return;
+        }
+        // What an earlier revocation has found is not looked at again, and waited for by this one too.
+        let overlaps = |lease: &LeaseRecord| {
+            let last = lease.iova.raw() + u64::from(lease.len - 1);
+            range.is_none_or(|(from, to)| lease.iova <= to && from.raw() <= last)
+        };
+        for lease in self.leases.iter() {
+            budget.charge(Budget::VISIT);
+            let is_stale = lease.is_stale() && overlaps(&lease);
+            if is_stale && concerns(&self.endpoints, revocation.taken, lease.source) {
+                revocation.leases.push(lease.id);
+            }
+        }
+    }
+
+    /// Finds the leases that no longer hold, as the budget lasts; whether all were looked at.
+    fn recheck(&mut self, revocation: &mut Revocation, budget: &mut Budget) -> bool {
+        let taken = revocation.taken;
+        let Self {
+            leases,
+            endpoints,
+            domains,
+            is_bypass,
+            ..
+        } = self;
+        let (endpoints, domains) = (&*endpoints, &*domains);
+        let found = &mut revocation.leases;
+        let holds = |lease: &LeaseRecord, part: &mut Part, budget: &mut Budget| -> Access<bool> {
+            while part.at < part.end && !budget.is_spent() {
+                budget.charge(LOOKUP);
+                let iova = lease.iova.raw() + u64::from(part.at);
+                let run = look(
+                    endpoints,
+                    domains,
+                    *is_bypass,
+                    lease.source,
+                    iova,
+                    lease.perm,
+                );
+                let expected = lease.gpa.raw() + u64::from(part.at);
+                match run {
+                    Ok(run) if run.gpa.raw() == expected => {
+                        let left = u64::from(part.end - part.at);
+                        part.at += run.len.min(left) as u32;
+                    }
+                    _ => {
+                        found.push(lease.id);
+                        return Ok(false);
+                    }
+                }
+            }
+            Ok(true)
+        };
+        let answer = leases.recheck(budget, |source| concerns(endpoints, taken, source), holds);
+        // No memory is looked at, so nothing can be absent.
+        answer.unwrap_or(true)
+    }
+
+    /// Answers requests whose leases have ended.
+    pub(super) fn answer(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
+        if self.holds != 0 {
+            return false;
+        }
+        let before = self.waiting.len();
+        let leases = &self.leases;
+        self.waiting.retain_mut(|waiting| {
+            while let Some(&lease) = waiting.leases.last()
+                && !leases.is_stale(lease)
+            {
+                waiting.leases.pop();
+            }
+            if waiting.leases.is_empty() {
+                sink.command_done(waiting.id, CommandResult::Done);
+            }
+            !waiting.leases.is_empty()
+        });
+        self.watch_limit(now, sink);
+        self.waiting.len() != before
+    }
+
+    fn watch_limit(&mut self, now: u64, sink: &mut impl UnitSink) {
+        let limit = self.config.drain_limit_ns;
+        let mut is_any = false;
+        for waiting in &mut self.waiting {
+            if !waiting.is_overdue && now.saturating_sub(waiting.since) >= limit {
+                waiting.is_overdue = true;
+                is_any = true;
+            }
+        }
+        if is_any {
+            self.stats.drain_limits += 1;
+            let sources = self.leases.stale_sources();
+            sink.event(UnitEvent::DrainLimit { sources });
+        }
+    }
+}
+
+/// Whether accesses of `source` may be concerned.
+fn concerns(endpoints: &[Endpoint], taken: Taken, source: SourceId) -> bool {
+    match taken {
+        Taken::Pages { domain, .. } => endpoints
+            .iter()
+            .any(|own| own.source == source && own.domain == Some(domain)),
+        Taken::Endpoint(endpoint) => endpoint == source,
+        Taken::Everything => true,
+    }
+}
