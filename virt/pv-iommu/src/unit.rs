@@ -255,13 +255,12 @@ impl RemappingUnit<Request> for PvIommu {
     }
 
     fn poll<M: PhysMem>(&mut self, _mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
-        let is_busy = self.is_at_work() && self.run(now, sink);
-        let has_answered = !self.waiting.is_empty() && self.answer(now, sink);
+        let is_busy = self.step(now, sink);
         while let Some(refused) = self.refused.pop_front() {
             sink.access_refused(refused);
         }
         UnitPoll {
-            is_busy: is_busy || has_answered,
+            is_busy,
             cost: std::mem::take(&mut self.cost),
         }
     }
@@ -273,8 +272,7 @@ impl RemappingUnit<Request> for PvIommu {
         now: u64,
         sink: &mut impl UnitSink,
     ) {
-        self.queue.push_back(command);
-        self.run(now, sink);
+        self.begin(command, now, sink);
     }
 }
 

@@ -1,10 +1,11 @@
 //! Requests one after the other, and what becomes of accesses under way: see the parent's head.
 
 use guest_mem::{Access, Budget, LeaseId, LeaseRecord, Leases, Part, SourceId};
-use machine::{CommandId, CommandResult, UnitEvent, UnitSink};
+use machine::{Command, CommandId, CommandResult, UnitEvent, UnitSink};
 
 use super::access::look;
 use super::{Endpoint, PvIommu, Taken};
+use crate::wire::Request;
 
 /// Work of one call, in ns.
 pub(super) const BUDGET: u64 = 20_000;
@@ -38,12 +39,35 @@ pub(super) struct Waiting {
 }
 
 impl PvIommu {
-    /// Begins requests and goes on with revocations while the budget lasts; whether anything is left to do.
-    pub(super) fn run(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
-        let mut budget = Budget::new(BUDGET);
+    /// Takes up a request, at once if none is before it. Behind others it waits for the next poll: they have spent what
+    /// a sweep may, and a guest decides how many come.
+    pub(super) fn begin(&mut self, command: Command<Request>, now: u64, sink: &mut impl UnitSink) {
+        let is_first = self.under_way.is_none() && self.queue.is_empty();
+        self.queue.push_back(command);
+        if is_first {
+            let mut budget = Budget::new(BUDGET);
+            self.run(now, &mut budget, sink);
+            self.cost += budget.spent();
+        }
+    }
+
+    /// Does more of what there is to do, and answers what has ended; whether anything is left or was answered.
+    pub(super) fn step(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
+        if self.is_at_work() {
+            let mut budget = Budget::new(BUDGET);
+            self.run(now, &mut budget, sink);
+            self.free(&mut budget);
+            self.cost += budget.spent();
+        }
+        let has_answered = !self.waiting.is_empty() && self.answer(now, sink);
+        has_answered || self.is_at_work()
+    }
+
+    /// Begins requests and goes on with revocations while the budget lasts.
+    fn run(&mut self, now: u64, budget: &mut Budget, sink: &mut impl UnitSink) {
         while !budget.is_spent() {
             if let Some(revocation) = self.under_way.take() {
-                self.under_way = self.go_on(revocation, now, &mut budget, sink);
+                self.under_way = self.go_on(revocation, now, budget, sink);
                 continue;
             }
             let Some(command) = self.queue.pop_front() else {
@@ -66,9 +90,6 @@ impl PvIommu {
                 }
             }
         }
-        self.free(&mut budget);
-        self.cost += budget.spent();
-        self.is_at_work()
     }
 
     pub(super) fn is_at_work(&self) -> bool {
@@ -220,7 +241,7 @@ impl PvIommu {
     }
 
     /// Answers requests whose leases have ended.
-    pub(super) fn answer(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
+    fn answer(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
         if self.holds != 0 {
             return false;
         }
