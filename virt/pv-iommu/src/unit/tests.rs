@@ -584,6 +584,8 @@ fn an_unmap_of_very_many_goes_on_over_many_polls_and_what_comes_behind_waits() {
     for page in 0..MANY {
         assert_eq!(world.map(1, page << 12, (page << 12) + 0xfff, 0), 0);
     }
+    // What mapping them has cost.
+    let _ = world.poll();
     let all = world.ask(Request::Unmap {
         domain: 1,
         first: 0,
