@@ -23,7 +23,7 @@
 //!
 //! **Bounds.** A guest decides how many domains and mappings there are: up to [`Config::max_domains`] and
 //! [`Config::max_mappings`], beyond which it reads NOMEM. One that takes many mappings away at once is served a
-//! budget at a time ([`unit`]); what comes behind waits for that. At most [`MAX_REFUSALS`] faults wait for event
+//! budget at a time ([`mod@unit`]); what comes behind waits for that. At most [`MAX_REFUSALS`] faults wait for event
 //! buffers; those beyond are counted.
 //!
 //! **Bypass** is off at the start: an endpoint that nobody attached reaches nothing.

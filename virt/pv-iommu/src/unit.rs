@@ -12,8 +12,8 @@
 //!
 //! A domain that ceases to exist is out of reach at once; its mappings are freed a budget at a time.
 //!
-//! [`requests`]: what each request checks and changes. [`revoke`]: requests one after the other, and what becomes of accesses under way.
-//! [`access`]: where an access goes.
+//! `requests`: what each request checks and changes. `revoke`: requests one after the other, and what becomes of accesses under way.
+//! `access`: where an access goes.
 //!
 //! Thread: the owner's only.
 

@@ -1,4 +1,4 @@
-//! The unit by itself: each status by name, waits, bounds; and against a [model].
+//! The unit by itself: each status by name, waits, bounds; and against a `model`.
 
 mod model;
 
