@@ -11,10 +11,10 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use arrayvec::ArrayVec;
-use guest_mem::{Dma, Intent, Iova, KeepAlive, Stop};
+use guest_mem::{Dma, Intent, Stop};
 use machine::RefusedAccess;
 use serde::{Deserialize, Serialize};
-use vio::ring::{Chain, RingStop, Token};
+use vio::ring::{Chain, RingStop, Segment, Token, write_row};
 use vio::visit::cost;
 use vio::{
     Activity, Context, Device, DeviceClass, Environment, SavedState, ServedQueue, Step, feature,
@@ -49,7 +49,7 @@ pub enum Tag {
 struct Taken {
     token: Token,
     /// Its tail: four bytes, however the driver has cut them.
-    tail: ArrayVec<(Iova, u32), { TAIL_LEN as usize }>,
+    tail: ArrayVec<Segment, { TAIL_LEN as usize }>,
     /// The tail is written, with so many bytes in all.
     len: u32,
     /// Of requests that have ended.
@@ -185,8 +185,7 @@ impl IommuClass {
                 self.probe(endpoint, queue, cx)?;
             }
             Some(Asked::Unit(request)) if room >= TAIL_LEN => {
-                let tail = self.chain.writable().slice(0, TAIL_LEN);
-                let tail = tail.map(|piece| (piece.iova, piece.len)).collect();
+                let tail = self.chain.writable().slice(0, TAIL_LEN).collect();
                 let token = queue.take(&self.chain)?;
                 let taken = Taken {
                     token,
@@ -218,13 +217,10 @@ impl IommuClass {
         cx: &mut Context<'_, E>,
     ) -> Result<(), RingStop> {
         let writable = self.chain.writable();
-        let source = u16::try_from(endpoint).ok();
-        let is_known = |source| self.endpoints.iter().any(|range| range.contains(source));
         let has_room = writable.len() >= PROBE_SIZE + TAIL_LEN;
-        let refusal = match source.as_ref().is_some_and(is_known) {
+        let refusal = match wire::requester(&self.endpoints, endpoint) {
             _ if !has_room => Some(Status::Inval),
-            true => None,
-            false => Some(Status::NoEnt),
+            known => known.err(),
         };
         let mut reply = [0; (PROBE_SIZE + TAIL_LEN) as usize];
         // Where no list fits, the tail is all there is, wherever the driver looks for it.
@@ -288,18 +284,6 @@ impl IommuClass {
     }
 }
 
-/// Writes a tail.
-fn write_tail<D: Dma>(dma: &mut D, taken: &Taken) -> guest_mem::Access<()> {
-    let bytes = [taken.status, 0, 0, 0];
-    let mut at = 0;
-    for &(iova, len) in &taken.tail {
-        let end = at + len as usize;
-        dma.write(iova, &bytes[at..end])?;
-        at = end;
-    }
-    Ok(())
-}
-
 impl DeviceClass for IommuClass {
     const TYPE: u16 = 23;
     type Queue = ();
@@ -337,10 +321,6 @@ impl DeviceClass for IommuClass {
 
     fn queue(&self, index: u16, _features: u64) -> Option<()> {
         (index < 2).then_some(())
-    }
-
-    fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
-        false
     }
 
     /// Nothing is attached from here on. What waits for event buffers was the former driver's.
@@ -383,7 +363,8 @@ impl DeviceClass for IommuClass {
             return Ok(Activity::Idle);
         };
         if taken.len != 0 {
-            match write_tail(cx.dma, taken) {
+            let tail = taken.tail.iter().copied();
+            match write_row(cx.dma, tail, &[taken.status, 0, 0, 0]) {
                 Ok(()) => {}
                 // Not memory any more: the driver sees that nothing was written.
                 Err(Stop::Fault(_)) => taken.len = 0,
@@ -401,15 +382,6 @@ impl DeviceClass for IommuClass {
 
     fn is_due(&mut self, queue: &ServedQueue<()>) -> bool {
         queue.index() == REQUESTS || !self.refusals.is_empty()
-    }
-
-    fn has_work<D: Dma>(
-        &mut self,
-        queue: &mut ServedQueue<()>,
-        dma: &mut D,
-        _now_ns: u64,
-    ) -> Result<bool, RingStop> {
-        Ok(self.is_due(queue) && queue.has_available(dma)?)
     }
 
     fn is_in_flight(&self, queue: &ServedQueue<()>) -> bool {

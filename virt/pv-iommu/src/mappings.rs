@@ -41,7 +41,7 @@ pub struct Mappings {
 }
 
 impl Mappings {
-    /// How many.
+    /// Number of mappings.
     pub fn len(&self) -> usize {
         self.by_first.len()
     }

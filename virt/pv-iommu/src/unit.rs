@@ -31,7 +31,7 @@ use machine::{
 use serde::{Deserialize, Serialize};
 
 use crate::mappings::{Mapping, Mappings};
-use crate::wire::{Request, Status};
+use crate::wire::{self, Request, Status};
 use revoke::{Revocation, Waiting};
 
 /// What a unit is made with.
@@ -216,14 +216,9 @@ impl PvIommu {
         self.endpoints.iter().find(|own| own.source == source)
     }
 
-    /// The requester of an endpoint that exists.
+    /// As [`wire::requester`], among its endpoints.
     fn known(&self, endpoint: u32) -> Result<SourceId, Status> {
-        let source = u16::try_from(endpoint).map_err(|_| Status::NoEnt)?;
-        let mut ranges = self.config.endpoints.iter();
-        match ranges.any(|range| range.contains(&source)) {
-            true => Ok(SourceId(source)),
-            false => Err(Status::NoEnt),
-        }
+        wire::requester(&self.config.endpoints, endpoint)
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::ops::RangeInclusive;
 
+use guest_mem::SourceId;
+
 /// Feature bits (§5.13.3).
 pub mod feature {
     /// `input_range` is meant.
@@ -183,6 +185,18 @@ pub fn parse(bytes: &[u8], len: u32) -> Option<Asked> {
         // Where others have their domain.
         _ => return Some(Asked::Probe { endpoint: domain }),
     }))
+}
+
+/// The requester that `endpoint` names, if it is one of `endpoints`.
+///
+/// # Errors
+/// [`Status::NoEnt`].
+pub fn requester(endpoints: &[RangeInclusive<u16>], endpoint: u32) -> Result<SourceId, Status> {
+    let source = u16::try_from(endpoint).map_err(|_| Status::NoEnt)?;
+    match endpoints.iter().any(|range| range.contains(&source)) {
+        true => Ok(SourceId(source)),
+        false => Err(Status::NoEnt),
+    }
 }
 
 /// The configuration space.

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use lab::packages::Version;
 
 use super::case::Case;
-use super::machine::with_disk;
+use super::machine::{mixed_summary, with_disk};
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::workloads::{self, Rogue};
 
@@ -75,10 +75,7 @@ fn io(cpus: u32, is_strict: bool, seconds: u32) -> Case {
         // The disk and the card.
         check(&outcome, 2)?;
         workloads::check_network(&outcome)?;
-        let summary = outcome
-            .line("mixed ok")
-            .with_context(|| format!("no summary\n{}", outcome.tail()))?;
-        Ok(summary.to_owned())
+        mixed_summary(&outcome)
     })
     .needing(KERNEL)
 }

@@ -1,7 +1,7 @@
 //! What demo and self-test have guests do alike, and what proves that it was done: a disk with known content,
 //! traffic with the built-in responder, a disk that attacks.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::guest::{Guest, Mode, Outcome};
 use super::host::Host;
@@ -129,39 +129,30 @@ impl Rogue {
     }
 }
 
-/// Linux was told by the event queue of a blocked write of disk number `index` (from 0), under a paravirtual IOMMU.
+/// Linux was notified by the event queue of a blocked write of disk number `index` (from 0), under a
+/// paravirtual IOMMU.
 pub fn check_told(outcome: &Outcome, index: usize) -> Result<()> {
     // The IOMMU takes the first slot behind the host bridge, disks the next ones.
-    let parts = [
-        &format!("page fault from EP {} at ", (index + 2) << 3),
-        "[W]",
-    ];
-    let is_it = |line: &&str| parts.iter().all(|part| line.contains(*part));
-    outcome
-        .console
-        .lines()
-        .find(is_it)
-        .map(drop)
-        .with_context(|| format!("no {parts:?} in the guest's log\n{}", outcome.tail()))
+    let source = format!("page fault from EP {} at ", (index + 2) << 3);
+    check_line(outcome, &[&source, "[W]"])
 }
 
 /// Linux logged a blocked write of disk number `index` (from 0).
 pub fn check_blocked(outcome: &Outcome, index: usize) -> Result<()> {
     // Disks take the first slots behind the host bridge.
     let source = format!("Request device [00:{:02x}.0]", index + 1);
-    outcome
-        .console
-        .lines()
-        .find(|line| {
-            ["DMAR: [DMA Write", &source, "PTE Write access is not set"]
-                .iter()
-                .all(|part| line.contains(part))
-        })
-        .map(drop)
-        .with_context(|| {
-            format!(
-                "no blocked write of {source} in the guest's log\n{}",
-                outcome.tail()
-            )
-        })
+    let parts = ["DMAR: [DMA Write", &source, "PTE Write access is not set"];
+    check_line(outcome, &parts)
+}
+
+/// A line of the console has all of `parts`.
+fn check_line(outcome: &Outcome, parts: &[&str]) -> Result<()> {
+    let mut lines = outcome.console.lines();
+    let is_there = lines.any(|line| parts.iter().all(|part| line.contains(part)));
+    ensure!(
+        is_there,
+        "no line with {parts:?} in the guest's log\n{}",
+        outcome.tail()
+    );
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use fake_driver::AnyDriver;
 use fake_mem::{ArrayMem, FlatDma, PendingDma};
-use guest_mem::{Gpa, Perm, PhysMem, SourceId};
+use guest_mem::{Gpa, Iova, Perm, PhysMem, SourceId};
 use machine::{
     Command, CommandId, CommandResult, Invalidation, RemappingUnit, UnitEvent, UnitSink,
 };

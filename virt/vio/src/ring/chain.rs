@@ -257,7 +257,7 @@ pub(crate) fn read_row<D: Dma>(
 
 /// Copies `row` into `segments`, which hold no more than that; fewer bytes are a fault.
 #[inline]
-pub(crate) fn write_row<D: Dma>(
+pub fn write_row<D: Dma>(
     dma: &mut D,
     segments: impl Iterator<Item = Segment>,
     row: &[u8],

@@ -21,8 +21,8 @@ mod watch;
 
 pub use ahead::Ahead;
 pub use any::Ring;
-pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation};
-pub(crate) use chain::{read_row, slice, write_row};
+pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation, write_row};
+pub(crate) use chain::{read_row, slice};
 #[cfg(test)]
 pub(crate) use journal::FullJournal;
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
