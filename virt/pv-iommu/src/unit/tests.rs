@@ -297,15 +297,17 @@ fn unmap_takes_whole_mappings_or_nothing() {
     assert_eq!(world.map(7, 0x1000, 0x1fff, 0x8000), 0);
     assert_eq!(world.map(7, 0x2000, 0x4fff, 0x1_0000), 0);
     // All of the first one, and part of the second.
-    assert_eq!(world.unmap(7, 0x1000, 0x2fff), RANGE);
-    assert_eq!(world.reach(DISK, 0x1000, Perm::Read), Some(0x8000));
-    assert_eq!(world.unmap(7, 0x3000, 0x4fff), RANGE);
-    assert_eq!(world.unmap(7, 0x3000, 0x3fff), RANGE);
+    for (first, last) in [(0x1000, 0x2fff), (0x3000, 0x4fff), (0x3000, 0x3fff)] {
+        let status = world.unmap(7, first, last);
+        assert_eq!(status, RANGE, "a part of a mapping");
+        assert_eq!(world.reach(DISK, 0x1000, Perm::Read), Some(0x8000));
+    }
     assert_eq!(world.reach(DISK, 0x4fff, Perm::Read), Some(0x1_2fff));
     // The last one that is found.
     assert_eq!(world.reach(DISK, 0x1000, Perm::Read), Some(0x8000));
     assert_eq!(world.unmap(7, 0, u64::MAX), 0);
-    assert_eq!(world.reach(DISK, 0x1000, Perm::Read), None);
+    let reached = world.reach(DISK, 0x1000, Perm::Read);
+    assert_eq!(reached, None, "after UNMAP");
     assert_eq!(world.unit.stats().mappings, 0);
     assert_eq!(world.status(attach(NET, 8, ATTACH_BYPASS)), 0);
     assert_eq!(world.unmap(8, 0, 0xfff), INVAL, "bypass");
@@ -322,16 +324,20 @@ fn a_byte_at_either_end_of_a_mapping_goes_where_it_belongs() {
             assert_eq!(world.attach(DISK, 1), 0);
             for at in order.into_iter().filter(|&at| at != left_out) {
                 let (iova, phys) = pages[at];
-                assert_eq!(world.map(1, iova, iova + 0xfff, phys), 0);
+                let status = world.map(1, iova, iova + 0xfff, phys);
+                assert_eq!(status, 0, "{iova:#x}, beside the others");
             }
             for (at, (iova, phys)) in pages.into_iter().enumerate() {
                 for offset in [0, 1, 0xffe, 0xfff] {
                     let expected = (at != left_out).then_some(phys + offset);
-                    assert_eq!(world.reach(DISK, iova + offset, Perm::Write), expected);
+                    let reached = world.reach(DISK, iova + offset, Perm::Write);
+                    assert_eq!(reached, expected, "{:#x}", iova + offset);
                 }
             }
-            assert_eq!(world.reach(DISK, 0xfff, Perm::Read), None);
-            assert_eq!(world.reach(DISK, 0x4000, Perm::Read), None);
+            for beside in [0xfff, 0x4000] {
+                let reached = world.reach(DISK, beside, Perm::Read);
+                assert_eq!(reached, None, "beside all mappings: {beside:#x}");
+            }
         }
     }
 }
@@ -402,7 +408,8 @@ fn an_unmap_waits_for_its_own_leases_and_those_behind_it_go_on() {
     assert!(UnitControl::has_work(&mut world.unit));
     let _ = world.poll();
     let answers = [one, two, foreign].map(|id| world.answer(id));
-    assert_eq!(answers, [None, Some(0), None]);
+    let own = "the second one's access has ended";
+    assert_eq!(answers, [None, Some(0), None], "{own}");
     assert!(!UnitControl::has_work(&mut world.unit));
     world.unit.leases_mut().end(other);
     world.unit.leases_mut().end(first);
@@ -436,7 +443,11 @@ fn a_lease_that_one_unmap_has_found_is_waited_for_by_the_next_as_well() {
     let gone = world.ask(detach(DISK, 1));
     let _ = world.poll();
     for id in [one, two, gone] {
-        assert_eq!(world.answer(id), None, "request {id}");
+        let answer = world.answer(id);
+        assert_eq!(
+            answer, None,
+            "request {id} is answered before the access ends"
+        );
     }
     world.unit.leases_mut().end(lease);
     let _ = world.poll();
