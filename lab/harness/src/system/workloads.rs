@@ -34,6 +34,23 @@ pub fn add_disk(guest: &mut Guest, host: &Host, seed: u64, options: &str) -> Res
     Ok(())
 }
 
+/// Slot of the first disk on the bus: the first one behind the host bridge, or behind an IOMMU that
+/// is a device itself.
+fn first_disk_slot(mode: Mode) -> usize {
+    match mode {
+        Mode::Virtio => 2,
+        _ => 1,
+    }
+}
+
+/// Shell word: the node of disk number `index` (from 0) of a guest in `mode`. Found by its slot: names
+/// are given in the order in which drivers are bound, which several vCPUs leave open where an IOMMU's
+/// driver comes late.
+pub fn disk_node(mode: Mode, index: usize) -> String {
+    let slot = first_disk_slot(mode) + index;
+    format!("/dev/$(ls /sys/bus/pci/devices/0000:00:{slot:02x}.0/virtio*/block)")
+}
+
 /// What is on the host's side of disk number `index` (from 0) that a guest was given.
 pub fn disk_content(host: &Host, index: usize) -> Result<Vec<u8>> {
     host.get(&format!("disk{index}.img"))
@@ -102,7 +119,7 @@ impl Rogue {
 
     /// Adds such a disk to `guest` and appends the command that provokes it to the guest's script.
     pub fn add(self, guest: &mut Guest, host: &Host) -> Result<()> {
-        let device = format!("/dev/vd{}", char::from(b'a' + guest.disks.len() as u8));
+        let device = disk_node(guest.mode, guest.disks.len());
         let (fault, dd) = match self {
             Rogue::Unmapped => (
                 "unmapped",
@@ -132,15 +149,15 @@ impl Rogue {
 /// Linux was notified by the event queue of a blocked write of disk number `index` (from 0), under a
 /// paravirtual IOMMU.
 pub fn check_told(outcome: &Outcome, index: usize) -> Result<()> {
-    // The IOMMU takes the first slot behind the host bridge, disks the next ones.
-    let source = format!("page fault from EP {} at ", (index + 2) << 3);
+    let endpoint = (first_disk_slot(Mode::Virtio) + index) << 3;
+    let source = format!("page fault from EP {endpoint} at ");
     check_line(outcome, &[&source, "[W]"])
 }
 
 /// Linux logged a blocked write of disk number `index` (from 0).
 pub fn check_blocked(outcome: &Outcome, index: usize) -> Result<()> {
-    // Disks take the first slots behind the host bridge.
-    let source = format!("Request device [00:{:02x}.0]", index + 1);
+    let slot = first_disk_slot(Mode::Shared) + index;
+    let source = format!("Request device [00:{slot:02x}.0]");
     let parts = ["DMAR: [DMA Write", &source, "PTE Write access is not set"];
     check_line(outcome, &parts)
 }
