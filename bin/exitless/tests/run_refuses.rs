@@ -228,6 +228,32 @@ fn devices_that_cannot_be_understood_or_do_not_go_with_the_rest() {
 }
 
 #[test]
+fn a_mode_of_the_other_iommu_and_what_does_not_go_with_a_paravirtual_one() {
+    let files = Files::new();
+    files.refuses(
+        &["--iommu-mode", "polled"],
+        &["--iommu virtio", "logged, shared and trap"],
+    );
+    for mode in ["logged", "shared"] {
+        files.refuses(
+            &["--iommu", "virtio", "--iommu-mode", mode],
+            &["--iommu vtd", "polled and trap"],
+        );
+    }
+    for option in [
+        ["--disk", "socket=a"],
+        ["--net", "socket=a"],
+        ["--device", "vfio=00:04.0"],
+    ] {
+        let [name, value] = option;
+        files.refuses(
+            &["--iommu", "virtio", name, value],
+            &[name, value, "does not go with --iommu virtio yet"],
+        );
+    }
+}
+
+#[test]
 fn disks_behind_sockets() {
     let files = Files::new();
     let refuses = |disk: &str, words: &[&str]| {

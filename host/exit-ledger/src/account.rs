@@ -22,6 +22,8 @@ counts! {
         iommu,
         /// Doorbell writes no eventfd caught.
         doorbell,
+        /// Those of a paravirtual IOMMU.
+        iommu_doorbell,
         /// Configuration space: ECAM by memory, CF8/CFC by port.
         pci_config_mmio,
         /// Configuration space by port.
@@ -53,6 +55,8 @@ counts! {
         /// Sum of the values read from the doorbell eventfds; of doorbells that another process reads, what the kernel counted since
         /// the first mark.
         doorbells,
+        /// The same of a paravirtual IOMMU, whose are not among those.
+        iommu_doorbells,
         /// Requests and frames served here.
         requests,
         /// Messages delivered to the local APICs from here.
@@ -176,6 +180,50 @@ impl Swap {
             stored: self.stored,
             tracked: self.tracked,
             pause_reason: self.pause_reason.clone().filter(|_| was_paused),
+        }
+    }
+}
+
+counts! {
+    /// What the guest asked of a paravirtual IOMMU.
+    ParavirtualCounts {
+        /// Requests taken from its ring, whatever came of them.
+        requests,
+        /// ATTACH requests carried out.
+        attaches,
+        /// DETACH requests carried out.
+        detaches,
+        /// MAP requests carried out: a mapping each.
+        maps,
+        /// UNMAP requests carried out.
+        unmaps,
+        /// Mappings that UNMAP requests have removed, or that went with their domain.
+        removed,
+        /// Requests refused.
+        refused,
+        /// Requests that had to wait for accesses under way.
+        waits,
+    }
+}
+
+/// A paravirtual IOMMU as it stands at the end of a window, and what it was asked in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ParavirtualFigures {
+    /// Domains.
+    pub domains: u64,
+    /// Mappings in all of them.
+    pub mappings: u64,
+    /// What it was asked.
+    #[serde(flatten)]
+    pub counts: ParavirtualCounts,
+}
+
+impl ParavirtualFigures {
+    /// As it stands, with what it was asked since `earlier`.
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            counts: self.counts.since(&earlier.counts),
+            ..*self
         }
     }
 }
@@ -319,6 +367,8 @@ pub struct Snapshot {
     pub sidecore: SidecoreCounts,
     /// The pager, where there is one.
     pub swap: Option<Swap>,
+    /// The paravirtual IOMMU, where there is one.
+    pub paravirtual: Option<ParavirtualFigures>,
     /// The balloon, where there is one.
     pub balloon: Option<BalloonFigures>,
     /// Assigned devices.
@@ -334,6 +384,8 @@ pub struct Exits {
     pub iommu: u64,
     /// Doorbells.
     pub doorbell: u64,
+    /// Those of a paravirtual IOMMU.
+    pub iommu_doorbell: u64,
     /// PCI configuration.
     pub pci_config: u64,
     /// Other devices: console, power, marker, BAR registers, IOAPIC.
@@ -372,6 +424,9 @@ pub struct Window {
     /// The pager's work, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
+    /// The paravirtual IOMMU, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paravirtual: Option<ParavirtualFigures>,
     /// The balloon, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonFigures>,
@@ -406,6 +461,9 @@ impl Window {
                 let earlier = begin.swap.as_ref().map(|swap| swap.counts);
                 swap.since(&earlier.unwrap_or_default())
             }),
+            paravirtual: end
+                .paravirtual
+                .map(|unit| unit.since(&begin.paravirtual.unwrap_or_default())),
             balloon: end
                 .balloon
                 .map(|balloon| balloon.since(&begin.balloon.unwrap_or_default())),
@@ -430,6 +488,7 @@ fn charge(
         total: kvm[0],
         iommu: user.iommu + owner.logged_writes + owner.gate_faults,
         doorbell: user.doorbell + owner.doorbells,
+        iommu_doorbell: user.iommu_doorbell + owner.iommu_doorbells,
         pci_config: user.pci_config_mmio + user.pci_config_pio,
         other_device: user.device_mmio + user.device_pio,
         ..Exits::default()
@@ -484,7 +543,8 @@ impl Exits {
             (_, unseen) = settle(faults.register_page + misconfigurations, heard_of);
             self.overlap += unseen;
         }
-        let devices = self.doorbell + user.pci_config_mmio + user.device_mmio;
+        let doorbells = self.doorbell + self.iommu_doorbell;
+        let devices = doorbells + user.pci_config_mmio + user.device_mmio;
         let claimed = self.iommu - unseen + devices + self.memory;
         self.settle(split.of(Reason::PageFault) + misconfigurations, claimed);
     }
@@ -493,6 +553,7 @@ impl Exits {
     fn claimed(&self) -> u64 {
         self.iommu
             + self.doorbell
+            + self.iommu_doorbell
             + self.pci_config
             + self.other_device
             + self.interrupt

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Account;
-use super::account::{BalloonFigures, DeviceFigures, Swap, SwapCounts, Window};
+use super::account::{BalloonFigures, DeviceFigures, ParavirtualFigures, Swap, SwapCounts, Window};
 
 /// What the figures were measured under.
 #[derive(Clone, Debug, Serialize)]
@@ -62,9 +62,10 @@ const SHOWN: usize = 5;
 type Row<T, Value> = (&'static str, fn(&T) -> Value);
 
 /// Exits by cause, the owner's work, and the sidecore.
-const ROWS: [Row<Window, i64>; 26] = [
+const ROWS: [Row<Window, i64>; 27] = [
     ("exits, total", |w| w.exits.total as i64),
     ("  iommu registers", |w| w.exits.iommu as i64),
+    ("  iommu doorbells", |w| w.exits.iommu_doorbell as i64),
     ("  doorbells", |w| w.exits.doorbell as i64),
     ("  pci configuration", |w| w.exits.pci_config as i64),
     ("  other devices", |w| w.exits.other_device as i64),
@@ -129,6 +130,20 @@ const SWAP_ROWS: [Row<SwapCounts, u64>; 25] = [
     ("given up by the guest", |s| s.discarded),
     ("in use by devices", |s| s.refused),
     ("pauses", |s| s.pauses),
+];
+
+/// The paravirtual IOMMU.
+const PARAVIRTUAL_ROWS: [Row<ParavirtualFigures, u64>; 10] = [
+    ("iommu requests", |p| p.counts.requests),
+    ("  map", |p| p.counts.maps),
+    ("  unmap", |p| p.counts.unmaps),
+    ("  attach", |p| p.counts.attaches),
+    ("  detach", |p| p.counts.detaches),
+    ("  refused", |p| p.counts.refused),
+    ("  had to wait", |p| p.counts.waits),
+    ("mappings removed", |p| p.counts.removed),
+    ("  there now", |p| p.mappings),
+    ("domains", |p| p.domains),
 ];
 
 /// The balloon, and the guest's own figures.
@@ -218,6 +233,12 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
         }
         for (name, value) in SWAP_ROWS {
             let of = |window: &Window| window.swap.as_ref().map_or(0, |swap| value(&swap.counts));
+            rows.add(name, |window| of(window).to_string());
+        }
+    }
+    if account.whole.paravirtual.is_some() {
+        for (name, value) in PARAVIRTUAL_ROWS {
+            let of = |window: &Window| window.paravirtual.as_ref().map_or(0, value);
             rows.add(name, |window| of(window).to_string());
         }
     }

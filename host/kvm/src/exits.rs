@@ -17,6 +17,8 @@ pub enum ExitCause {
     IommuRegister,
     /// A virtio doorbell that no ioeventfd took.
     Doorbell,
+    /// One of a paravirtual IOMMU.
+    IommuDoorbell,
     /// PCI configuration space by memory (ECAM).
     PciConfig,
     /// PCI configuration space by ports CF8/CFC.
@@ -38,13 +40,14 @@ pub enum ExitCause {
 }
 
 /// Number of causes.
-pub const CAUSES: usize = 11;
+pub const CAUSES: usize = 12;
 
 impl ExitCause {
     /// All causes, in counting order.
     pub const ALL: [ExitCause; CAUSES] = [
         ExitCause::IommuRegister,
         ExitCause::Doorbell,
+        ExitCause::IommuDoorbell,
         ExitCause::PciConfig,
         ExitCause::PciConfigPort,
         ExitCause::OtherDevice,
@@ -61,6 +64,7 @@ impl ExitCause {
         match met {
             AccessCause::IommuRegister => Self::IommuRegister,
             AccessCause::Doorbell => Self::Doorbell,
+            AccessCause::IommuDoorbell => Self::IommuDoorbell,
             AccessCause::PciConfig => Self::PciConfig,
             AccessCause::Register => Self::OtherDevice,
             AccessCause::Marker => Self::Marker,
@@ -82,6 +86,7 @@ impl ExitCause {
         match self {
             ExitCause::IommuRegister => "iommu",
             ExitCause::Doorbell => "doorbell",
+            ExitCause::IommuDoorbell => "iommu_doorbell",
             ExitCause::PciConfig => "pci_config",
             ExitCause::PciConfigPort => "pci_config_port",
             ExitCause::OtherDevice => "other_device",

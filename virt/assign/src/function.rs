@@ -276,7 +276,7 @@ impl<H: Hardware, C: Caller, E> Function<E> for Assigned<H, C> {
     fn shape(&self) -> FunctionShape {
         FunctionShape {
             hears_invalidations: true,
-            hears_refusals: false,
+            is_iommu: false,
             ..FunctionShape::new(self.config.bar_kinds())
         }
     }

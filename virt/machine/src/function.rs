@@ -19,8 +19,9 @@ pub struct FunctionShape {
     pub doorbells: Option<(u8, Range<u64>)>,
     /// It wants to hear of its unit's invalidations ([`Function::invalidated`]).
     pub hears_invalidations: bool,
-    /// It tells the guest of accesses that its unit refuses ([`Function::access_refused`]).
-    pub hears_refusals: bool,
+    /// It is its unit's face: it tells the guest of accesses that the unit refuses ([`Function::access_refused`]), and
+    /// its doorbells are the IOMMU's.
+    pub is_iommu: bool,
 }
 
 impl FunctionShape {
@@ -30,7 +31,7 @@ impl FunctionShape {
             bars,
             doorbells: None,
             hears_invalidations: false,
-            hears_refusals: false,
+            is_iommu: false,
         }
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! One sweep: the units first, so that an unmap is seen before the next translation; then each function, with its unit
 //! resolved once. What a function asks for ([`Effects`]) is carried out after its call: changes of mappings, interrupts
-//! through the unit's remapping, routes of its interrupt lines. Leases that ended in this sweep let a parked wait go in the
+//! through the unit's remapping, routes of its interrupt lines. A function whose commands are answered there is called once
+//! more, since a guest may be waiting for them. Leases that ended in this sweep let a parked wait go in the
 //! next.
 //!
 //! What is slow or may wait (a stop that drains, a remapping table that is absent) is a state: the reply is kept and sent
@@ -58,9 +59,11 @@ struct Slot<F, C> {
     function: F,
     unit: usize,
     hears_invalidations: bool,
-    hears_refusals: bool,
+    is_iommu: bool,
     effects: Effects<C>,
     wires: Wires,
+    /// A command of its has been answered since its last poll began.
+    is_answered: bool,
     /// Messages of its interrupt lines, before remapping.
     routes: Vec<Option<Message>>,
     /// Invalidations that it holds, oldest first.
@@ -125,8 +128,12 @@ type Called<'a, U, F, M> = (&'a mut U, Lent<'a, F, <U as ResolveUnit>::Command, 
 pub struct Totals {
     /// Sum of the values read from the doorbell eventfds: an exit each.
     pub doorbells: u64,
-    /// Requests and frames served by all functions.
+    /// Those among them of functions that are IOMMUs.
+    pub iommu_doorbells: u64,
+    /// Requests and frames served by all functions but IOMMUs.
     pub requests: u64,
+    /// Requests served by those.
+    pub iommu_requests: u64,
     /// Messages sent, the units' own included.
     pub interrupts: u64,
     /// Interrupts that remapping has blocked.
@@ -225,10 +232,11 @@ where
         let slot = Some(Slot {
             unit,
             hears_invalidations: shape.hears_invalidations,
-            hears_refusals: shape.hears_refusals,
+            is_iommu: shape.is_iommu,
             effects: Effects::new(number, function.get().source()),
             function,
             wires,
+            is_answered: false,
             routes: Vec::new(),
             holds: Vec::new(),
             stopping: Vec::new(),
@@ -293,12 +301,16 @@ where
         totals.interrupts += self.interrupts.sent() + self.news.interrupts;
         totals.blocked_interrupts = self.interrupts.blocked();
         for slot in self.slots.iter().flatten() {
-            totals.doorbells += slot
-                .wires
-                .doorbells
-                .as_ref()
-                .map_or(0, |bells| bells.rung());
-            totals.requests += slot.function.get().counts().requests;
+            let doorbells = slot.wires.doorbells.as_ref();
+            let rung = doorbells.map_or(0, |bells| bells.rung());
+            totals.doorbells += rung;
+            let requests = slot.function.get().counts().requests;
+            if slot.is_iommu {
+                totals.iommu_doorbells += rung;
+                totals.iommu_requests += requests;
+            } else {
+                totals.requests += requests;
+            }
         }
         totals
     }

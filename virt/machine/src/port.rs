@@ -158,7 +158,12 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
 
     fn bar_cause(&self, bar: u8, offset: u64) -> AccessCause {
         match &self.shape.doorbells {
-            Some((of, range)) if *of == bar && range.contains(&offset) => AccessCause::Doorbell,
+            Some((of, range)) if *of == bar && range.contains(&offset) => {
+                match self.shape.is_iommu {
+                    true => AccessCause::IommuDoorbell,
+                    false => AccessCause::Doorbell,
+                }
+            }
             _ => AccessCause::Register,
         }
     }

@@ -15,6 +15,8 @@ pub enum AccessCause {
     IommuRegister,
     /// A virtio doorbell that was not caught inside the hypervisor.
     Doorbell,
+    /// One of a function that is an IOMMU.
+    IommuDoorbell,
     /// PCI configuration space.
     PciConfig,
     /// A device register other than those.

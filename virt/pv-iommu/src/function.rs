@@ -1,11 +1,15 @@
 //! The device as a PCI function: a virtio function whose rings are reached past the unit, and whose requests are its commands.
 //!
 //! The owner carries a poll's commands out behind the poll; the answers come at once for what need not wait, and are shown
-//! by the next poll.
+//! by the poll that follows in the same sweep.
+//!
+//! Its rings are polled, and their driver told to ring only for a sleeping core. The other way, *trapped*, is the
+//! reference: nobody looks at them before the driver rings, which it is always told to do.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
+use std::sync::atomic::{Ordering, fence};
 
 use guest_mem::{Iommu as Unit, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
@@ -23,6 +27,14 @@ use crate::wire::Request;
 pub struct IommuFunction {
     inner: VirtioFunction<Iommu>,
     asked: BTreeMap<CommandId, Tag>,
+    /// Of a trapped one.
+    bell: Option<Bell>,
+}
+
+/// What a trapped function knows of its driver.
+struct Bell {
+    /// Something has happened since it last found nothing to do.
+    is_rung: bool,
 }
 
 impl IommuFunction {
@@ -32,6 +44,27 @@ impl IommuFunction {
         Self {
             inner: VirtioFunction::new(source, device),
             asked: BTreeMap::new(),
+            bell: None,
+        }
+    }
+
+    /// The same, trapped. Its doorbells are to come as writes ([`Function::bar_write`]), or as often as they are rung.
+    #[must_use]
+    pub fn trapped(mut self) -> Self {
+        self.bell = Some(Bell { is_rung: true });
+        self
+    }
+
+    /// Whether a poll may find anything.
+    fn is_awake(&self, now: u64) -> bool {
+        let is_due = || self.function().deadline().is_some_and(|at| at <= now);
+        self.bell.as_ref().is_none_or(|bell| bell.is_rung) || is_due()
+    }
+
+    /// A poll of a trapped one may find something.
+    fn wake(&mut self) {
+        if let Some(bell) = &mut self.bell {
+            bell.is_rung = true;
         }
     }
 
@@ -69,7 +102,7 @@ impl Function<Request> for IommuFunction {
 
     fn shape(&self) -> FunctionShape {
         FunctionShape {
-            hears_refusals: true,
+            is_iommu: true,
             ..self.function().shape()
         }
     }
@@ -88,6 +121,7 @@ impl Function<Request> for IommuFunction {
     ) {
         self.function_mut().config_write(reg, len, value, keep, out);
         self.ask(out);
+        self.wake();
     }
 
     fn bar_read(&mut self, bar: u8, offset: u64, data: &mut [u8]) {
@@ -105,10 +139,12 @@ impl Function<Request> for IommuFunction {
         self.function_mut().bar_write(bar, offset, data, keep, out);
         // A write of `bypass` holds before the driver's next access.
         self.ask(out);
+        self.wake();
     }
 
     fn ring(&mut self, queue: u16) {
         self.function_mut().ring(queue);
+        self.wake();
     }
 
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
@@ -129,14 +165,17 @@ impl Function<Request> for IommuFunction {
 
     fn stop_overdue(&mut self) {
         self.function_mut().stop_overdue();
+        self.wake();
     }
 
     fn cancel_overdue(&mut self) {
         self.function_mut().cancel_overdue();
+        self.wake();
     }
 
     fn end(&mut self) {
         self.function_mut().end();
+        self.wake();
     }
 
     fn has_ended(&self) -> bool {
@@ -145,6 +184,7 @@ impl Function<Request> for IommuFunction {
 
     fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
         self.function_mut().ticket_done(ticket, result);
+        self.wake();
     }
 
     fn command_done(&mut self, id: CommandId, result: CommandResult, _out: &mut Effects<Request>) {
@@ -155,10 +195,12 @@ impl Function<Request> for IommuFunction {
         if let Some(tag) = self.asked.remove(&id) {
             self.class_mut().answer(tag, status);
         }
+        self.wake();
     }
 
     fn access_refused(&mut self, access: &RefusedAccess) {
         self.class_mut().refused(access);
+        self.wake();
     }
 
     /// Its own accesses are not translated.
@@ -178,9 +220,21 @@ impl Function<Request> for IommuFunction {
 impl DataPath<Request> for IommuFunction {
     fn poll<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) -> Progress {
         let now = cx.now();
+        if !self.is_awake(now) {
+            return Progress::Idle;
+        }
         let (mut dma, effects) = cx.split_bypass();
         let progress = self.inner.poll_through(&mut dma, effects, now);
         self.ask(effects);
+        if let Some(bell) = &mut self.bell {
+            // Before what it has taken is answered, so that a driver which waits for that rings again.
+            self.inner.arm_through(&mut dma);
+            if progress == Progress::Idle {
+                // The driver's side: its index is written, then the suppression read.
+                fence(Ordering::SeqCst);
+                bell.is_rung = self.inner.has_work_through(&mut dma);
+            }
+        }
         progress
     }
 
@@ -193,7 +247,10 @@ impl DataPath<Request> for IommuFunction {
     }
 
     fn disarm<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) {
-        self.inner.disarm_through(&mut cx.bypass_view());
+        // A trapped one's driver goes on ringing.
+        if self.bell.is_none() {
+            self.inner.disarm_through(&mut cx.bypass_view());
+        }
     }
 
     fn in_use<I: Unit, M: PhysMem>(

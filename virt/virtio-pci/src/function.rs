@@ -295,7 +295,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
             bars: config::bar_kinds(),
             doorbells: Some((0, NOTIFY..MSIX_TABLE)),
             hears_invalidations: self.device.hears_invalidations(),
-            hears_refusals: false,
+            is_iommu: false,
         }
     }
 

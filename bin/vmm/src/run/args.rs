@@ -322,9 +322,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = IommuArg::Vtd)]
     pub iommu: IommuArg,
 
-    /// How the guest reaches the IOMMU's registers.
-    #[arg(long, value_enum, default_value_t = IommuMode::Logged)]
-    pub iommu_mode: IommuMode,
+    /// How the guest reaches the IOMMU: the registers of VT-d (`logged` if nothing else is said, `shared`, `trap`), or the ring of
+    /// `--iommu virtio` (`polled`, `trap`).
+    #[arg(long, value_enum)]
+    pub iommu_mode: Option<IommuModeArg>,
 
     /// Host threads that poll the devices. All devices of one VM belong to one of them, so more
     /// than one brings nothing yet.
@@ -421,13 +422,15 @@ pub enum IommuArg {
 
 /// `--iommu-mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IommuMode {
-    /// Every access exits to the sidecore: the reference.
+pub enum IommuModeArg {
+    /// Every access, and every kick, exits to the sidecore: the reference.
     Trap,
-    /// Reads do not exit; writes are logged inside the kernel: safe for any guest.
+    /// VT-d: reads do not exit; writes are logged inside the kernel: safe for any guest.
     Logged,
-    /// Plain memory: nothing exits.
+    /// VT-d: plain memory: nothing exits.
     Shared,
+    /// Virtio: a sidecore looks at the ring; the guest kicks only one that sleeps.
+    Polled,
 }
 
 /// `--idle`.

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use platform::boot::KernelKind;
 
-use super::args::IommuMode;
 use super::assembly::MachineComposition;
-use super::config::{Config, Remapping};
+use super::config::{Config, IommuMode, Remapping, RingMode};
 use super::disk::Format;
 use super::disks::Disk;
 use super::machine;
@@ -51,7 +50,8 @@ fn found(config: &Config) -> String {
         Remapping::Vtd(IommuMode::Trap) => "IOMMU: VT-d, registers trapped".into(),
         Remapping::Vtd(IommuMode::Logged) => "IOMMU: VT-d, registers logged".into(),
         Remapping::Vtd(IommuMode::Shared) => "IOMMU: VT-d, registers shared".into(),
-        Remapping::Virtio => "IOMMU: virtio-iommu, polled".into(),
+        Remapping::Virtio(RingMode::Polled) => "IOMMU: virtio-iommu, polled".into(),
+        Remapping::Virtio(RingMode::Trap) => "IOMMU: virtio-iommu, kicks trapped".into(),
     });
     for disk in &config.disks {
         line(match disk {

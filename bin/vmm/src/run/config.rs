@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::args::{DmaArg, IdleArg, IommuArg, IommuMode, MapperArg, RebootArg, RunArgs};
+use super::args::{DmaArg, IdleArg, IommuArg, IommuModeArg, MapperArg, RebootArg, RunArgs};
 use super::balloon::BalloonSpec;
 use super::device::{self, DeviceConfig};
 use super::disks::{self, Disk};
@@ -226,11 +226,7 @@ impl Config {
             nets,
             devices,
             rng: args.rng,
-            iommu: match args.iommu {
-                IommuArg::Vtd => Remapping::Vtd(args.iommu_mode),
-                IommuArg::Virtio => Remapping::Virtio,
-                IommuArg::None => Remapping::None,
-            },
+            iommu: Remapping::of(args.iommu, args.iommu_mode)?,
             sidecores: args.sidecores,
             pin,
             idle: args.idle,
@@ -259,11 +255,54 @@ pub enum Remapping {
     None,
     /// Emulated VT-d units, whose registers the guest reaches so.
     Vtd(IommuMode),
-    /// A paravirtual unit.
-    Virtio,
+    /// A paravirtual unit, whose requests are taken so.
+    Virtio(RingMode),
+}
+
+/// How the guest reaches the registers of a VT-d unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IommuMode {
+    /// Every access exits to the sidecore: the reference.
+    Trap,
+    /// Reads do not exit; writes are logged inside the kernel: safe for any guest.
+    Logged,
+    /// Plain memory: nothing exits.
+    Shared,
+}
+
+/// How the guest reaches a paravirtual unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingMode {
+    /// A sidecore looks at its ring.
+    Polled,
+    /// Every request is kicked, and every kick exits: the reference.
+    Trap,
 }
 
 impl Remapping {
+    /// What the flags ask for.
+    ///
+    /// # Errors
+    /// The mode is the other IOMMU's.
+    pub fn of(iommu: IommuArg, mode: Option<IommuModeArg>) -> anyhow::Result<Self> {
+        Ok(match (iommu, mode) {
+            (IommuArg::None, _) => Self::None,
+            (IommuArg::Vtd, None | Some(IommuModeArg::Logged)) => Self::Vtd(IommuMode::Logged),
+            (IommuArg::Vtd, Some(IommuModeArg::Trap)) => Self::Vtd(IommuMode::Trap),
+            (IommuArg::Vtd, Some(IommuModeArg::Shared)) => Self::Vtd(IommuMode::Shared),
+            (IommuArg::Virtio, None | Some(IommuModeArg::Polled)) => Self::Virtio(RingMode::Polled),
+            (IommuArg::Virtio, Some(IommuModeArg::Trap)) => Self::Virtio(RingMode::Trap),
+            (IommuArg::Vtd, Some(IommuModeArg::Polled)) => {
+                bail!("--iommu-mode polled is for --iommu virtio; VT-d has logged, shared and trap")
+            }
+            (IommuArg::Virtio, Some(IommuModeArg::Logged | IommuModeArg::Shared)) => {
+                bail!(
+                    "--iommu-mode logged and shared are for --iommu vtd; virtio has polled and trap"
+                )
+            }
+        })
+    }
+
     /// Whether there is something.
     pub fn is_there(self) -> bool {
         self != Self::None
@@ -273,7 +312,7 @@ impl Remapping {
     pub fn vtd(self) -> Option<IommuMode> {
         match self {
             Self::Vtd(mode) => Some(mode),
-            Self::None | Self::Virtio => None,
+            Self::None | Self::Virtio(_) => None,
         }
     }
 
@@ -284,7 +323,8 @@ impl Remapping {
             Self::Vtd(IommuMode::Trap) => "trap",
             Self::Vtd(IommuMode::Logged) => "logged",
             Self::Vtd(IommuMode::Shared) => "shared",
-            Self::Virtio => "virtio",
+            Self::Virtio(RingMode::Polled) => "virtio",
+            Self::Virtio(RingMode::Trap) => "virtio-trap",
         }
     }
 }

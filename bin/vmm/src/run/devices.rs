@@ -26,7 +26,7 @@ use super::assigned;
 use super::attach::{Attached, Parts, Running};
 use super::balloon::{Beside, Watched};
 use super::composed::{Functions, Owner, Request};
-use super::config::{Config, Remapping};
+use super::config::{Config, Remapping, RingMode};
 use super::disk::DiskConfig;
 use super::disks::Disk;
 use super::ejection;
@@ -78,10 +78,14 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let mut plugs = Plugs::new(&mut owner, unit);
     // The first: the others translate by what it is asked for.
     let iommu = match options.remapping {
-        Remapping::Virtio => {
+        Remapping::Virtio(RingMode::Polled) => {
             let function = IommuFunction::new(parts.bus.reserve()?, Vec::new());
             let doorbells = doorbells(parts, function.queues())?;
             Some(plugs.add(function, doorbells))
+        }
+        Remapping::Virtio(RingMode::Trap) => {
+            let function = IommuFunction::new(parts.bus.reserve()?, Vec::new()).trapped();
+            Some(plugs.add_unheard(function))
         }
         Remapping::None | Remapping::Vtd(_) => None,
     };

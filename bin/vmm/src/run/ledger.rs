@@ -26,7 +26,7 @@ use super::memory::{AskPager, OwnerHandle, Standing};
 use crate::messages;
 use exit_ledger::account::{
     BalloonCounts, BalloonFigures, DeviceCounts, DeviceFigures, KVM_COUNTERS, OwnerCounts,
-    SidecoreCounts, Snapshot, Swap, SwapCounts, UserExits,
+    ParavirtualCounts, ParavirtualFigures, SidecoreCounts, Snapshot, Swap, SwapCounts, UserExits,
 };
 use exit_ledger::kvm_stats::VcpuStats;
 use exit_ledger::report::{self, Conditions};
@@ -122,6 +122,7 @@ impl<F, M> LedgerSource<F, M> {
         UserExits {
             iommu: exits.get(ExitCause::IommuRegister),
             doorbell: exits.get(ExitCause::Doorbell),
+            iommu_doorbell: exits.get(ExitCause::IommuDoorbell),
             pci_config_mmio: exits.get(ExitCause::PciConfig),
             pci_config_pio: exits.get(ExitCause::PciConfigPort),
             device_mmio: exits.get(ExitCause::OtherDevice) + exits.get(ExitCause::Unclaimed),
@@ -196,10 +197,11 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
                     Some(device_figures(device, address))
                 })
                 .collect();
-            (balloon, owner_counts(owner), devices)
+            let paravirtual = paravirtual_figures(owner);
+            (balloon, paravirtual, owner_counts(owner), devices)
         };
         let figures = self.owner.call(|reply| Request::ask(reply, figures));
-        let (balloon, mut owner, mut devices) = figures.unwrap_or_default();
+        let (balloon, paravirtual, mut owner, mut devices) = figures.unwrap_or_default();
         for device in &mut devices {
             let faults = self.host_faults.as_ref();
             device.counts.host_faults = faults.map_or(0, |faults| faults.of(&device.address));
@@ -214,6 +216,7 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
             owner,
             sidecore: self.sidecore(),
             swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
+            paravirtual,
             balloon,
             devices,
         }
@@ -401,7 +404,8 @@ pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) ->
             None => break,
         }
     }
-    counts.doorbells = totals.doorbells;
+    counts.doorbells = totals.doorbells - totals.iommu_doorbells;
+    counts.iommu_doorbells = totals.iommu_doorbells;
     counts.requests = totals.requests;
     counts.interrupts = totals.interrupts;
     counts
@@ -417,6 +421,34 @@ fn paravirtual_counts(unit: &PvIommu) -> OwnerCounts {
         faults: stats.faults,
         ..OwnerCounts::default()
     }
+}
+
+/// The paravirtual unit of `owner`, if it has one.
+fn paravirtual_figures<F: Functions, M: PhysMem>(
+    owner: &mut Owner<F, M>,
+) -> Option<ParavirtualFigures> {
+    let requests = owner.totals().iommu_requests;
+    let mut units = 0..;
+    let unit = loop {
+        if let Units::Paravirtual(unit) = owner.unit(units.next()?)? {
+            break unit;
+        }
+    };
+    let stats = unit.stats();
+    Some(ParavirtualFigures {
+        domains: stats.domains,
+        mappings: stats.mappings,
+        counts: ParavirtualCounts {
+            requests,
+            attaches: stats.attaches,
+            detaches: stats.detaches,
+            maps: stats.maps,
+            unmaps: stats.unmaps,
+            removed: stats.removed,
+            refused: stats.refused,
+            waits: stats.waits,
+        },
+    })
 }
 
 fn vtd_counts(port: &VtdPort) -> OwnerCounts {

@@ -67,6 +67,11 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_under(self.unit, function.into(), doorbells)
     }
 
+    /// Adds `function`, whose doorbells exit to the vCPU's loop; its number.
+    pub fn add_unheard(&mut self, function: impl Into<F>) -> usize {
+        self.add_to(self.unit, function.into(), None, None)
+    }
+
     /// Adds `function`, which no IOMMU stands before; its number.
     pub fn add_beside(&mut self, function: impl Into<F>, doorbells: KvmDoorbells) -> usize {
         let unit = self.owner.add_unit(Units::None(NoIommu::new(MAX_LEASES)));

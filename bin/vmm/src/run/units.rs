@@ -16,10 +16,10 @@ use pv_iommu::PvIommu;
 use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
-use super::args::{IdleArg, IommuMode};
+use super::args::IdleArg;
 use super::attach::Parts;
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
-use super::config::{Config, Remapping};
+use super::config::{Config, IommuMode, Remapping};
 use super::plugs::Assigned;
 use crate::messages;
 
@@ -61,7 +61,7 @@ impl UnitOptions {
 /// # Errors
 /// Names what the host lacks or refuses.
 pub fn iommu(options: &UnitOptions, parts: &Parts<'_>) -> Result<Units> {
-    if options.remapping == Remapping::Virtio {
+    if matches!(options.remapping, Remapping::Virtio(_)) {
         messages::say!(
             "--iommu virtio: the guest's devices do no DMA before it has a driver for virtio-iommu (Linux 6.12 has one, which \
              belongs into its initramfs: virtio_iommu)"

@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 /// Exit causes of a window, as the ledger names them, what has none, and what two claim.
-pub const CAUSES: [&str; 13] = [
+pub const CAUSES: [&str; 14] = [
     "iommu",
+    "iommu_doorbell",
     "doorbell",
     "pci_config",
     "other_device",

@@ -148,6 +148,7 @@ const WIDTH: usize = 10;
 fn heading(cause: &str) -> &str {
     match cause {
         "iommu" => "IOMMU registers",
+        "iommu_doorbell" => "IOMMU doorbells",
         "doorbell" => "doorbells",
         "pci_config" => "PCI configuration",
         "other_device" => "other devices",

@@ -39,7 +39,7 @@ macro_rules! plain {
                     bars: Default::default(),
                     doorbells: Some((0, 0..8)),
                     hears_invalidations: false,
-                    hears_refusals: false,
+                    is_iommu: false,
                 }
             }
 

@@ -52,7 +52,7 @@ impl Function<()> for Follower {
     fn shape(&self) -> FunctionShape {
         FunctionShape {
             hears_invalidations: true,
-            hears_refusals: false,
+            is_iommu: false,
             ..FunctionShape::new(Default::default())
         }
     }

@@ -33,6 +33,7 @@ where
             if let Some(Some(slot)) = self.slots.get_mut(number) {
                 let function = slot.function.get_mut();
                 function.command_done(id, result, &mut slot.effects);
+                slot.is_answered = true;
                 self.apply(number, now);
             }
         }

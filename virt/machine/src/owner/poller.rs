@@ -48,7 +48,16 @@ where
     pub(super) fn poll_functions(&mut self, now: Nanos) -> Activity {
         let mut activity = Activity::Idle;
         for number in 0..self.slots.len() {
-            let progress = self.call(number, Call::Poll, now);
+            let mut progress = self.call(number, Call::Poll, now);
+            if let Some(Some(slot)) = self.slots.get_mut(number)
+                && std::mem::take(&mut slot.is_answered)
+            {
+                // Once: what this one asks for is answered in the next sweep.
+                match self.call(number, Call::Poll, now) {
+                    Progress::Idle => {}
+                    other => progress = other,
+                }
+            }
             let Some(Some(slot)) = self.slots.get_mut(number) else {
                 continue;
             };

@@ -79,7 +79,7 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
     #[cold]
     fn access_refused(&mut self, access: RefusedAccess) {
         for slot in self.slots.iter_mut().flatten() {
-            if slot.hears_refusals && slot.unit == self.unit {
+            if slot.is_iommu && slot.unit == self.unit {
                 slot.function.get_mut().access_refused(&access);
             }
         }

@@ -22,8 +22,8 @@ use vtd::AccessLen;
 use vtd::spec::registers::{CAP, CCMD};
 use vtd_port::VtdPort;
 
-use super::super::args::{IdleArg, IommuMode};
-use super::super::config::Remapping;
+use super::super::args::IdleArg;
+use super::super::config::{IommuMode, Remapping};
 use super::super::ejection::ejectable;
 use super::super::ledger::owner_counts;
 use super::super::plugs::{Assigned, Plugged, Plugs};

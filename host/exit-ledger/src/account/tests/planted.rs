@@ -28,6 +28,8 @@ struct Causes {
     memory: u64,
     user_doorbells: u64,
     doorbells: u64,
+    user_iommu_doorbells: u64,
+    iommu_doorbells: u64,
     pci_mmio: u64,
     pci_pio: u64,
     device_mmio: u64,
@@ -35,7 +37,7 @@ struct Causes {
 }
 
 fn causes() -> impl Strategy<Value = Causes> {
-    prop::array::uniform24(0..40_u64).prop_map(|n| Causes {
+    prop::array::uniform26(0..40_u64).prop_map(|n| Causes {
         ticks: n[0],
         interrupts: n[1],
         timer_windows: n[2],
@@ -57,10 +59,12 @@ fn causes() -> impl Strategy<Value = Causes> {
         memory: n[17],
         user_doorbells: n[18],
         doorbells: n[19],
-        pci_mmio: n[20],
-        pci_pio: n[21],
-        device_mmio: n[22],
-        device_pio: n[23],
+        user_iommu_doorbells: n[20],
+        iommu_doorbells: n[21],
+        pci_mmio: n[22],
+        pci_pio: n[23],
+        device_mmio: n[24],
+        device_pio: n[25],
     })
 }
 
@@ -70,6 +74,7 @@ impl Causes {
         let eoi_msrs = self.timer_eois + self.other_eois;
         let register_page = self.traps + self.logged + self.gate_faults + self.retries;
         let doorbells = self.user_doorbells + self.doorbells;
+        let doorbells = doorbells + self.user_iommu_doorbells + self.iommu_doorbells;
         let traced = Traced {
             interrupts: self.ticks + self.interrupts,
             windows: self.timer_windows + self.other_windows,
@@ -103,6 +108,7 @@ impl Causes {
             user: UserExits {
                 iommu: self.traps,
                 doorbell: self.user_doorbells,
+                iommu_doorbell: self.user_iommu_doorbells,
                 pci_config_mmio: self.pci_mmio,
                 pci_config_pio: self.pci_pio,
                 device_mmio: self.device_mmio,
@@ -112,6 +118,7 @@ impl Causes {
                 logged_writes: self.logged,
                 gate_faults: self.gate_faults,
                 doorbells: self.doorbells,
+                iommu_doorbells: self.iommu_doorbells,
                 ..OwnerCounts::default()
             },
             ..Snapshot::default()
@@ -124,6 +131,7 @@ impl Causes {
             total,
             iommu: self.traps + self.logged + self.gate_faults + self.retries,
             doorbell: self.user_doorbells + self.doorbells,
+            iommu_doorbell: self.user_iommu_doorbells + self.iommu_doorbells,
             pci_config: self.pci_mmio + self.pci_pio,
             other_device: self.device_mmio + self.device_pio,
             interrupt: self.interrupts + self.other_windows,
@@ -151,7 +159,7 @@ fn faults(snapshot: &mut Snapshot) -> &mut PageFaults {
 type Source = fn(&mut Snapshot) -> &mut u64;
 
 /// Each source of which an error either way shows.
-const SOURCES: [Source; 24] = [
+const SOURCES: [Source; 26] = [
     |s| &mut s.kvm[0],
     |s| &mut traced(s).hlts,
     |s| &mut traced(s).pauses,
@@ -176,6 +184,8 @@ const SOURCES: [Source; 24] = [
     |s| &mut s.user.device_mmio,
     |s| &mut s.user.device_pio,
     |s| &mut s.owner.doorbells,
+    |s| &mut s.user.iommu_doorbell,
+    |s| &mut s.owner.iommu_doorbells,
 ];
 
 /// Those of which more shows. Of fewer, what is left stays with interrupts, which it is: their exits say so.

@@ -1,0 +1,175 @@
+//! `make bench-pviommu-native`: what the paravirtual IOMMU costs on this machine, without any virtual
+//! machine.
+//!
+//! | key | what is timed |
+//! |---|---|
+//! | `map_unmap_per_s_polled` | pairs of a MAP and an UNMAP, each waited for, whose ring a core polls |
+//! | `map_unmap_per_s_trap` | the same with a message to that core for each kick: a trap, less its exit |
+//! | `request_ns_alone` | a request by a core that does both sides in turns: what it takes of the core, the driver included |
+//! | `sweeps_per_request` | sweeps of the owner from a request to its answer, there |
+//! | `translate_ns_N` | one page of N mapped, at random, with a lease begun and ended |
+//! | `pingpong_ns` | two cores, one cache line, there and back: what no request can beat |
+//!
+//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.
+#![forbid(unsafe_code)]
+
+use std::hint;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use guest_mem::{Dma, Iova, PAGE_SIZE, Perm, View};
+use report::{Host, Measured, Object, host};
+use sidecore::{Activity, IdlePolicy, SidecoreBuilder};
+use viommu_guest::{Bus, ByHand, DISK, Guest, attach, machine, map, unmap};
+
+/// Measures the paravirtual IOMMU on this machine.
+#[derive(Parser)]
+struct Args {
+    /// Where the figures go, as one JSON object.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "target/report/pviommu-native.json"
+    )]
+    report: PathBuf,
+}
+
+/// Runs of each measurement, behind one that warms up.
+const RUNS: usize = 15;
+/// Pairs of a run.
+const PAIRS: u64 = 20_000;
+/// Pages that the pairs go over.
+const PAGES: u64 = 64;
+
+/// The median and spread of [`RUNS`] values of `run`.
+fn runs(mut run: impl FnMut() -> f64) -> Result<Measured> {
+    run();
+    let values: Vec<f64> = (0..RUNS).map(|_| run()).collect();
+    Measured::of(values).context("there are runs")
+}
+
+/// Pairs of MAP and UNMAP of `guest`, whose endpoint is attached: seconds of a run.
+fn pairs<B: Bus>(guest: &mut Guest<B>) -> f64 {
+    let start = Instant::now();
+    for pair in 0..PAIRS {
+        let iova = (1 + pair % PAGES) * PAGE_SIZE;
+        let statuses = [
+            guest.request(&map(1, iova, 0x10_0000)),
+            guest.request(&unmap(1, iova)),
+        ];
+        assert_eq!(statuses, [0, 0], "mapped and unmapped");
+    }
+    start.elapsed().as_secs_f64()
+}
+
+/// Pairs a second between two threads.
+fn pairs_per_s(is_trapped: bool) -> Result<Measured> {
+    let (owner, ram) = machine(is_trapped);
+    let core = SidecoreBuilder::new("bench")
+        .idle(IdlePolicy::Poll)
+        .spawn(vec![owner])?;
+    let mut guest = Guest::new(core.handle(0), ram);
+    ensure!(guest.request(&attach(1, DISK)) == 0, "attached");
+    let before = guest.kicks;
+    let measured = runs(|| PAIRS as f64 / pairs(&mut guest));
+    let requests = 2 * PAIRS * (1 + RUNS as u64);
+    let kicks = guest.kicks - before;
+    let is_right = match is_trapped {
+        // A ring's indices wrap, and each time one request more or less is told of.
+        true => 1000 * kicks >= 999 * requests,
+        false => kicks <= requests >> 15,
+    };
+    ensure!(is_right, "{kicks} kicks for {requests} requests");
+    core.stop();
+    measured
+}
+
+/// ns of a request by one thread, and sweeps for each.
+fn alone() -> Result<(Measured, Measured)> {
+    let (owner, ram) = machine(false);
+    let mut guest = Guest::new(ByHand::new(owner), ram);
+    ensure!(guest.request(&attach(1, DISK)) == 0, "attached");
+    while guest.bus.sweep() == Activity::Busy {}
+    let requests = 2.0 * PAIRS as f64;
+    let mut sweeps = Vec::new();
+    let times = runs(|| {
+        let before = guest.bus.sweeps;
+        let seconds = pairs(&mut guest);
+        sweeps.push((guest.bus.sweeps - before) as f64 / requests);
+        seconds * 1e9 / requests
+    })?;
+    Ok((times, Measured::of(sweeps).context("there are runs")?))
+}
+
+/// ns of an access to one of `pages` pages.
+fn translate(pages: u64) -> Result<Measured> {
+    const ACCESSES: u64 = 200_000;
+    let (owner, ram) = machine(false);
+    let mut guest = Guest::new(ByHand::new(owner), ram);
+    ensure!(guest.request(&attach(1, DISK)) == 0, "attached");
+    for page in 1..=pages {
+        let phys = page % 256 * PAGE_SIZE;
+        ensure!(
+            guest.request(&map(1, page * PAGE_SIZE, phys)) == 0,
+            "mapped"
+        );
+    }
+    let ram = guest.ram.clone();
+    let mut random = seeded::Random::new(1);
+    let order: Vec<u64> = (0..ACCESSES).map(|_| 1 + random.below(pages)).collect();
+    let mut dma = View::new(guest.bus.unit(), &ram, DISK);
+    runs(|| {
+        let start = Instant::now();
+        for page in &order {
+            let iova = Iova::new(hint::black_box(page * PAGE_SIZE));
+            let lease = dma
+                .lease(iova, PAGE_SIZE as u32, Perm::Write)
+                .expect("mapped");
+            hint::black_box(lease.hva);
+            dma.release(lease.id);
+        }
+        start.elapsed().as_nanos() as f64 / ACCESSES as f64
+    })
+}
+
+/// A cache line between the first two CPUs.
+fn pingpong() -> Result<Measured> {
+    match host::cpus()?[..] {
+        [here, there, ..] => Ok(host::round_trip(here, there)?),
+        _ => bail!("one CPU: there is nobody to answer"),
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let (alone, sweeps) = alone()?;
+    let rows: Vec<(&str, Measured)> = vec![
+        ("map_unmap_per_s_polled", pairs_per_s(false)?),
+        ("map_unmap_per_s_trap", pairs_per_s(true)?),
+        ("request_ns_alone", alone),
+        ("sweeps_per_request", sweeps),
+        ("translate_ns_16", translate(16)?),
+        ("translate_ns_4096", translate(4096)?),
+        ("translate_ns_65536", translate(65_536)?),
+        ("pingpong_ns", pingpong()?),
+    ];
+    let host = Host::read();
+    let mut report = Object::new(&host, "native, release, no virtual machine");
+    println!(
+        "the paravirtual IOMMU on {}, Linux {}",
+        host.model, host.kernel
+    );
+    println!("{:<24}{:>12}{:>12}{:>12}", "", "median", "min", "max");
+    for (key, measured) in &rows {
+        let Measured { median, min, max } = measured;
+        println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
+        report.measured(key, measured, 1);
+    }
+    report
+        .write(&args.report)
+        .with_context(|| format!("writing {}", args.report.display()))?;
+    println!("figures: {}", args.report.display());
+    Ok(())
+}
