@@ -10,6 +10,7 @@
 //! A copy of the sources is built, so nothing is left beside them; messages name the sources.
 //! Left out: signatures, BTF, modules of several files of which one kernel module needs another.
 
+use std::env;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -27,15 +28,26 @@ const LINES: usize = 40;
 /// Options of each build. modpost would need `pahole` for BTF, where the headers bring a vmlinux.
 const OPTIONS: [&str; 1] = ["CONFIG_DEBUG_INFO_BTF_MODULES="];
 
-/// Settings of a build around ours, which are not meant for this one.
-const OUTER: [&str; 6] = [
-    "MAKEFLAGS",
-    "MFLAGS",
-    "MAKELEVEL",
-    "ARCH",
-    "CROSS_COMPILE",
-    "KBUILD_OUTPUT",
-];
+/// What make and the compiler have of the environment: anything else would be a variable of the
+/// makefiles, and is not part of the key.
+const ENVIRONMENT: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
+
+/// What a module is built from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ModuleSources {
+    /// A directory with a `Makefile` or `Kbuild` for one module.
+    pub dir: PathBuf,
+    /// Variables for make, `NAME=VALUE`.
+    pub variables: Vec<String>,
+}
+
+impl From<PathBuf> for ModuleSources {
+    /// Without variables.
+    fn from(dir: PathBuf) -> Self {
+        let variables = Vec::new();
+        Self { dir, variables }
+    }
+}
 
 /// A kernel module, built for a guest's kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,27 +69,29 @@ impl GuestModule {
     }
 }
 
-/// Builds the module whose sources are in `sources`, a directory with a `Makefile` or `Kbuild` for
-/// one module, unless it was built for this kernel before; `notice` hears a line before and during
-/// anything slow, and the compiler's warnings.
+/// Builds a module, unless it was built for this kernel before; `notice` hears a line before and
+/// during anything slow, and the compiler's warnings.
 ///
 /// # Errors
-/// - [`LabError::Config`]: the directory has no module, or several; or the cache's path is one that
-///   `make` cannot take.
+/// - [`LabError::Config`]: the directory has no module, or several; a variable is none; or the
+///   cache's path is one that `make` cannot take.
 /// - [`LabError::Package`]: headers that cannot be had.
 /// - [`LabError::Build`]: there is no compiler for the kernel, with the package to install; or the
 ///   module does not compile or link, with the first messages.
 /// - [`LabError::Host`], [`LabError::Full`].
 pub fn build(
-    sources: &Path,
+    sources: &ModuleSources,
     kernel: &Kernel,
     notice: &dyn Fn(&str),
 ) -> Result<GuestModule, LabError> {
     check(sources)?;
-    let files = source_files(sources)?;
+    let files = source_files(&sources.dir)?;
     let build = kernel.build()?;
     let cache = cache_dir();
-    let dir = cache.join(format!("module-{:016x}", key(&build, &files)));
+    let dir = cache.join(format!(
+        "module-{:016x}",
+        key(&build, &sources.variables, &files)
+    ));
     if let Some(module) = GuestModule::in_dir(&dir) {
         prune::note_use(&dir);
         return Ok(module);
@@ -85,16 +99,16 @@ pub fn build(
     let headers = Headers::get(&build, notice)?;
     let missing = headers.missing_tools()?;
     if !missing.is_empty() {
-        return Err(failed(sources, &build, &lacking(&missing)));
+        return Err(failed(&sources.dir, &build, &lacking(&missing)));
     }
     notice(&format!(
         "building {} for Linux {}",
-        sources.display(),
+        sources.dir.display(),
         build.release
     ));
     let scratch = dir.with_extension(unique());
     let made = make(&headers, sources, &files, &scratch, &build, notice)
-        .and_then(|()| finish(&scratch, sources, &dir))
+        .and_then(|()| finish(&scratch, &sources.dir, &dir))
         // Before the room that it took is free again.
         .map_err(|error| full_or(&cache, error));
     // Best effort: what remains is only wasted space, until the cache is pruned.
@@ -106,15 +120,27 @@ pub fn build(
 }
 
 /// Tells early what a user may have got wrong.
-pub(crate) fn check(sources: &Path) -> Result<(), LabError> {
-    let has = |name: &str| sources.join(name).is_file();
-    if has("Makefile") || has("Kbuild") {
-        return Ok(());
+pub(crate) fn check(sources: &ModuleSources) -> Result<(), LabError> {
+    let has = |name: &str| sources.dir.join(name).is_file();
+    if !has("Makefile") && !has("Kbuild") {
+        return Err(LabError::Config(format!(
+            "{} has no kernel module's sources: there is neither a Makefile nor a Kbuild",
+            sources.dir.display()
+        )));
     }
-    Err(LabError::Config(format!(
-        "{} has no kernel module's sources: there is neither a Makefile nor a Kbuild",
-        sources.display()
-    )))
+    // Neither an option of make nor a target.
+    match sources.variables.iter().find(|it| !is_variable(it)) {
+        Some(other) => Err(LabError::Config(format!(
+            "{other:?} is no variable for make: it has to be NAME=VALUE"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn is_variable(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.split_once('=')
+        .is_some_and(|(name, _)| !name.is_empty() && name.chars().all(is_part))
 }
 
 /// A file of the sources: its path below them, and what is in it.
@@ -154,16 +180,16 @@ fn is_product(name: &str) -> bool {
 }
 
 /// Of everything that a module is made by, but the compiler.
-fn key(build: &KernelBuild, files: &[Source]) -> u64 {
+fn key(build: &KernelBuild, variables: &[String], files: &[Source]) -> u64 {
     let mut hash = DefaultHasher::new();
-    (OPTIONS, build, files).hash(&mut hash);
+    (OPTIONS, build, variables, files).hash(&mut hash);
     hash.finish()
 }
 
 /// Builds a copy of the sources in `scratch`.
 fn make(
     headers: &Headers,
-    sources: &Path,
+    sources: &ModuleSources,
     files: &[Source],
     scratch: &Path,
     build: &KernelBuild,
@@ -190,21 +216,25 @@ fn make(
         .arg(headers.build_dir())
         .arg(format!("M={}", scratch.display()))
         .args(OPTIONS)
+        .args(&sources.variables)
         .arg("modules")
+        .env_clear()
+        .envs(
+            ENVIRONMENT
+                .iter()
+                .filter_map(|name| Some((name, env::var_os(name)?))),
+        )
         .env("LC_ALL", "C")
         .stdin(Stdio::null());
-    for name in OUTER {
-        command.env_remove(name);
-    }
     let out = command.output().map_err(LabError::host("run", "make"))?;
-    let messages = messages(&out, scratch, sources);
+    let messages = messages(&out, scratch, &sources.dir);
     if out.status.success() {
         messages.iter().for_each(|line| notice(line));
         return Ok(());
     }
     // The first line says what failed, the others why.
     Err(failed(
-        sources,
+        &sources.dir,
         build,
         &format!("make: {}\n{}", out.status, messages.join("\n")),
     ))

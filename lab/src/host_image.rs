@@ -22,6 +22,7 @@ use std::process::Command;
 
 use crate::cpio::Archive;
 use crate::guest_image::{ModuleList, VFIO, add_program, base};
+use crate::guest_module::GuestModule;
 use crate::kernel::Modules;
 use crate::packages::Packages;
 use crate::{LabConfig, LabError, build, guest_image};
@@ -67,11 +68,15 @@ const ON_DEMAND: &[ModuleList] = &[
 
 const INIT: &str = include_str!("host_init.sh");
 
-/// Builds the image for this configuration.
+/// Builds the image for this configuration; guests in it have the module.
 ///
 /// # Errors
 /// A program that cannot be built, a file that cannot be read, a library that is missing.
-pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
+pub fn build(
+    packages: &Packages,
+    config: &LabConfig,
+    module: Option<&GuestModule>,
+) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
     let modules = Modules::below(&packages.host().modules())?;
     base(&mut archive, packages, &modules, MODULES, ON_DEMAND)?;
@@ -87,11 +92,11 @@ pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabErro
         let data = fs::read(&file).map_err(LabError::host("read", &file))?;
         archive.file(at, 0o644, data);
     }
-    archive.file(
-        "boot/guest.img",
-        0o644,
-        guest_image::build(packages)?.to_bytes(),
-    );
+    let guest = match module {
+        Some(module) => guest_image::build_with_module(packages, module)?,
+        None => guest_image::build(packages)?,
+    };
+    archive.file("boot/guest.img", 0o644, guest.to_bytes());
     for (at, program) in [
         ("bin/exitless", &config.exitless),
         ("bin/exitless-lab", &config.exitless_lab),

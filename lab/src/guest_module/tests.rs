@@ -29,10 +29,19 @@ fn the_key_is_of_the_kernel_and_the_sources_alone() {
         ("sub/b.h", ""),
     ];
     let dir = directory(&files);
-    let key_of = |dir: &Path, version| key(&kernel(version), &source_files(dir).expect("read"));
+    let with = |variables: &[String], dir: &Path, version| {
+        key(
+            &kernel(version),
+            variables,
+            &source_files(dir).expect("read"),
+        )
+    };
+    let key_of = |dir: &Path, version| with(&[], dir, version);
     let first = key_of(dir.path(), "6.1.192-2");
     assert_eq!(key_of(directory(&files).path(), "6.1.192-2"), first);
     assert_ne!(key_of(dir.path(), "6.1.192-1"), first, "another kernel");
+    let variables = ["TEST=1".to_owned()];
+    assert_ne!(with(&variables, dir.path(), "6.1.192-2"), first);
     // What a build beside the sources leaves is no source.
     for product in [
         "a.o",
@@ -57,11 +66,21 @@ fn the_key_is_of_the_kernel_and_the_sources_alone() {
 fn a_directory_without_a_module_is_refused_by_name() {
     let dir = directory(&[("a.c", "")]);
     for sources in [dir.path().to_path_buf(), dir.path().join("absent")] {
-        let error = check(&sources).expect_err("no module");
+        let error = check(&sources.into()).expect_err("no module");
         assert!(matches!(&error, LabError::Config(text) if text.contains("Makefile")));
     }
     for name in ["Makefile", "Kbuild"] {
-        assert!(check(directory(&[(name, "")]).path()).is_ok());
+        let dir = directory(&[(name, "")]);
+        let with = |variable: &str| {
+            check(&ModuleSources {
+                dir: dir.path().into(),
+                variables: vec![variable.into()],
+            })
+        };
+        assert!(with("TEST=1").is_ok() && with("EMPTY=").is_ok());
+        for other in ["-j4", "clean", "=1", "A B=1", "--eval=x=1"] {
+            assert!(with(other).is_err(), "{other}");
+        }
     }
 }
 
