@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::LabError;
-use crate::packages::{cache_dir, find_program, full_or, workspace_dir};
+use crate::packages::{cache_dir, find_program, full_or, unique, workspace_dir};
 use crate::prune;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -117,7 +117,7 @@ fn static_program(
     dirs: &[&str],
 ) -> Result<PathBuf, LabError> {
     let failed = |reason: String| LabError::Build {
-        what: package,
+        what: package.into(),
         reason,
     };
     let target_dir = programs_dir();
@@ -178,6 +178,26 @@ fn static_program(
     }
     prune::keep_few(&cache_dir(), &target_dir);
     Ok(binary)
+}
+
+/// A program or module without debugging information, which is most of a Rust program's size: every
+/// byte is copied by an emulated processor. Symbols stay, for backtraces. Without the tool the file
+/// is taken as it is.
+pub(crate) fn stripped(program: &Path) -> Result<Vec<u8>, LabError> {
+    let read = |file: &Path| fs::read(file).map_err(LabError::host("read", file));
+    let copy = env::temp_dir().join(format!("exitless-strip-{}", unique()));
+    let status = Command::new("objcopy")
+        .arg("--strip-debug")
+        .arg(program)
+        .arg(&copy)
+        .status();
+    let data = match status {
+        Ok(status) if status.success() => read(&copy),
+        _ => read(program),
+    };
+    // It may not exist.
+    let _ = fs::remove_file(&copy);
+    data
 }
 
 #[cfg(test)]

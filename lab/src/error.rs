@@ -25,12 +25,12 @@ pub enum LabError {
         /// What is left, MiB.
         free_mib: u64,
     },
-    /// The workspace's own guest programs could not be built.
+    /// The workspace's own guest programs, or a module for the guest, could not be built.
     #[error("cannot build {what} for the lab: {reason}")]
     Build {
-        /// The crate.
-        what: &'static str,
-        /// The build tool's last words.
+        /// The crate or module.
+        what: String,
+        /// The build tool's last words, or a compiler's first.
         reason: String,
     },
     /// A file or process of this host failed.

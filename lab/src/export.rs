@@ -43,7 +43,7 @@ pub fn write(dir: &Path, notice: &dyn Fn(&str)) -> Result<(), LabError> {
     put(&dir.join("qemu"), &qemu_script(&packages), 0o755)?;
     let modules = Path::new(UML_MODULES);
     if modules.is_dir() {
-        let uml = guest_image::build_with(&packages, modules)?;
+        let uml = guest_image::build_for(&packages, modules)?;
         put(&dir.join("uml.img"), &uml.to_bytes(), 0o644)?;
     }
     Ok(())

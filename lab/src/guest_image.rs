@@ -7,26 +7,39 @@
 //! | `exitless.run="COMMANDS"` | run this shell script ([`run_option`] writes it), else a shell on the console |
 //! | `exitless.run64=BASE64` | the same, for scripts with quotes or line ends |
 //! | `exitless.end=poweroff\|reboot\|halt` | what to do afterwards; power off if absent |
+//! | `exitless.iommu=stock\|module\|none` | the driver of a virtio-iommu: see below |
+//! | `MODULE.PARAMETER=VALUE` | as `modprobe` takes it; underscores in the name, no quotes |
 //!
 //! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`] finds
 //! it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to a
 //! program of its own, `lab-load vlan` the one for VLANs. Modules are loaded in the order of their dependencies: on 6.1.192
 //! `virtio` needs `virtio_ring` first.
+//!
+//! # Drivers of a virtio-iommu
+//! An image has Linux's own where the kernel does (`stock`), and the module of
+//! [`build_with_module`] (`module`), which is the default where there is one. After
+//! `exitless.iommu=none` a script loads either by `lab-load iommu-stock` or
+//! `lab-load iommu-module [PARAMETER=VALUE …]`, and unloads it by `rmmod`.
+//!
+//! Either is loaded before the drivers of endpoints. A kernel that knows the ACPI table VIOT (from
+//! 6.12 on) binds no driver to an endpoint before the IOMMU has one. A kernel that does not (6.1)
+//! binds all virtio functions, the IOMMU's too, as soon as it has `virtio_pci`, which is a module
+//! there. That is loaded first, since a module may want to find its device: it takes over functions
+//! that `virtio_pci` has bound and that nothing uses yet.
 
 use std::fs;
 use std::path::Path;
 
 use crate::cpio::Archive;
+use crate::guest_module::GuestModule;
 use crate::kernel::{Module, Modules};
 use crate::packages::Packages;
 use crate::{LabError, build};
 
 /// Drivers for the devices a guest may be given, assigned ones among them, for its power button
 /// (with what shows it to programs), and for telling of a panic; those the kernel has built in are
-/// skipped. `virtio_iommu` is the first: the kernel binds no driver to a device that an ACPI table
-/// places behind such an IOMMU, before that has one. Debian's cloud kernels have it from 6.12 on.
+/// skipped.
 const MODULES: &[&str] = &[
-    "virtio_iommu",
     "virtio_pci",
     "virtio_blk",
     "virtio_net",
@@ -39,8 +52,16 @@ const MODULES: &[&str] = &[
 ];
 
 /// Modules that are loaded on request, by `lab-load NAME`: guests that do not ask start without
-/// them.
-const ON_DEMAND: &[ModuleList] = &[VFIO, VLAN];
+/// them. The command line is what asks for a driver of the IOMMU.
+const ON_DEMAND: &[ModuleList] = &[VFIO, VLAN, IOMMU_STOCK];
+
+/// List of Linux's own driver of a virtio-iommu, which Debian's cloud kernels have from 6.12 on.
+const IOMMU_STOCK: ModuleList = ("iommu-stock", &["virtio_iommu"]);
+
+/// List of the [`GuestModule`], after the driver by which it reaches its device.
+const IOMMU_MODULE: &str = "iommu-module";
+/// Driver of virtio's PCI functions.
+const TRANSPORT: &str = "virtio_pci";
 
 /// List of the modules that give a device to a program.
 pub(crate) const VFIO: ModuleList = ("vfio", &["vfio", "vfio_iommu_type1", "vfio_pci"]);
@@ -52,12 +73,7 @@ const VLAN: ModuleList = ("vlan", &["8021q"]);
 pub(crate) type ModuleList = (&'static str, &'static [&'static str]);
 
 /// Program that loads a list of modules, but for those that are loaded already.
-const LOAD: &str = "#!/bin/sh
-[ -f \"/modules/$1\" ] || { echo \"lab-load: no list $1\" >&2; exit 2; }
-while read -r module; do
-    grep -q \"^$module \" /proc/modules || insmod \"/modules/$module.ko\" || exit 1
-done < \"/modules/$1\"
-";
+const LOAD: &str = include_str!("lab_load.sh");
 
 const INIT: &str = include_str!("guest_init.sh");
 
@@ -69,22 +85,39 @@ pub(crate) const COMMAND_LINE_MAX: usize = 2048;
 /// # Errors
 /// A program that cannot be built or a file that cannot be read.
 pub fn build(packages: &Packages) -> Result<Archive, LabError> {
-    build_with(packages, &packages.guest().modules())
+    build_with(packages, &packages.guest().modules(), None)
+}
+
+/// Builds the image with a module that was [built](crate::guest_module::build()) for its kernel, in
+/// which guests choose between both drivers of a virtio-iommu.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_with_module(packages: &Packages, module: &GuestModule) -> Result<Archive, LabError> {
+    build_with(packages, &packages.guest().modules(), Some(module))
 }
 
 /// Builds the image for another kernel, whose modules are below `modules`.
 ///
 /// # Errors
 /// As [`build`].
-pub(crate) fn build_with(packages: &Packages, modules: &Path) -> Result<Archive, LabError> {
+pub(crate) fn build_for(packages: &Packages, modules: &Path) -> Result<Archive, LabError> {
+    build_with(packages, modules, None)
+}
+
+fn build_with(
+    packages: &Packages,
+    modules: &Path,
+    module: Option<&GuestModule>,
+) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
-    base(
-        &mut archive,
-        packages,
-        &Modules::below(modules)?,
-        MODULES,
-        ON_DEMAND,
-    )?;
+    let mut modules = Modules::below(modules)?;
+    base(&mut archive, packages, &modules, MODULES, ON_DEMAND)?;
+    if let Some(module) = module {
+        let name = modules.add(module.path())?;
+        let order = modules.in_load_order(&[TRANSPORT, &name])?;
+        add_modules(&mut archive, IOMMU_MODULE, order);
+    }
     archive.file("init", 0o755, INIT);
     add_program(&mut archive, "bin/workload", &build::workload()?)?;
     Ok(archive)
@@ -210,44 +243,181 @@ fn base64(data: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
-    /// Names of [`MODULES`] in load order, of a kernel that has these modules.
-    fn load_order(files: &[(&str, &str)]) -> Vec<String> {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, depends) in files {
-            let text = format!("\0depends={depends}\0");
-            fs::write(dir.path().join(format!("{name}.ko")), text).unwrap();
-        }
-        let modules = Modules::below(dir.path()).unwrap();
-        let order = modules.in_load_order(MODULES).unwrap();
-        order.into_iter().map(|module| module.name).collect()
+    /// A kernel's modules, each with what it depends on, and the scripts of the image, which find
+    /// their files in a directory.
+    struct Root {
+        dir: tempfile::TempDir,
+        modules: Modules,
     }
+
+    impl Root {
+        /// With the lists of an image; `module` is in it, and depends on these.
+        fn new(files: &[(&str, &str)], module: Option<(&str, &str)>) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["kernel", "modules", "sys/module", "bin"] {
+                fs::create_dir_all(dir.path().join(name)).unwrap();
+            }
+            let put = |name: &str, depends: &str| {
+                let path = dir.path().join(format!("{name}.ko"));
+                fs::write(&path, format!("\0depends={depends}\0")).unwrap();
+                path
+            };
+            for (name, depends) in files {
+                put(&format!("kernel/{name}"), depends);
+            }
+            let mut modules = Modules::below(&dir.path().join("kernel")).unwrap();
+            let module = module.map(|(name, depends)| modules.add(&put(name, depends)).unwrap());
+            let root = Self { dir, modules };
+            root.list("order", MODULES);
+            root.list(IOMMU_STOCK.0, IOMMU_STOCK.1);
+            if let Some(module) = module {
+                root.list(IOMMU_MODULE, &[TRANSPORT, &module]);
+            }
+            // It is as if each were loaded, with these parameters.
+            let insmod = "#!/bin/sh\nname=${1##*/}; name=${name%.ko}; shift\n\
+                [ $name != broken ] || exit 1\n\
+                mkdir -p /sys/module/$name; touch /sys/module/$name/initstate\n\
+                echo $name \"$@\"\n";
+            for (name, text) in [("insmod", insmod), ("lab-load", LOAD)] {
+                let path = root.dir.path().join("bin").join(name);
+                fs::write(&path, root.here(text)).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            root
+        }
+
+        fn list(&self, list: &str, wanted: &[&str]) {
+            let order = self.modules.in_load_order(wanted).unwrap();
+            let names = order.into_iter().map(|module| module.name + "\n");
+            let path = self.dir.path().join("modules").join(list);
+            fs::write(path, names.collect::<String>()).unwrap();
+        }
+
+        /// A script of the image with this root's paths.
+        fn here(&self, script: &str) -> String {
+            let root = self.dir.path().display().to_string();
+            script
+                .replace("/modules", &format!("{root}/modules"))
+                .replace("/proc/cmdline", &format!("{root}/cmdline"))
+                .replace("/sys/module/", &format!("{root}/sys/module/"))
+        }
+
+        /// What the script prints, a line each: modules that it loads, with their parameters.
+        fn run(&self, command_line: &str, script: &str) -> Vec<String> {
+            fs::write(self.dir.path().join("cmdline"), format!("{command_line}\n")).unwrap();
+            let path = std::env::var("PATH").unwrap();
+            let out = std::process::Command::new("sh")
+                .args(["-c", &self.here(script)])
+                .env("PATH", format!("{}/bin:{path}", self.dir.path().display()))
+                .stderr(std::process::Stdio::null())
+                .output()
+                .unwrap();
+            let text = String::from_utf8(out.stdout).unwrap();
+            text.lines()
+                .map(|line| line.trim_end().to_owned())
+                .collect()
+        }
+
+        /// What the guest's init loads.
+        fn start(&self, command_line: &str) -> Vec<String> {
+            let from = INIT.find("option() {").unwrap();
+            let to = INIT.find("# The kernel binds what has waited").unwrap();
+            self.run(command_line, &INIT[from..to])
+        }
+    }
+
+    /// Debian's 6.12: virtio and virtio_pci are built in.
+    const NEWER: [(&str, &str); 4] = [
+        ("virtio_net", "net_failover"),
+        ("net_failover", ""),
+        ("virtio_blk", ""),
+        ("virtio-iommu", ""),
+    ];
+    /// Debian's 6.1 has no driver of a virtio-iommu.
+    const OLDER: [(&str, &str); 4] = [
+        ("virtio_blk", "virtio_ring,virtio"),
+        ("virtio_pci", "virtio_ring,virtio"),
+        ("virtio", "virtio_ring"),
+        ("virtio_ring", ""),
+    ];
 
     #[test]
     fn the_iommus_driver_comes_before_those_of_its_endpoints() {
-        // Debian's 6.12: virtio and virtio_pci are built in.
-        let order = load_order(&[
-            ("virtio_net", "net_failover"),
-            ("net_failover", ""),
-            ("virtio_blk", ""),
-            ("virtio-iommu", ""),
-        ]);
-        let expected = ["virtio_iommu", "virtio_blk", "net_failover", "virtio_net"];
-        assert_eq!(order, expected);
+        let stock = ["virtio_iommu", "virtio_blk", "net_failover", "virtio_net"];
+        assert_eq!(Root::new(&NEWER, None).start("quiet"), stock);
+        let both = Root::new(&NEWER, Some(("exitless-iommu", "")));
+        let expected = ["exitless_iommu", "virtio_blk", "net_failover", "virtio_net"];
+        assert_eq!(both.start("quiet"), expected);
+        let both = Root::new(&NEWER, Some(("exitless-iommu", "")));
+        assert_eq!(both.start("exitless.iommu=stock quiet"), stock);
+        let none = Root::new(&NEWER, Some(("exitless-iommu", "")));
+        assert_eq!(none.start("exitless.iommu=none"), stock[1..]);
+        // And then by the guest's own script.
+        let loaded = none.run("", "lab-load iommu-module; lab-load iommu-module x=1");
+        assert_eq!(loaded, ["exitless_iommu"], "once");
     }
 
     #[test]
     fn a_kernel_without_the_iommus_driver_loads_the_others() {
-        // Debian's 6.1.
-        let order = load_order(&[
-            ("virtio_blk", "virtio_ring,virtio"),
-            ("virtio_pci", "virtio_ring,virtio"),
-            ("virtio", "virtio_ring"),
-            ("virtio_ring", ""),
-        ]);
         let expected = ["virtio_ring", "virtio", "virtio_pci", "virtio_blk"];
-        assert_eq!(order, expected);
+        assert_eq!(Root::new(&OLDER, None).start("quiet"), expected);
+        // The module comes after what it reaches its device by, and before the endpoints' drivers.
+        let module = Some(("exitless-iommu", "virtio,virtio_ring"));
+        let expected = [
+            "virtio_ring",
+            "virtio",
+            "virtio_pci",
+            "exitless_iommu",
+            "virtio_blk",
+        ];
+        assert_eq!(Root::new(&OLDER, module).start("quiet"), expected);
+    }
+
+    #[test]
+    fn a_driver_that_is_not_in_the_image_is_told_of_and_the_others_load() {
+        let root = Root::new(&NEWER, None);
+        let said = root.start("exitless.iommu=module");
+        assert!(said[0].contains("exitless.iommu=module failed"), "{said:?}");
+        assert_eq!(said[1..], ["virtio_blk", "net_failover", "virtio_net"]);
+    }
+
+    #[test]
+    fn modules_take_their_parameters_from_the_command_line() {
+        let line = "exitless_iommu.reuse=optimistic virtio_blk.queue_depth=64 exitless_iommu.quota=4096 \
+            exitless_iommu. exitless_iommu exitless_iommux.reuse=1 exitless.run=\"echo *; true\"";
+        let root = Root::new(&NEWER[2..], Some(("exitless-iommu", "")));
+        let expected = [
+            "exitless_iommu reuse=optimistic quota=4096",
+            "virtio_blk queue_depth=64",
+        ];
+        assert_eq!(root.start(line), expected);
+        // A script's own are for the module it asks for, and come last: they win.
+        let root = Root::new(&OLDER, Some(("exitless-iommu", "virtio")));
+        let loaded = root.run(
+            "virtio.x=1 exitless_iommu.y=2",
+            "lab-load iommu-module y=3 z",
+        );
+        assert_eq!(
+            loaded,
+            [
+                "virtio_ring",
+                "virtio x=1",
+                "virtio_pci",
+                "exitless_iommu y=2 y=3 z"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_module_that_fails_does_not_keep_others_from_being_loaded() {
+        let root = Root::new(&[("broken", ""), ("virtio_blk", "")], None);
+        root.list("some", &["broken", "virtio_blk"]);
+        let loaded = root.run("", "lab-load some; echo $?; lab-load absent; echo $?");
+        assert_eq!(loaded, ["virtio_blk", "1", "2"]);
     }
 
     #[test]

@@ -5,19 +5,27 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
-while read -r module; do
-    insmod "/modules/$module.ko" || echo "exitless-guest: module $module failed"
-done < /modules/order
-# The kernel binds what has waited for a virtio-iommu in a thread of its own. Binding here too waits
-# for it: scripts expect their disk.
-for iommu in /sys/bus/virtio/drivers/virtio_iommu/virtio*; do
-    [ -e "$iommu" ] || continue
+option() { sed -n "s/^\(.* \)\?exitless\.$1=\([^ ]*\).*/\2/p" /proc/cmdline; }
+
+# The IOMMU's driver comes before those of its endpoints.
+iommu=$(option iommu)
+if [ -z "$iommu" ]; then
+    iommu=stock
+    [ ! -f /modules/iommu-module ] || iommu=module
+fi
+[ "$iommu" = none ] || lab-load "iommu-$iommu" || echo "exitless-guest: no IOMMU driver: exitless.iommu=$iommu failed"
+lab-load order || echo "exitless-guest: not all modules are loaded"
+# The kernel binds what has waited for a virtio-iommu (0x0017) in a thread of its own. Binding here
+# too waits for it: scripts expect their disk.
+for device in /sys/bus/virtio/devices/*; do
+    [ -e "$device/driver" ] || continue
+    read -r kind < "$device/device"
+    [ "$kind" = 0x0017 ] || continue
     for function in /sys/bus/pci/devices/*; do
         [ -e "$function/driver" ] || echo "${function##*/}" > /sys/bus/pci/drivers_probe 2>/dev/null
     done
 done
 
-option() { sed -n "s/^\(.* \)\?exitless\.$1=\([^ ]*\).*/\2/p" /proc/cmdline; }
 script=$(sed -n 's/^\(.* \)\?exitless\.run="\([^"]*\)".*/\2/p' /proc/cmdline)
 # The kernel prints `"exitless.run=…"` for an option quoted as a whole.
 [ -n "$script" ] || script=$(sed -n 's/^\(.* \)\?"exitless\.run=\([^"]*\)".*/\2/p' /proc/cmdline)

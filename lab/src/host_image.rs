@@ -22,8 +22,9 @@ use std::process::Command;
 
 use crate::cpio::Archive;
 use crate::guest_image::{ModuleList, VFIO, add_program, base};
+use crate::guest_module::GuestModule;
 use crate::kernel::Modules;
-use crate::packages::{Packages, unique};
+use crate::packages::Packages;
 use crate::{LabConfig, LabError, build, guest_image};
 
 /// KVM, TAP, the control channel, and what assigns devices; those built in are skipped.
@@ -67,11 +68,15 @@ const ON_DEMAND: &[ModuleList] = &[
 
 const INIT: &str = include_str!("host_init.sh");
 
-/// Builds the image for this configuration.
+/// Builds the image for this configuration; guests in it have the module.
 ///
 /// # Errors
 /// A program that cannot be built, a file that cannot be read, a library that is missing.
-pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabError> {
+pub fn build(
+    packages: &Packages,
+    config: &LabConfig,
+    module: Option<&GuestModule>,
+) -> Result<Archive, LabError> {
     let mut archive = Archive::new();
     let modules = Modules::below(&packages.host().modules())?;
     base(&mut archive, packages, &modules, MODULES, ON_DEMAND)?;
@@ -87,11 +92,11 @@ pub fn build(packages: &Packages, config: &LabConfig) -> Result<Archive, LabErro
         let data = fs::read(&file).map_err(LabError::host("read", &file))?;
         archive.file(at, 0o644, data);
     }
-    archive.file(
-        "boot/guest.img",
-        0o644,
-        guest_image::build(packages)?.to_bytes(),
-    );
+    let guest = match module {
+        Some(module) => guest_image::build_with_module(packages, module)?,
+        None => guest_image::build(packages)?,
+    };
+    archive.file("boot/guest.img", 0o644, guest.to_bytes());
     for (at, program) in [
         ("bin/exitless", &config.exitless),
         ("bin/exitless-lab", &config.exitless_lab),
@@ -117,7 +122,7 @@ pub(crate) fn is_program(file: &Path) -> bool {
 
 /// Adds a program without its debugging sections, and the libraries `ldd` names.
 fn with_libraries(archive: &mut Archive, at: &str, program: &Path) -> Result<(), LabError> {
-    archive.file(at, 0o755, stripped(program)?);
+    archive.file(at, 0o755, build::stripped(program)?);
     let out = Command::new("ldd")
         .arg(program)
         .output()
@@ -131,25 +136,6 @@ fn with_libraries(archive: &mut Archive, at: &str, program: &Path) -> Result<(),
         }
     }
     Ok(())
-}
-
-/// Debugging information is most of a Rust program's size, and every byte is copied by an emulated
-/// processor. Symbols stay, for backtraces. Without the tool the file is taken as it is.
-fn stripped(program: &Path) -> Result<Vec<u8>, LabError> {
-    let read = |file: &Path| fs::read(file).map_err(LabError::host("read", file));
-    let copy = std::env::temp_dir().join(format!("exitless-strip-{}", unique()));
-    let status = Command::new("objcopy")
-        .arg("--strip-debug")
-        .arg(program)
-        .arg(&copy)
-        .status();
-    let data = match status {
-        Ok(status) if status.success() => read(&copy),
-        _ => read(program),
-    };
-    // It may not exist.
-    let _ = fs::remove_file(&copy);
-    data
 }
 
 /// The files in `ldd`'s answer; the name of a library that was not found as error.

@@ -2,13 +2,14 @@
 //! modules must be loaded before which.
 //!
 //! Sources: the kernel's `Documentation/arch/x86/boot.rst` (setup header: `setup_sects` at 0x1f1,
-//! `HdrS` at 0x202, `payload_offset` and `payload_length` at 0x248 and 0x24c, protocol ≥ 2.08);
+//! `HdrS` at 0x202, `kernel_version` at 0x20e, `payload_offset` and `payload_length` at 0x248 and
+//! 0x24c, protocol ≥ 2.08);
 //! `.modinfo` of a module carries `depends=a,b`. Left out: `modules.dep`, which only exists after
 //! an installation.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -47,6 +48,41 @@ pub fn extract_vmlinux(image: &[u8]) -> Result<Vec<u8>, LabError> {
         ));
     }
     Ok(data)
+}
+
+/// Version of the Debian package that a bzImage was built as (`6.1.192-2`), by the version string
+/// of its setup header; `None` if there is none, or it is another distribution's.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn package_version(vmlinuz: &Path) -> Result<Option<String>, LabError> {
+    // The pointer to the string is a 16-bit offset.
+    const HEAD: u64 = 0x200 + 0x10000 + 0x200;
+    let mut head = Vec::new();
+    File::open(vmlinuz)
+        .and_then(|file| file.take(HEAD).read_to_end(&mut head))
+        .map_err(LabError::host("read", vmlinuz))?;
+    Ok(version_string(&head).and_then(debian_version))
+}
+
+/// The string that `kernel_version` of the setup header points to, past the boot sector.
+fn version_string(image: &[u8]) -> Option<&str> {
+    if image.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let pointer: [u8; 2] = image.get(0x20e..0x210)?.try_into().ok()?;
+    let start = match u16::from_le_bytes(pointer) {
+        0 => return None,
+        pointer => 0x200 + usize::from(pointer),
+    };
+    let text = image.get(start..)?.split(|byte| *byte == 0).next()?;
+    str::from_utf8(text).ok()
+}
+
+/// `6.1.0-56-cloud-amd64 (debian-kernel@…) #1 SMP Debian 6.1.192-2 (2026-11-16)` → `6.1.192-2`.
+fn debian_version(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace().skip_while(|word| *word != "Debian");
+    words.nth(1).map(str::to_owned)
 }
 
 fn bzimage_payload(image: &[u8]) -> Option<&[u8]> {
@@ -130,6 +166,19 @@ impl Modules {
             }
         }
         Ok(Self { paths })
+    }
+
+    /// Adds the module in `file`, which is not of the kernel's package; its name.
+    ///
+    /// # Errors
+    /// [`LabError::Config`]: the file's name is not that of a module.
+    pub fn add(&mut self, file: &Path) -> Result<String, LabError> {
+        let name = file.file_name().and_then(module_name);
+        let name = name.ok_or_else(|| {
+            LabError::Config(format!("{} is not a kernel module's file", file.display()))
+        })?;
+        self.paths.insert(name.clone(), file.to_path_buf());
+        Ok(name)
     }
 
     /// `wanted` and everything they depend on, each after its dependencies. Names the kernel has

@@ -7,7 +7,8 @@
 //!
 //! **How work flows.** [`packages`] fetches QEMU, the kernel and busybox from Debian packages and
 //! unpacks them in the user's cache directory without installing. [`build`] links the guest's `workload` and the
-//! lab's agent statically. [`guest_image`] and [`host_image`] write the two initramfs files with
+//! lab's agent statically, [`guest_module`] a kernel module for the guest. [`guest_image`] and
+//! [`host_image`] write the two initramfs files with
 //! [`cpio`]. [`Lab`] starts QEMU and talks to the agent over a virtio-serial port by the frames of
 //! [`protocol`]; the kernel's console is a separate serial line, so kernel messages never mix with
 //! a program's output.
@@ -38,6 +39,7 @@ pub mod cpio;
 mod error;
 pub mod export;
 pub mod guest_image;
+pub mod guest_module;
 pub mod host_image;
 pub mod kernel;
 pub mod packages;

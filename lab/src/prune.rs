@@ -3,10 +3,14 @@
 //! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB),
 //!   and a tree that was deleted or moved does not come back for them. After a build all but the
 //!   [`KEPT`] that were used last go by themselves; [`prune`] removes all but this tree's.
+//! - Modules for guests, `module-HASH`, one for each kernel and state of their sources: after a
+//!   build all but the [`KEPT`] that were used last go by themselves; [`prune`] removes all, since
+//!   each is built again in seconds.
+//! - Headers of a kernel that is not in the cache any more, `headers-RELEASE_VERSION` (90 MB).
 //! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than today's.
 //!
-//! Folders that another process may be using stay: programs that were used within the last hour
-//! (`RECENT`). A folder is renamed before it is removed, so that a removal that is interrupted
+//! Folders that another process may be using stay: those that were used or made within the last
+//! hour (`RECENT`). A folder is renamed before it is removed, so that a removal that is interrupted
 //! leaves nothing that passes for complete; the next one goes on with it.
 
 use std::collections::HashSet;
@@ -17,9 +21,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::LabError;
-use crate::packages::{cache_dir, is_old_debian, unique};
+use crate::packages::{cache_dir, is_old_debian, is_old_headers, unique};
 
-/// Trees whose programs are kept beside this one's without being asked for.
+/// Trees whose programs are kept beside this one's without being asked for, and modules beside one
+/// that was just built.
 pub const KEPT: usize = 3;
 /// For so long after its last use a folder may still be in use: longer than any build.
 const RECENT: Duration = Duration::from_secs(3600);
@@ -63,7 +68,7 @@ pub fn prune(own: &Path, dry_run: bool) -> Result<Pruned, LabError> {
     Ok(found)
 }
 
-/// Notes that the programs of a tree are used.
+/// Notes that a folder of programs or of a module is used.
 pub(crate) fn note_use(programs: &Path) {
     // Without it they count as used when they were built.
     let _ = fs::create_dir_all(programs).and_then(|()| fs::write(programs.join(STAMP), ""));
@@ -71,9 +76,18 @@ pub(crate) fn note_use(programs: &Path) {
 
 /// Removes programs of other trees beyond [`KEPT`]: those that were used longest ago.
 pub(crate) fn keep_few(cache: &Path, own: &Path) {
-    let programs = old_folders(cache, own).unwrap_or_default();
-    let programs = programs.into_iter().filter(|it| it.is_programs);
-    for folder in programs.skip(KEPT).filter(|it| !it.is_recent) {
+    keep_few_of(Kind::Programs, cache, own);
+}
+
+/// The same of modules, of which `own` is one.
+pub(crate) fn keep_few_modules(cache: &Path, own: &Path) {
+    keep_few_of(Kind::Module, cache, own);
+}
+
+fn keep_few_of(kind: Kind, cache: &Path, own: &Path) {
+    let folders = old_folders(cache, own).unwrap_or_default();
+    let folders = folders.into_iter().filter(|it| it.kind == kind);
+    for folder in folders.skip(KEPT).filter(|it| !it.is_recent) {
         // It does no harm; the next build tries again.
         let _ = remove(&folder.path);
     }
@@ -82,9 +96,33 @@ pub(crate) fn keep_few(cache: &Path, own: &Path) {
 /// A folder that this tree does not need.
 struct Folder {
     path: PathBuf,
-    is_programs: bool,
+    kind: Kind,
     is_recent: bool,
     used: SystemTime,
+}
+
+/// What is in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Programs,
+    Module,
+    Headers,
+    Debian,
+}
+
+impl Kind {
+    /// What is in the folder of this name, if no start may need it.
+    fn of_old(cache: &Path, name: &str) -> Option<Self> {
+        if name.starts_with("programs-") {
+            Some(Self::Programs)
+        } else if name.starts_with("module-") {
+            Some(Self::Module)
+        } else if is_old_headers(cache, name) {
+            Some(Self::Headers)
+        } else {
+            is_old_debian(name).then_some(Self::Debian)
+        }
+    }
 }
 
 /// Those of `cache`, the one that was used last first. Links are not followed.
@@ -101,12 +139,12 @@ fn old_folders(cache: &Path, own: &Path) -> Result<Vec<Folder>, LabError> {
         .filter_map(|entry| {
             let path = entry.path();
             let name = entry.file_name().into_string().ok()?;
-            let is_programs = name.starts_with("programs-") && path != own;
+            let kind = Kind::of_old(cache, &name).filter(|_| path != own)?;
             let used = last_used(&path);
             let is_recent = now.duration_since(used).is_ok_and(|since| since < RECENT);
-            (is_programs || is_old_debian(&name)).then_some(Folder {
+            Some(Folder {
                 path,
-                is_programs,
+                kind,
                 is_recent,
                 used,
             })
@@ -223,6 +261,35 @@ mod tests {
             names(cache.path()),
             ["programs-1", "programs-2", "programs-3", "programs-own"]
         );
+    }
+
+    #[test]
+    fn modules_and_programs_do_not_crowd_each_other_out() {
+        let (cache, own) = cache(&[1, 2, 3, 4, 5]);
+        for number in 1..=5 {
+            let module = cache.path().join(format!("module-{number}"));
+            fs::rename(cache.path().join(format!("programs-{number}")), &module).expect("renamed");
+        }
+        keep_few(cache.path(), &own);
+        let modules = || {
+            let folders = old_folders(cache.path(), &own).expect("read");
+            folders.iter().filter(|it| it.kind == Kind::Module).count()
+        };
+        assert_eq!(modules(), 5);
+        let built = cache.path().join("module-4");
+        keep_few_modules(cache.path(), &built);
+        assert_eq!(modules(), 1 + KEPT);
+        assert!(built.exists() && !cache.path().join("module-5").exists());
+    }
+
+    #[test]
+    fn headers_go_with_their_kernel() {
+        let (cache, own) = cache(&[]);
+        let headers = cache.path().join("headers-6.1.0-1-cloud-amd64_6.1.1-1");
+        fs::create_dir(&headers).expect("a folder");
+        let old = old_folders(cache.path(), &own).expect("read");
+        let old: Vec<_> = old.iter().map(|it| (&it.path, it.kind)).collect();
+        assert_eq!(old, [(&headers, Kind::Headers)]);
     }
 
     #[test]

@@ -7,10 +7,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::LabError;
 use crate::agent::PORT;
 use crate::guest_image::COMMAND_LINE_MAX;
+use crate::guest_module::ModuleSources;
 use crate::packages::Needs;
+use crate::{LabError, guest_module};
 
 /// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills up while guests run:
 /// an emulated processor that stops the others to empty it may make them take an interrupt twice (see the README,
@@ -34,6 +35,9 @@ pub struct LabConfig {
     pub exitless: Option<PathBuf>,
     /// The `exitless-lab` program beside it.
     pub exitless_lab: Option<PathBuf>,
+    /// Sources of a kernel module: it is [built](crate::guest_module::build()) for the guests'
+    /// kernel, and is in their image as the driver of a virtio-iommu.
+    pub guest_module: Option<ModuleSources>,
     /// More files to include: path here, path inside. Programs bring the libraries they link to. All of them lie
     /// in the memory of the emulated host.
     pub files: Vec<(PathBuf, String)>,
@@ -59,6 +63,7 @@ impl Default for LabConfig {
             one_thread: false,
             exitless: None,
             exitless_lab: None,
+            guest_module: None,
             files: Vec::new(),
             disks: Vec::new(),
             qemu_args: Vec::new(),
@@ -118,6 +123,9 @@ impl LabConfig {
                     path.display()
                 )));
             }
+        }
+        if let Some(sources) = &self.guest_module {
+            guest_module::check(sources)?;
         }
         for path in &self.disks {
             fs::File::open(path).map_err(LabError::host("open", path))?;

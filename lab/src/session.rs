@@ -24,7 +24,7 @@ use crate::packages::{Packages, unique};
 use crate::patience::Limit;
 use crate::protocol::{Frame, MAX_PAYLOAD, Message};
 use crate::qemu::Scratch;
-use crate::{LabConfig, LabError, host_image};
+use crate::{LabConfig, LabError, guest_module, host_image};
 
 mod command;
 mod tail;
@@ -104,11 +104,17 @@ impl Lab {
     pub fn start(config: &LabConfig) -> Result<Self, LabError> {
         config.check()?;
         let begin = Instant::now();
-        let packages = Packages::get(&config.needs, &|line| eprintln!("lab: {line}"))?;
+        let notice = |line: &str| eprintln!("lab: {line}");
+        let packages = Packages::get(&config.needs, &notice)?;
         if let Some(warning) = packages.warning() {
             eprintln!("lab: {warning}");
         }
-        let image = host_image::build(&packages, config)?;
+        let module = config
+            .guest_module
+            .as_ref()
+            .map(|sources| guest_module::build(sources, packages.guest(), &notice))
+            .transpose()?;
+        let image = host_image::build(&packages, config, module.as_ref())?;
         let mut attempts = 0;
         loop {
             attempts += 1;

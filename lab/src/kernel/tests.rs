@@ -60,3 +60,24 @@ fn payload_bounds_come_from_the_header_and_are_checked() {
     assert_eq!(bzimage_payload(b"short"), None);
     assert!(extract_vmlinux(&[0; 4096]).is_err());
 }
+
+#[test]
+fn a_kernel_names_the_version_of_its_package() {
+    let mut image = vec![0; 0x400];
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    assert_eq!(version_string(&image), None, "no string");
+    image[0x20e..0x210].copy_from_slice(&0x180_u16.to_le_bytes());
+    let text = "6.1.0-56-cloud-amd64 (debian-kernel@lists.debian.org) #1 SMP PREEMPT_DYNAMIC Debian 6.1.192-2 (2026-11-16)";
+    image.splice(0x380.., format!("{text}\0rest").bytes());
+    assert_eq!(version_string(&image), Some(text));
+    assert_eq!(debian_version(text).as_deref(), Some("6.1.192-2"));
+    let backport = "6.12.95+deb12-cloud-amd64 (x@y) #1 SMP Debian 6.12.95-1~bpo12+1 (2026-07-05)";
+    assert_eq!(
+        debian_version(backport).as_deref(),
+        Some("6.12.95-1~bpo12+1")
+    );
+    let ubuntu = "6.8.0-31-generic (buildd@lcy02) #31-Ubuntu SMP PREEMPT_DYNAMIC";
+    assert_eq!(debian_version(ubuntu), None);
+    image[0x202] = 0;
+    assert_eq!(version_string(&image), None, "no bzImage");
+}

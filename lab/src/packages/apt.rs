@@ -4,6 +4,7 @@
 //! are unpacked, so a download that was cut off goes on where it ended. The machine's list of installed packages
 //! is read, to know which of QEMU's libraries it lacks.
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 
 use super::cache::{check_room, full_or, unique};
-use super::{Kernel, Version, busybox_dir, find_program, kernel_dir, qemu_dir, sources};
+use super::{
+    Kernel, KernelBuild, Version, busybox_dir, find_program, headers_build_dir, headers_dir,
+    kernel_dir, qemu_dir, sources,
+};
 use crate::{LabError, kernel};
 
 /// Its newest version is the distribution's kernel without drivers for real hardware.
@@ -29,29 +33,35 @@ const PROGRESS: Duration = Duration::from_secs(5);
 
 /// A part to be fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum Wanted<'a> {
     Busybox,
     /// Of this series, or the distribution's own.
     Kernel(Option<Version>),
     /// At least this.
     Qemu(Version),
+    /// Of this kernel.
+    Headers(&'a KernelBuild),
 }
 
-impl Wanted {
+impl Wanted<'_> {
     fn name(self) -> String {
         match self {
             Self::Busybox => "busybox".into(),
             Self::Kernel(None) => "the distribution's kernel".into(),
             Self::Kernel(Some(series)) => format!("a kernel {series}"),
             Self::Qemu(version) => format!("QEMU {version} or newer"),
+            Self::Headers(KernelBuild { release, version }) => {
+                format!("the headers of Linux {release}, version {version}")
+            }
         }
     }
 
-    fn package(self) -> &'static str {
+    fn package(self) -> Cow<'static, str> {
         match self {
-            Self::Busybox => "busybox-static",
-            Self::Kernel(_) => KERNEL,
-            Self::Qemu(_) => QEMU,
+            Self::Busybox => "busybox-static".into(),
+            Self::Kernel(_) => KERNEL.into(),
+            Self::Qemu(_) => QEMU.into(),
+            Self::Headers(build) => format!("linux-headers-{}", build.release).into(),
         }
     }
 
@@ -62,6 +72,7 @@ impl Wanted {
             Self::Busybox | Self::Kernel(None) => true,
             Self::Kernel(Some(series)) => series.is_series_of(version),
             Self::Qemu(at_least) => Version::of_package(version).is_some_and(|v| v >= at_least),
+            Self::Headers(build) => build.version == version,
         }
     }
 
@@ -71,6 +82,19 @@ impl Wanted {
             Self::Busybox => 8 << 20,
             Self::Kernel(_) => 320 << 20,
             Self::Qemu(_) => 192 << 20,
+            Self::Headers(_) => 128 << 20,
+        }
+    }
+
+    /// What to do where no source has it.
+    fn hint(self) -> String {
+        match self {
+            Self::Headers(build) => format!(
+                "mirrors keep only the newest ones: delete the kernel (the folder of the lab's cache with \
+                 boot/vmlinuz-{}), and the next start fetches one that there are headers for",
+                build.release
+            ),
+            _ => HINT.into(),
         }
     }
 }
@@ -122,7 +146,7 @@ impl<'a> Apt<'a> {
 
     /// Fetches and unpacks all of them: from the machine's sources what these have, the rest from the suites that
     /// follow, the nearest first.
-    pub(super) fn fetch(&self, wanted: &[Wanted]) -> Result<(), LabError> {
+    pub(super) fn fetch(&self, wanted: &[Wanted<'_>]) -> Result<(), LabError> {
         check_room(self.cache, wanted.iter().map(|part| part.room()).sum())?;
         let names: Vec<String> = wanted.iter().map(|part| part.name()).collect();
         (self.notice)(&format!(
@@ -146,17 +170,17 @@ impl<'a> Apt<'a> {
         Err(LabError::Package {
             what: first.name(),
             reason: "neither the machine's sources nor the suites that follow have it".into(),
-            hint: HINT.into(),
+            hint: first.hint(),
         })
     }
 
     /// Fetches what these sources have; answers what they have not.
-    fn fetch_from(
+    fn fetch_from<'w>(
         &self,
         sources: &[sources::Source],
         suite: Option<&str>,
-        wanted: &[Wanted],
-    ) -> Result<Vec<Wanted>, LabError> {
+        wanted: &[Wanted<'w>],
+    ) -> Result<Vec<Wanted<'w>>, LabError> {
         let update = self.update(sources)?;
         let mut left = Vec::new();
         for &part in wanted {
@@ -215,10 +239,11 @@ impl<'a> Apt<'a> {
         Ok(versions.any(|version| series.is_series_of(&version)))
     }
 
-    /// The package that is this part, and its version; none if the sources have none that will do.
-    fn find(&self, part: Wanted, suite: Option<&str>) -> Result<Option<Found>, LabError> {
+    /// The packages that are this part, and their version; none if the sources have none that
+    /// will do.
+    fn find(&self, part: Wanted<'_>, suite: Option<&str>) -> Result<Option<Found>, LabError> {
         let package = part.package();
-        let shown = self.query(&["madison", package], package)?;
+        let shown = self.query(&["madison", &package], &package)?;
         let Some(version) = parse_madison(&shown, suite)
             .into_iter()
             .find(|v| part.will_do(v))
@@ -226,15 +251,33 @@ impl<'a> Apt<'a> {
             return Ok(None);
         };
         let named = format!("{package}={version}");
-        if !matches!(part, Wanted::Kernel(_)) {
-            return Ok(Some(Found { named, version }));
-        }
-        // The package only names the one that has the files.
-        let shown = self.query(&["show", &named], package)?;
-        Ok(parse_kernel_package(&shown).map(|named| Found { named, version }))
+        let show = || self.query(&["show", &named], &package);
+        let named = match part {
+            Wanted::Busybox | Wanted::Qemu(_) => vec![named],
+            // The package only names the one that has the files.
+            Wanted::Kernel(_) => match parse_kernel_package(&show()?) {
+                Some(named) => vec![named],
+                None => return Ok(None),
+            },
+            Wanted::Headers(_) => match parse_headers_packages(&show()?) {
+                // All of one version.
+                Some(others) => others
+                    .map(|other| format!("{other}={version}"))
+                    .into_iter()
+                    .chain([named])
+                    .collect(),
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(Found { named, version }))
     }
 
-    fn fetch_part(&self, part: Wanted, found: &Found, suite: Option<&str>) -> Result<(), LabError> {
+    fn fetch_part(
+        &self,
+        part: Wanted<'_>,
+        found: &Found,
+        suite: Option<&str>,
+    ) -> Result<(), LabError> {
         let what = part.name();
         let archives = self.dir.join("archives");
         let mut args = match part {
@@ -243,12 +286,12 @@ impl<'a> Apt<'a> {
                 "--download-only",
                 "--no-install-recommends",
                 "-y",
-                &found.named,
                 "seabios",
             ],
             // Without its dependencies.
-            _ => vec!["download", &found.named],
+            _ => vec!["download"],
         };
+        args.extend(found.named.iter().map(String::as_str));
         if let Some(suite) = suite {
             args.extend(["-t", suite]);
         }
@@ -256,6 +299,7 @@ impl<'a> Apt<'a> {
         let to = match part {
             Wanted::Busybox => busybox_dir(self.cache),
             Wanted::Kernel(series) => kernel_dir(self.cache, series),
+            Wanted::Headers(build) => headers_dir(self.cache, build),
             Wanted::Qemu(_) => {
                 let version = Version::of_package(&found.version);
                 qemu_dir(self.cache, version.expect("its version was compared"))
@@ -269,11 +313,18 @@ impl<'a> Apt<'a> {
     }
 
     /// Unpacks all archives into a directory that then becomes `to`.
-    fn unpack(&self, archives: &Path, to: &Path, part: Wanted, what: &str) -> Result<(), LabError> {
+    fn unpack(
+        &self,
+        archives: &Path,
+        to: &Path,
+        part: Wanted<'_>,
+        what: &str,
+    ) -> Result<(), LabError> {
         (self.notice)(&format!("unpacking {what}"));
         let scratch = self.dir.join(format!("unpack-{}", unique()));
         let unpacked = unpack_all(archives, &scratch, what).and_then(|()| match part {
             Wanted::Kernel(_) => add_vmlinux(&scratch),
+            Wanted::Headers(build) => make_headers_relocatable(&scratch, &build.release),
             _ => Ok(()),
         });
         let done = unpacked
@@ -330,9 +381,9 @@ impl<'a> Apt<'a> {
     }
 }
 
-/// A package's name as `apt-get` takes it, and the version that was found.
+/// Names of packages as `apt-get` takes them, and the version that was found.
 struct Found {
-    named: String,
+    named: Vec<String>,
     version: String,
 }
 
@@ -376,6 +427,18 @@ fn add_vmlinux(root: &Path) -> Result<(), LabError> {
     let (vmlinuz, vmlinux) = (kernel.vmlinuz(), kernel.vmlinux());
     let image = fs::read(&vmlinuz).map_err(LabError::host("read", &vmlinuz))?;
     fs::write(&vmlinux, kernel::extract_vmlinux(&image)?).map_err(LabError::host("write", &vmlinux))
+}
+
+/// Has the makefile of the headers unpacked in `root` include its other half by where it lies and
+/// not by where a package would be installed.
+fn make_headers_relocatable(root: &Path, release: &str) -> Result<(), LabError> {
+    let makefile = headers_build_dir(root, release).join("Makefile");
+    let text = fs::read_to_string(&makefile).map_err(LabError::host("read", &makefile))?;
+    let text = text.replace(
+        "include /usr/src/",
+        "include $(dir $(lastword $(MAKEFILE_LIST)))../",
+    );
+    fs::write(&makefile, text).map_err(LabError::host("write", &makefile))
 }
 
 /// Turns the status lines of a download into a notice now and then.
@@ -482,6 +545,24 @@ fn parse_kernel_package(shown: &str) -> Option<String> {
         .find_map(|line| line.strip_prefix("Depends: "))?;
     let name = dependencies.split([',', ' ']).next()?;
     name.starts_with("linux-image-").then(|| name.to_owned())
+}
+
+/// The other packages of a set of headers, by the description of `linux-headers-RELEASE`; none if
+/// these two are not both there.
+fn parse_headers_packages(shown: &str) -> Option<[String; 2]> {
+    let dependencies = shown
+        .lines()
+        .find_map(|line| line.strip_prefix("Depends: "))?;
+    let named = |is_it: &dyn Fn(&str) -> bool| {
+        let mut names = dependencies
+            .split([',', '|'])
+            .filter_map(|it| it.split_whitespace().next());
+        names.find(|name| is_it(name)).map(str::to_owned)
+    };
+    Some([
+        named(&|name| name.starts_with("linux-headers-") && name.ends_with("-common"))?,
+        named(&|name| name.starts_with("linux-kbuild-"))?,
+    ])
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@
 //! the suites that follow theirs on the same mirror (`sources`). `apt` does the work, with lists and
 //! archives of its own: nothing of the machine's package system is changed but read.
 //!
-//! [`Debian`] is a part for those who ask for it: a whole root, made by `mmdebstrap`.
+//! [`Debian`] is a part for those who ask for it: a whole root, made by `mmdebstrap`. So are the
+//! headers of a kernel, which a module is built against (`headers`).
 //!
 //! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Left out: other families of
 //! distributions; refreshing the packages (delete the directory for that).
@@ -17,6 +18,7 @@
 mod apt;
 mod cache;
 mod debian;
+mod headers;
 mod mend;
 mod needs;
 mod sources;
@@ -27,12 +29,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::LabError;
+use crate::{LabError, kernel};
 use apt::{Apt, Wanted};
 pub use cache::cache_dir;
 pub(crate) use cache::{full_or, unique, workspace_dir};
 pub(crate) use debian::is_old as is_old_debian;
 pub use debian::{Debian, DebianKernel, NEWER};
+pub(crate) use headers::{Headers, is_old as is_old_headers};
 use mend::Mended;
 pub use needs::{Needs, Version};
 
@@ -69,6 +72,15 @@ pub struct Kernel {
     release: String,
 }
 
+/// A kernel's release and the version of its package.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct KernelBuild {
+    /// `6.1.0-56-cloud-amd64`.
+    pub(crate) release: String,
+    /// `6.1.192-2`.
+    pub(crate) version: String,
+}
+
 impl Kernel {
     /// The kernel's release, for example `6.1.0-56-cloud-amd64`.
     #[must_use]
@@ -92,6 +104,23 @@ impl Kernel {
     #[must_use]
     pub fn modules(&self) -> PathBuf {
         self.root.join("lib/modules").join(&self.release)
+    }
+
+    /// Which build this is.
+    ///
+    /// # Errors
+    /// [`LabError::Package`]: the image does not say, so no headers can be known to fit it.
+    pub(crate) fn build(&self) -> Result<KernelBuild, LabError> {
+        let version = kernel::package_version(&self.vmlinuz())?;
+        let version = version.ok_or_else(|| LabError::Package {
+            what: format!("the headers of Linux {}", self.release),
+            reason: "the kernel does not say which version of a Debian package it is".into(),
+            hint: "modules can be built for Debian's own kernels alone".into(),
+        })?;
+        Ok(KernelBuild {
+            release: self.release.clone(),
+            version,
+        })
     }
 
     /// What is unpacked at `root`, if that is a kernel.
@@ -278,6 +307,15 @@ fn kernel_dir(cache: &Path, series: Option<Version>) -> PathBuf {
     })
 }
 
+fn headers_dir(cache: &Path, build: &KernelBuild) -> PathBuf {
+    cache.join(format!("headers-{}_{}", build.release, build.version))
+}
+
+/// Where a kernel's own half of its headers is in what was unpacked.
+fn headers_build_dir(root: &Path, release: &str) -> PathBuf {
+    root.join(format!("usr/src/linux-headers-{release}"))
+}
+
 fn busybox_dir(cache: &Path) -> PathBuf {
     cache.join("busybox")
 }
@@ -294,7 +332,7 @@ fn find(cache: &Path, needs: &Needs) -> Option<Packages> {
 }
 
 /// What has to be fetched.
-fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted> {
+fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted<'static>> {
     let mut wanted = Vec::new();
     if !busybox_dir(cache).is_dir() {
         wanted.push(Wanted::Busybox);

@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context;
+use lab::guest_module::ModuleSources;
 use lab::packages::{Needs, Version};
 use lab::{Lab, LabConfig, LabError, Running, Stream};
 
@@ -28,7 +29,8 @@ const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// What the help says after its options.
 pub const EXAMPLES: &str = "\
 The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first start downloads about 60 MB \
-of Debian packages and installs nothing; they stay in the cache. What your suites have not new enough is taken from the suites that follow \
+of Debian packages and installs nothing; they stay in the cache. --guest-module adds about 15 MB, and takes \
+make and the compiler that the guest's kernel was built by. What your suites have not new enough is taken from the suites that follow \
 on the same mirror. QEMU is 10 or newer by default, as in `make test`: older ones lose interrupts, and a guest with several vCPUs may \
 then end in a triple fault that is the lab's.
 
@@ -53,6 +55,12 @@ Examples:
     exitless-lab lab --shell
   The same with a newer kernel in host and guest:
     exitless-lab lab --kernel 6.12 --guest-kernel 6.12 -- doctor
+  A guest behind a paravirtual IOMMU, whose driver is a module built from its sources (--guest-module)
+  and not Linux's own, with a parameter; that, or none, is one more option of the guest's away
+  (exitless.iommu=stock, exitless.iommu=none)
+    exitless-lab lab --guest-kernel 6.12 --guest-module guest/iommu-module --put disk.img -- \\
+        run --iommu virtio --kernel /boot/vmlinuz --initrd /boot/guest.img --disk path=disk.img \\
+        --cmdline 'console=ttyS0 exitless_iommu.quota=4096 exitless.run=\"lsmod\"'
   An IOMMU in the emulated host, whose unmaps take effect at once, and a device behind it to assign:
     exitless-lab lab --shell --qemu=-device --qemu=intel-iommu,intremap=on --qemu=-device --qemu=edu \\
         --append 'intel_iommu=on iommu.strict=1'
@@ -76,7 +84,8 @@ Environment:
   RUST_LOG  What the log has, where --log is not given: see there.
 
 Files:
-  ~/.cache/exitless/lab  The cache: packages, kernels, and the lab's own programs, built for each source tree (programs-HASH).";
+  ~/.cache/exitless/lab  The cache: packages, kernels, and the lab's own programs, built for each source tree (programs-HASH); \
+headers of kernels, and modules built by them (module-HASH, with debugging information beside each).";
 
 /// Arguments of `exitless-lab lab`.
 #[derive(clap::Args)]
@@ -97,6 +106,13 @@ pub struct LabArgs {
     /// Series of the guest's kernel and its modules in /boot [default: the distribution's]
     #[arg(long, value_name = "SERIES")]
     guest_kernel: Option<Version>,
+    /// Sources of a kernel module, a directory with a Makefile for kbuild: it is built for the
+    /// guest's kernel, and is in /boot/guest.img as the guest's driver of a virtio-iommu
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["export", "prune"])]
+    guest_module: Option<PathBuf>,
+    /// A variable for the make that builds it; repeat for more
+    #[arg(long, value_name = "NAME=VALUE", requires = "guest_module")]
+    guest_module_make: Vec<String>,
     /// Seconds the command may take [default: 300; a day with --shell or --tty]
     #[arg(long, value_name = "S")]
     timeout: Option<u64>,
@@ -234,6 +250,10 @@ fn config(args: &LabArgs, programs: Programs) -> LabConfig {
             host_kernel: args.kernel,
             guest_kernel: args.guest_kernel,
         },
+        guest_module: args.guest_module.clone().map(|dir| ModuleSources {
+            dir,
+            variables: args.guest_module_make.clone(),
+        }),
         disks: args.disk.clone(),
         memory_mib: args.memory,
         cpus: args.cpus,
@@ -398,21 +418,48 @@ mod tests {
         args: LabArgs,
     }
 
+    fn programs() -> Programs {
+        Programs {
+            exitless: "exitless".into(),
+            exitless_lab: "exitless-lab".into(),
+        }
+    }
+
     #[test]
     fn options_of_the_hosts_kernel_are_appended_in_their_order() {
         let config_of = |line: &[&str]| {
             let line = ["lab"].iter().chain(line).chain(&["--", "doctor"]);
-            let programs = Programs {
-                exitless: "exitless".into(),
-                exitless_lab: "exitless-lab".into(),
-            };
             let cli = Cli::try_parse_from(line).expect("a command line");
-            config(&cli.args, programs)
+            config(&cli.args, programs())
         };
         assert_eq!(config_of(&[]).kernel_options, "");
         let strict = "intel_iommu=on iommu.strict=1";
         let config = config_of(&["--append", strict, "--append", "-x"]);
         assert_eq!(config.kernel_options, "intel_iommu=on iommu.strict=1 -x");
+    }
+
+    #[test]
+    fn a_guests_module_is_built_with_variables_of_make() {
+        let line = |more: &[&'static str]| {
+            let line = ["lab"].iter().chain(more).chain(&["--", "doctor"]);
+            Cli::try_parse_from(line).map(|cli| config(&cli.args, programs()).guest_module)
+        };
+        assert_eq!(line(&[]).expect("a command line"), None);
+        let given = [
+            "--guest-module",
+            "m",
+            "--guest-module-make",
+            "A=1",
+            "--guest-module-make",
+            "B=-x",
+        ];
+        let expected = ModuleSources {
+            dir: "m".into(),
+            variables: vec!["A=1".into(), "B=-x".into()],
+        };
+        assert_eq!(line(&given).expect("a command line"), Some(expected));
+        assert!(line(&given[2..]).is_err(), "of no module");
+        assert!(Cli::try_parse_from(["lab", "--guest-module", "m", "--prune"]).is_err());
     }
 
     #[test]

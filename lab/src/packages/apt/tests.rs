@@ -62,3 +62,68 @@ fn a_tool_is_quoted_where_it_says_what_went_wrong() {
     assert_eq!(last_words("a\n\nb\nc\n"), "b; c");
     assert_eq!(last_words(""), "");
 }
+
+#[test]
+fn a_set_is_named_by_its_first_package() {
+    let shown = "Package: linux-headers-6.12.95+deb12-cloud-amd64\n\
+        Depends: linux-base (>= 4.12~), linux-headers-6.12.95+deb12-common (= 6.12.95-1~bpo12+1), \
+        linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1~bpo12+1) | \
+        linux-image-6.12.95+deb12-cloud-amd64-unsigned, linux-kbuild-6.12.95+deb12, gcc-12\n";
+    let expected = [
+        "linux-headers-6.12.95+deb12-common",
+        "linux-kbuild-6.12.95+deb12",
+    ];
+    assert_eq!(
+        parse_headers_packages(shown),
+        Some(expected.map(str::to_owned)),
+        "backports"
+    );
+    let shown = "Depends: linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= 6.1.192-2), \
+        linux-compiler-gcc-12-x86\n";
+    let expected = ["linux-headers-6.1.0-56-common", "linux-kbuild-6.1"];
+    assert_eq!(
+        parse_headers_packages(shown),
+        Some(expected.map(str::to_owned))
+    );
+    assert_eq!(
+        parse_headers_packages("Depends: linux-headers-6.1.0-56-common\n"),
+        None
+    );
+    assert_eq!(parse_headers_packages(""), None);
+}
+
+#[test]
+fn a_makefile_of_headers_finds_its_other_half_wherever_it_lies() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let build_dir = headers_build_dir(dir.path(), "6.1.0-56-cloud-amd64");
+    let common = dir.path().join("usr/src/common");
+    for dir in [&build_dir, &common] {
+        fs::create_dir_all(dir).expect("a directory");
+    }
+    fs::write(common.join("Makefile"), "all:\n\t@echo found\n").expect("a file");
+    let makefile = build_dir.join("Makefile");
+    fs::write(&makefile, "include /usr/src/common/Makefile\n").expect("a file");
+    make_headers_relocatable(dir.path(), "6.1.0-56-cloud-amd64").expect("it can be written");
+    let mut make = Command::new("make");
+    make.args(["-s", "-C"])
+        .arg(&build_dir)
+        .env_remove("MAKEFLAGS");
+    let Ok(made) = make.output() else {
+        eprintln!("skipped: no make");
+        return;
+    };
+    assert_eq!(String::from_utf8_lossy(&made.stdout), "found\n");
+}
+
+#[test]
+fn headers_are_of_the_kernels_version_and_no_other() {
+    let build = KernelBuild {
+        release: "6.1.0-56-cloud-amd64".into(),
+        version: "6.1.192-2".into(),
+    };
+    let wanted = Wanted::Headers(&build);
+    assert_eq!(wanted.package(), "linux-headers-6.1.0-56-cloud-amd64");
+    assert!(wanted.will_do("6.1.192-2"));
+    assert!(!wanted.will_do("6.1.192-1") && !wanted.will_do("6.1.192-2+b1"));
+    assert!(wanted.hint().contains("boot/vmlinuz-6.1.0-56-cloud-amd64"));
+}
