@@ -18,7 +18,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::LabError;
 use crate::build::stripped;
-use crate::packages::{Headers, Kernel, KernelBuild, cache_dir, full_or, unique};
+use crate::packages::{Headers, Kernel, KernelBuild, cache_dir, full_or, unique, workspace_dir};
 use crate::prune;
 
 /// Of an error's lines, at most the first so many: the compiler's first message tells more than
@@ -31,6 +31,12 @@ const OPTIONS: [&str; 1] = ["CONFIG_DEBUG_INFO_BTF_MODULES="];
 /// What make and the compiler have of the environment: anything else would be a variable of the
 /// makefiles, and is not part of the key.
 const ENVIRONMENT: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
+
+/// Where the sources of this workspace's driver for virtio-iommu are.
+#[must_use]
+pub fn iommu_module() -> PathBuf {
+    workspace_dir().join("guest/iommu-module")
+}
 
 /// What a module is built from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

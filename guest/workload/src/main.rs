@@ -33,9 +33,10 @@ const HELP: &str = "\
 workload: the program inside the test guest
 
   workload reads DEV [--count 400] [--warmup 120] [--windows 1] [--random SEED] [--no-markers] [--in-place] [--pause-us US]
-                 [--step]
+                 [--buffers 1] [--step]
       Direct 4 KiB reads, one at a time; each window of COUNT reads lies between two markers. What is read is kept and summed
       behind the window; with --in-place it is summed where it is read to, and a byte of it changed, so that one page is touched.
+      With --buffers they go to that many pages in turn: warm up twice as many, so that a mapping of each has been made.
       With --pause-us the processor computes that long before each of them.
       Block numbers ascend, or are chosen by the seed.
       Prints after each window: reads window=I of=WINDOWS; with --step it waits for a line of standard input then.

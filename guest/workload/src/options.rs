@@ -23,6 +23,7 @@ const FLAGS: &[&str] = &[
 /// Options that take a number, of any command.
 const NUMBERS: &[&str] = &[
     "alloc-mib",
+    "buffers",
     "bytes",
     "collections",
     "count",

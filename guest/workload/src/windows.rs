@@ -71,6 +71,12 @@ pub fn reads(options: &mut Options) -> Result<(), Failure> {
         ))
     })? * BLOCK;
     let pause = Duration::from_micros(options.number("pause-us", Some(0))?);
+    let buffers = options.number("buffers", Some(1))?;
+    let buffers = usize::try_from(buffers)
+        .ok()
+        .filter(|count| (1..=COUNT_MAX).contains(count));
+    let buffers =
+        buffers.ok_or_else(|| Failure::Usage(format!("--buffers is 1 to {COUNT_MAX}")))?;
     let device = options.subject("DEV")?;
     let file = device::open(Path::new(&device), false)?;
     let blocks = device::blocks(&file)?;
@@ -80,29 +86,38 @@ pub fn reads(options: &mut Options) -> Result<(), Failure> {
         Some(random) => random.below(blocks),
         None => numbers.next().expect("a cycle of at least one block"),
     };
-    let mut buffer = Buffer::new(BLOCK);
+    let buffers_len = buffers;
+    let mut buffers: Vec<Buffer> = (0..buffers).map(|_| Buffer::new(BLOCK)).collect();
+    let mut turn = 0;
+    let mut read = |take: &mut dyn FnMut(&mut Buffer)| {
+        let buffer = &mut buffers[turn];
+        turn = (turn + 1) % buffers_len;
+        device::read(&file, next(), buffer)?;
+        take(buffer);
+        io::Result::Ok(())
+    };
     // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
     // with something other than zero, so that its memory exists before the first window.
     let mut kept = vec![0xff; kept_len];
     let mut sum = Checksum::default();
     for window in 1..=windows {
         for _ in 0..warmup {
-            device::read(&file, next(), &mut buffer)?;
+            read(&mut |_| ())?;
         }
         if let Some(markers) = &markers {
             markers.write(marker::BEGIN);
         }
         for copy in kept.chunks_mut(BLOCK) {
             spin(pause);
-            device::read(&file, next(), &mut buffer)?;
-            copy.copy_from_slice(buffer.bytes());
+            read(&mut |buffer| copy.copy_from_slice(buffer.bytes()))?;
         }
         let times = if in_place { count } else { 0 };
         for _ in 0..times {
             spin(pause);
-            device::read(&file, next(), &mut buffer)?;
-            sum.add(buffer.bytes());
-            buffer.bytes_mut()[0] ^= 1;
+            read(&mut |buffer| {
+                sum.add(buffer.bytes());
+                buffer.bytes_mut()[0] ^= 1;
+            })?;
         }
         if let Some(markers) = &markers {
             markers.write(marker::END);

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use lab::packages::Version;
 
-use crate::system::host::Host;
+use crate::system::host::{Host, Kernels};
 
 type Run = Box<dyn Fn(&Host) -> Result<String> + Send>;
 
@@ -16,9 +16,8 @@ pub struct Case {
     /// It takes several times as long as the others, and is begun before them: the last to end
     /// would leave a processor idle.
     pub is_long: bool,
-    /// The oldest series of the host's kernel that has what it needs, if the distribution's has
-    /// not.
-    pub needs: Option<Version>,
+    /// Kernels that have what it needs, the oldest, if the distribution's have not.
+    pub needs: Kernels,
     run: Run,
 }
 
@@ -32,7 +31,7 @@ impl Case {
             name: name.into(),
             is_alone: false,
             is_long: false,
-            needs: None,
+            needs: Kernels::default(),
             run: Box::new(run),
         }
     }
@@ -51,7 +50,15 @@ impl Case {
 
     /// The same where the host's kernel is of this series at least.
     pub(super) fn needing(mut self, kernel: Version) -> Self {
-        self.needs = Some(kernel);
+        self.needs.both = Some(kernel);
+        self
+    }
+
+    /// The same where the guests' kernel is of this series at least, if it says one, and has this
+    /// workspace's driver for virtio-iommu.
+    pub(super) fn with_guests(mut self, kernel: Option<Version>) -> Self {
+        self.needs.guest = kernel;
+        self.needs.has_module = true;
         self
     }
 
@@ -61,6 +68,20 @@ impl Case {
             self.name = format!("{} (Linux {series})", self.name);
         }
         self
+    }
+
+    /// Kernels to run it with, in a suite whose kernels are of this series, if it says one.
+    pub fn kernels(&self, series: Option<Version>) -> Kernels {
+        let mut kernels = self.needs;
+        if !Host::is_lab() {
+            // This machine has the kernel it has.
+            kernels.both = None;
+        }
+        kernels.both = series.max(kernels.both);
+        kernels.guest = kernels
+            .guest
+            .map(|guest| series.unwrap_or(guest).max(guest));
+        kernels
     }
 
     /// Runs it; answers a few words on what was seen.

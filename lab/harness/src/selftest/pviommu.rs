@@ -1,4 +1,5 @@
-//! Guests behind the paravirtual IOMMU, with Linux's own driver: kernels from 6.12 on.
+//! Guests behind the paravirtual IOMMU, with Linux's own driver (kernels from 6.12 on) or this
+//! workspace's.
 
 use std::time::Duration;
 
@@ -7,66 +8,108 @@ use lab::packages::Version;
 
 use super::case::Case;
 use super::machine::{mixed_summary, with_disk};
-use crate::system::guest::{Guest, Mode, Outcome};
+use crate::system::guest::{Driver, Guest, Mode, Outcome};
 use crate::system::workloads::{self, Rogue};
 
-/// The first of Debian's kernels with the driver.
+/// The first of Debian's kernels with a driver of its own.
 const KERNEL: Version = Version::new(6, 12);
 
 /// What a guest says of its machine ends here.
 const SEEN: &str = "machine seen";
 
+/// The module, keeping what it has mapped.
+const OPTIMISTIC: Driver = Driver::Module(&["reuse=optimistic"]);
+/// The module, keeping nothing.
+const STRICT: Driver = Driver::Module(&[]);
+
 /// Cases of `make test`.
 pub(super) fn quick() -> Vec<Case> {
-    vec![io(2, true, 3)]
+    vec![
+        io(Driver::Stock, Some(KERNEL), 2, true, 3),
+        io(OPTIMISTIC, Some(KERNEL), 1, true, 3),
+        io(STRICT, None, 2, true, 3),
+        loads(Some(KERNEL), 10),
+    ]
 }
 
 /// And those of the soak.
 pub(super) fn soak() -> Vec<Case> {
-    vec![io(1, true, 60), io(2, true, 60), io(2, false, 60)]
+    let mut cases = Vec::new();
+    for cpus in [1, 2] {
+        for is_strict in [true, false] {
+            cases.push(io(Driver::Stock, Some(KERNEL), cpus, is_strict, 60));
+        }
+        for kernel in [None, Some(KERNEL)] {
+            for driver in [STRICT, OPTIMISTIC] {
+                cases.push(io(driver, kernel, cpus, true, 60));
+            }
+        }
+    }
+    cases.extend([loads(None, 100), loads(Some(KERNEL), 100)]);
+    cases
+}
+
+/// What a case's name says of its guests.
+fn described(driver: Driver, kernel: Option<Version>) -> String {
+    let driver = match driver {
+        Driver::Stock => "Linux's driver".into(),
+        Driver::Module(parameters) => format!("our driver {}", parameters.join(" ")),
+    };
+    let kernel = kernel.map_or_else(String::new, |kernel| format!(" on {kernel}"));
+    format!("{}{kernel}", driver.trim_end())
 }
 
 /// A guest that first says what it sees of its IOMMU, then runs `script`.
-fn guest(cpus: u32, is_strict: bool, script: &str) -> Guest {
+fn guest(driver: Driver, cpus: u32, is_strict: bool, script: &str) -> Guest {
     // The pattern does not match itself on the command line, which the log has.
     let script = format!(
-        "dmesg | grep -E 'virtio_iommu virti[o]|iomm[u]:|iommu grou[p]'; echo {SEEN}; {script}"
+        "dmesg | grep -E 'iommu virti[o]|iomm[u]:|iommu grou[p]'; \
+         cat /sys/bus/virtio/drivers/exitless-iommu/endpoints 2>/dev/null; echo {SEEN}; {script}"
     );
     let mut guest = Guest::new(Mode::Virtio, script);
-    (guest.cpus, guest.is_strict, guest.idle) = (cpus, is_strict, "adaptive");
+    (guest.driver, guest.cpus, guest.is_strict) = (driver, cpus, is_strict);
+    guest.idle = "adaptive";
     guest
 }
 
-/// Linux's driver has the IOMMU, `endpoints` devices are behind it, and there was no fault while it booted.
-fn check(outcome: &Outcome, endpoints: usize) -> Result<()> {
+/// The driver has the IOMMU, `endpoints` devices are behind it, and there was no fault while it
+/// booted.
+fn check(outcome: &Outcome, driver: Driver, endpoints: usize) -> Result<()> {
     let (seen, _) = outcome
         .console
         .split_once(SEEN)
         .with_context(|| format!("it did not boot\n{}", outcome.tail()))?;
+    let behind = match driver {
+        Driver::Stock => {
+            ensure!(
+                seen.contains("virtio_iommu virtio0: input address: 48 bits"),
+                "Linux's driver did not take the IOMMU\n{seen}"
+            );
+            seen.matches("Adding to iommu group").count()
+        }
+        Driver::Module(_) => seen.matches(" attached bound").count(),
+    };
     ensure!(
-        seen.contains("virtio_iommu virtio0: input address: 48 bits"),
-        "Linux's driver did not take the IOMMU\n{seen}"
-    );
-    let groups = seen.matches("Adding to iommu group").count();
-    ensure!(
-        groups == endpoints,
-        "{groups} devices behind it, not {endpoints}\n{seen}"
+        behind == endpoints,
+        "{behind} devices behind it, not {endpoints}\n{seen}"
     );
     ensure!(!seen.contains(" fault from EP"), "faults\n{seen}");
-    let invalidations = outcome.ledger["whole"]["owner"]["invalidations"].as_u64();
-    ensure!(
-        invalidations > Some(0),
-        "nothing was unmapped: {invalidations:?}"
-    );
+    let maps = outcome.ledger["whole"]["paravirtual"]["maps"].as_u64();
+    ensure!(maps > Some(0), "nothing was mapped: {maps:?}");
     Ok(())
 }
 
 /// Disk and network under it; then two disks attack.
-fn io(cpus: u32, is_strict: bool, seconds: u32) -> Case {
-    let policy = if is_strict { "strict" } else { "lazy" };
+fn io(driver: Driver, kernel: Option<Version>, cpus: u32, is_strict: bool, seconds: u32) -> Case {
+    let policy = match (driver, is_strict) {
+        (Driver::Stock, true) => ", strict",
+        (Driver::Stock, false) => ", lazy",
+        _ => "",
+    };
     let name = format!(
         "verified I/O for {seconds} s, ping and UDP echo; then rogue DMA, unmapped and read-only, is \
-         blocked and the event queue says so: virtio, {cpus} vCPU, {policy}"
+         blocked and the event queue says so: virtio, {}, {cpus} vCPU{policy}",
+        described(driver, kernel)
     );
     Case::new(name, move |host| {
         let script = format!(
@@ -74,7 +117,8 @@ fn io(cpus: u32, is_strict: bool, seconds: u32) -> Case {
             workloads::disk_node(Mode::Virtio, 0),
             workloads::network_script(3, 50)
         );
-        let mut guest = with_disk(guest(cpus, is_strict, &script), host, ",queues=2")?;
+        let guest = guest(driver, cpus, is_strict, &script);
+        let mut guest = with_disk(guest, host, ",queues=2")?;
         workloads::add_network(&mut guest);
         for rogue in Rogue::ALL {
             rogue.add(&mut guest, host)?;
@@ -82,12 +126,63 @@ fn io(cpus: u32, is_strict: bool, seconds: u32) -> Case {
         guest.limit += Duration::from_secs(u64::from(seconds) * 2);
         let outcome = guest.run(host)?;
         // The disks and the card.
-        check(&outcome, 2 + Rogue::ALL.len())?;
+        check(&outcome, driver, 2 + Rogue::ALL.len())?;
         workloads::check_network(&outcome)?;
         for disk in 0..Rogue::ALL.len() {
             workloads::check_told(&outcome, 1 + disk)?;
         }
         mixed_summary(&outcome)
     })
-    .needing(KERNEL)
+    .with_guests(kernel)
+}
+
+/// The module comes and goes, with I/O of a disk each time; in the end the host has removed every
+/// mapping, and detached every endpoint.
+fn loads(kernel: Option<Version>, times: u32) -> Case {
+    let name = format!(
+        "{times} loads and unloads with verified I/O leave nothing mapped or attached: virtio, {}",
+        described(OPTIMISTIC, kernel)
+    );
+    Case::new(name, move |host| {
+        let script = format!(
+            "i=0; while [ $i -lt {times} ]; do \
+             workload check-pattern {} --bytes 262144 || exit 1; \
+             echo all > /sys/bus/virtio/drivers/exitless-iommu/release || exit 1; \
+             rmmod exitless_iommu || exit 1; i=$((i+1)); \
+             lab-load iommu-module reuse=optimistic || exit 1; \
+             done; echo all > /sys/bus/virtio/drivers/exitless-iommu/release && \
+             rmmod exitless_iommu && echo loads ok",
+            workloads::disk_node(Mode::Virtio, 0),
+        );
+        let guest = guest(OPTIMISTIC, 1, true, &script);
+        let mut guest = with_disk(guest, host, "")?;
+        guest.limit += Duration::from_secs(u64::from(times) * 10);
+        let outcome = guest.run(host)?;
+        check(&outcome, OPTIMISTIC, 1)?;
+        outcome.line("loads ok").context("no closing line")?;
+        let counts = &outcome.ledger["whole"]["paravirtual"];
+        let of = |key: &str| {
+            let count = counts[key].as_u64();
+            count.with_context(|| format!("the ledger has no {key}: {counts}"))
+        };
+        ensure!(
+            of("maps")? == of("removed")? && of("mappings")? == 0,
+            "mapped and not removed: {counts}"
+        );
+        ensure!(
+            of("attaches")? == of("detaches")? && of("domains")? == 0,
+            "attached and not detached: {counts}"
+        );
+        // The first load, and each in the loop.
+        ensure!(
+            of("attaches")? > u64::from(times),
+            "not loaded {times} times: {counts}"
+        );
+        Ok(format!(
+            "{} mapped, {} attached",
+            of("maps")?,
+            of("attaches")?
+        ))
+    })
+    .with_guests(kernel)
 }

@@ -29,7 +29,7 @@ use super::journal::Journal;
 use super::payload;
 use super::payload::RegisterMode;
 use super::verdicts::Verdicts;
-use crate::system::host::Host;
+use crate::system::host::{Host, Kernels};
 
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
 const LAB_KIB: usize = 4 << 20;
@@ -295,7 +295,7 @@ impl Shared<'_> {
     /// Runs jobs until there are none, [`LAB_CASES`] in a lab unless one fails.
     fn work(&self) -> Result<()> {
         let mut host: Option<Host> = None;
-        let mut kernel = None;
+        let mut kernels = Kernels::default();
         let mut cases = 0;
         loop {
             let job = locked(&self.jobs).pop_front();
@@ -318,17 +318,17 @@ impl Shared<'_> {
                     self.note(&debian.name, ran, start)?;
                 }
                 Some(Job::Case(case)) => {
-                    let wanted = self.kernel.max(case.needs.filter(|_| Host::is_lab()));
-                    if wanted != kernel
+                    let wanted = case.kernels(self.kernel);
+                    if wanted != kernels
                         && let Some(lab) = host.take()
                     {
                         lab.shutdown()?;
                     }
-                    kernel = wanted;
+                    kernels = wanted;
                     let lab = match host.take() {
                         Some(lab) => lab,
                         None => {
-                            let lab = Host::start_with_kernel(wanted)?;
+                            let lab = Host::start_with_kernels(wanted)?;
                             lab.note_shutdowns()?;
                             cases = 0;
                             lab

@@ -61,6 +61,8 @@ pub struct Guest {
     pub kernel: Option<String>,
     /// IOMMU and register mode.
     pub mode: Mode,
+    /// Its driver for a paravirtual IOMMU.
+    pub driver: Driver,
     /// `iommu.strict=1`, or nothing: the distribution's choice, which is lazy invalidation in Debian.
     pub is_strict: bool,
     /// `--memory`: 256 MiB.
@@ -97,6 +99,29 @@ pub struct Guest {
     pub group: Option<String>,
 }
 
+/// The driver of a guest's paravirtual IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// Linux's own.
+    Stock,
+    /// This workspace's module, with these parameters: `NAME=VALUE` each.
+    Module(&'static [&'static str]),
+}
+
+impl Driver {
+    /// What says so on the kernel's command line.
+    fn options(self) -> String {
+        match self {
+            Self::Stock => " exitless.iommu=stock".into(),
+            Self::Module(parameters) => {
+                let of = |parameter| format!(" exitless_iommu.{parameter}");
+                let parameters: String = parameters.iter().map(of).collect();
+                format!(" exitless.iommu=module{parameters}")
+            }
+        }
+    }
+}
+
 impl Guest {
     /// One vCPU, strict, polling, no devices.
     pub fn new(mode: Mode, script: impl Into<String>) -> Self {
@@ -104,6 +129,7 @@ impl Guest {
             system: None,
             kernel: None,
             mode,
+            driver: Driver::Stock,
             is_strict: true,
             memory: "256M",
             cpus: 1,
@@ -199,7 +225,8 @@ impl Guest {
         }
         let run = lab::guest_image::run_option(&self.script)?;
         Ok(format!(
-            "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off{strict} {} {run}",
+            "console=ttyS0 quiet panic=-1 cryptomgr.notests mitigations=off{strict}{} {} {run}",
+            self.driver.options(),
             self.kernel_options
         ))
     }

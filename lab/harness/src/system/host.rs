@@ -34,6 +34,17 @@ const KILLED_AFTER: Duration = Duration::from_secs(30);
 /// kernel puts them.
 const LAB_PIN: &str = "2";
 
+/// Kernels of a lab: the distribution's, where nothing is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kernels {
+    /// Series of the host's and of its guests'.
+    pub both: Option<Version>,
+    /// Series of its guests'.
+    pub guest: Option<Version>,
+    /// Guests have this workspace's driver for virtio-iommu beside Linux's.
+    pub has_module: bool,
+}
+
 impl Host {
     /// Whether guests run in the lab: where this machine's KVM cannot boot a kernel.
     pub fn is_lab() -> bool {
@@ -49,20 +60,26 @@ impl Host {
         }
     }
 
-    /// The best there is, or a lab whose kernel and whose guests' kernel are of this series.
-    pub fn start_with_kernel(series: Option<Version>) -> Result<Self> {
-        if series.is_none() {
+    /// The best there is, or a lab with these kernels.
+    pub fn start_with_kernels(kernels: Kernels) -> Result<Self> {
+        if kernels == Kernels::default() {
             return Self::start();
         }
+        if !Self::is_lab() && kernels.both.is_none() {
+            return Self::native_with(kernels);
+        }
         let needs = Needs {
-            host_kernel: series,
-            guest_kernel: series,
+            host_kernel: kernels.both,
+            guest_kernel: kernels.guest.or(kernels.both),
             ..Needs::default()
         };
         Self::lab_with(LabConfig {
             needs,
-            // Cases that ask for a kernel are those of a pager.
-            one_thread: true,
+            // Who asks for a kernel of the host's is a pager.
+            one_thread: kernels.both.is_some(),
+            guest_module: kernels
+                .has_module
+                .then(|| lab::guest_module::iommu_module().into()),
             ..LabConfig::default()
         })
     }
@@ -157,12 +174,30 @@ impl Host {
     }
 
     fn native() -> Result<Self> {
-        let packages =
-            lab::packages::Packages::get(&Needs::default(), &|line| eprintln!("{line}"))?;
+        Self::native_with(Kernels::default())
+    }
+
+    /// This machine, with guests of these kernels.
+    fn native_with(kernels: Kernels) -> Result<Self> {
+        let needs = Needs {
+            guest_kernel: kernels.guest,
+            ..Needs::default()
+        };
+        let notice = |line: &str| eprintln!("{line}");
+        let packages = lab::packages::Packages::get(&needs, &notice)?;
+        let module = kernels.has_module.then(|| {
+            let sources = lab::guest_module::iommu_module().into();
+            lab::guest_module::build(&sources, packages.guest(), &notice)
+        });
+        let module = module.transpose()?;
         let dir = lab::packages::cache_dir().join(format!("native-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         let initrd = dir.join("guest.img");
-        fs::write(&initrd, lab::guest_image::build(&packages)?.to_bytes())
+        let image = match &module {
+            Some(module) => lab::guest_image::build_with_module(&packages, module)?,
+            None => lab::guest_image::build(&packages)?,
+        };
+        fs::write(&initrd, image.to_bytes())
             .with_context(|| format!("writing {}", initrd.display()))?;
         Ok(Self::Native(NativeHost {
             programs: Programs::find()?,
