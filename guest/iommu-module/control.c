@@ -14,7 +14,7 @@
 
 #include "exitless-iommu.h"
 
-/* Calls fn for every function that VIOT names. Called with exi_instances_lock held. */
+/* Calls fn for every function that VIOT names. Called with exi_control_lock held. */
 static int each_endpoint(struct exi_iommu *iommu, const char *name,
 			 int (*fn)(struct exi_iommu *iommu, struct pci_dev *pdev, void *arg),
 			 void *arg)
@@ -92,7 +92,8 @@ static int take_one(struct exi_iommu *iommu, struct pci_dev *pdev, void *arg)
 		return 0;
 	if (*rebind) {
 		pci_info(pdev, "has a driver: binding it again, translated\n");
-		return rebind_one(iommu, pdev, NULL) < 0 ? 0 : 0;
+		rebind_one(iommu, pdev, NULL);
+		return 0;
 	}
 	pci_warn(pdev, "has a driver and is NOT translated; to take it (its users lose it):\n");
 	pci_warn(pdev, "  echo %s > /sys/bus/virtio/drivers/exitless-iommu/rebind\n",
@@ -113,14 +114,14 @@ static ssize_t apply(const char *name,
 	struct exi_iommu *iommu;
 	int ret = 0, found = 0;
 
-	mutex_lock(&exi_instances_lock);
+	mutex_lock(&exi_control_lock);
 	list_for_each_entry(iommu, &exi_instances, instance) {
 		ret = each_endpoint(iommu, name, fn, NULL);
 		if (ret < 0)
 			break;
 		found += ret;
 	}
-	mutex_unlock(&exi_instances_lock);
+	mutex_unlock(&exi_control_lock);
 	if (ret < 0)
 		return ret;
 	return found || !name ? 0 : -ENODEV;
@@ -186,10 +187,10 @@ static ssize_t endpoints_show(struct device_driver *drv, char *buf)
 	struct listing listing = { .buf = buf };
 	struct exi_iommu *iommu;
 
-	mutex_lock(&exi_instances_lock);
+	mutex_lock(&exi_control_lock);
 	list_for_each_entry(iommu, &exi_instances, instance)
 		each_endpoint(iommu, NULL, list_one, &listing);
-	mutex_unlock(&exi_instances_lock);
+	mutex_unlock(&exi_control_lock);
 	return listing.at;
 }
 static DRIVER_ATTR_RO(endpoints);

@@ -45,12 +45,12 @@ static dma_addr_t map_addr(const struct exi_map *map, phys_addr_t phys)
 	return ((dma_addr_t)map->iova << PAGE_SHIFT) + offset_in_page(phys);
 }
 
-static void count_failure(struct exi_ep *ep)
+static void count_failures(struct exi_ep *ep, unsigned int n)
 {
 	unsigned long flags;
 
 	spin_lock_irqsave(&ep->lock, flags);
-	ep->st.map_failures++;
+	ep->st.map_failures += n;
 	spin_unlock_irqrestore(&ep->lock, flags);
 }
 
@@ -100,6 +100,8 @@ static dma_addr_t map_range(struct device *dev, phys_addr_t phys, size_t size, u
 	struct exi_map *map;
 	dma_addr_t addr;
 
+	if (size > EXI_IOVA_LAST)	/* page counts below cannot overflow */
+		return DMA_MAPPING_ERROR;
 	map = exi_get(ep, phys, size, prot, reusable ? last : 0);
 	if (map)
 		return map_addr(map, phys);
@@ -107,7 +109,7 @@ static dma_addr_t map_range(struct device *dev, phys_addr_t phys, size_t size, u
 	addr = queue_new(ep, phys, size, prot, last, &batch);
 	if (addr == DMA_MAPPING_ERROR || exi_wait(ep->iommu, &batch)) {
 		undo_batch(ep, &batch);
-		count_failure(ep);
+		count_failures(ep, 1);
 		return DMA_MAPPING_ERROR;
 	}
 	exi_insert(ep, &batch.maps, reusable);
@@ -201,6 +203,7 @@ static int exi_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	u8 prot = prot_of(dir);
 	struct exi_batch batch;
 	struct scatterlist *sg;
+	unsigned int requested = 0;
 	struct exi_map *map;
 	int i, n;
 
@@ -212,6 +215,7 @@ static int exi_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 			sg_dma_len(sg) = sg->length;
 			continue;
 		}
+		requested++;
 		sg_dma_address(sg) = queue_new(ep, sg_phys(sg), sg->length, prot, last, &batch);
 		sg_dma_len(sg) = 0;	/* until its request succeeded */
 		if (sg_dma_address(sg) == DMA_MAPPING_ERROR)
@@ -220,7 +224,7 @@ static int exi_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	if (exi_wait(ep->iommu, &batch) || n < nents) {
 		undo_batch(ep, &batch);
 		put_sg(ep, sgl, n, true);	/* those with a length: found, not requested */
-		count_failure(ep);
+		count_failures(ep, requested);
 		return -EIO;
 	}
 	exi_insert(ep, &batch.maps, true);

@@ -325,22 +325,47 @@ int exi_endpoints_start(struct exi_iommu *iommu)
 	return ret;
 }
 
-/* Returns a device whose driver is to be released, with a reference, or NULL. */
-static struct device *ep_get_bound(struct exi_iommu *iommu)
+/* Returns the device of an endpoint not stopped yet, with a reference, or NULL. */
+static struct device *ep_get_next(struct exi_iommu *iommu)
 {
 	struct device *dev = NULL;
 	struct exi_ep *ep;
 
 	mutex_lock(&iommu->mutex);
 	list_for_each_entry(ep, &iommu->eps, link) {
-		if (!ep->bound || ep->removed)
+		if (ep->removed || ep->stopped)
 			continue;
-		ep->reattach = true;
 		dev = get_device(ep->dev);
 		break;
 	}
 	mutex_unlock(&iommu->mutex);
 	return dev;
+}
+
+/*
+ * Detaches an endpoint and gives its function direct DMA back. Under the driver core's lock of the
+ * device: an unbinding driver's managed memory is freed under it, through these operations.
+ * Returns false if a driver is bound.
+ */
+static bool ep_stop(struct exi_iommu *iommu, struct device *dev)
+{
+	struct exi_ep *ep;
+	bool bound;
+
+	device_lock(dev);
+	bound = dev->driver;
+	mutex_lock(&iommu->mutex);
+	ep = ep_find(iommu, dev);
+	if (ep && bound) {
+		ep->reattach = true;
+	} else if (ep) {
+		ep_detach(ep);
+		set_dma_ops(dev, NULL);
+		ep->stopped = true;
+	}
+	mutex_unlock(&iommu->mutex);
+	device_unlock(dev);
+	return !bound;
 }
 
 /*
@@ -351,22 +376,15 @@ void exi_endpoints_stop(struct exi_iommu *iommu)
 {
 	struct pci_dev *pdev = NULL;
 	struct device *dev;
-	struct exi_ep *ep;
 
-	while ((dev = ep_get_bound(iommu))) {
-		dev_warn(dev, "driver released: its IOMMU is going away\n");
-		device_release_driver(dev);
+	exi_send_deferred(iommu);
+	while ((dev = ep_get_next(iommu))) {
+		while (!ep_stop(iommu, dev)) {
+			dev_warn(dev, "driver released: its IOMMU is going away\n");
+			device_release_driver(dev);
+		}
 		put_device(dev);
 	}
-	exi_send_deferred(iommu);
-	mutex_lock(&iommu->mutex);
-	list_for_each_entry(ep, &iommu->eps, link) {
-		if (ep->removed)
-			continue;
-		ep_detach(ep);
-		set_dma_ops(ep->dev, NULL);
-	}
-	mutex_unlock(&iommu->mutex);
 	for_each_pci_dev(pdev)
 		if (pdev->dev.dma_ops == &exi_refuse_ops) {
 			device_release_driver(&pdev->dev);

@@ -7,7 +7,9 @@
  *
  * Locks, in the order in which they are taken:
  *
- *   exi_instances_lock	  mutex: list of devices; held while sysfs writers act on endpoints
+ *   exi_control_lock	  mutex: held while drivers are bound and unbound on request
+ *   exi_instances_lock	  mutex: list of devices; changes need both, reading needs either
+ *   (the driver core's lock of an endpoint's device)
  *   exi_iommu.mutex	  mutex: list of endpoints, their binding state
  *   exi_ep.lock	  spinlock, interrupts off: tables, stale list and counters of one endpoint
  *   exi_iommu.vq_lock	  spinlock, interrupts off: request queue, slots, deferred UNMAPs
@@ -142,7 +144,7 @@ struct exi_ep {
 	struct device *dev;
 	u32 id;				/* endpoint number, from VIOT */
 	u32 domain;
-	bool attached, bound, removed;
+	bool attached, bound, removed, stopped;
 	bool attach_sent;		/* the device may hold it attached, confirmed or not */
 	bool reattach;			/* its driver was released by us: bind again at unload */
 	atomic_t nmaps;			/* struct exi_map that name this endpoint */
@@ -210,6 +212,7 @@ static inline void exi_count_up(atomic_long_t *now, atomic_long_t *max)
 }
 
 /* main.c */
+extern struct mutex exi_control_lock;
 extern struct mutex exi_instances_lock;
 extern struct list_head exi_instances;
 extern unsigned int exi_poll_us;

@@ -14,6 +14,7 @@
 /* The reply of a PROBE is this long at most; QEMU's is 512. */
 #define EXI_PROBE_MAX (64 * 1024)
 
+DEFINE_MUTEX(exi_control_lock);
 DEFINE_MUTEX(exi_instances_lock);
 LIST_HEAD(exi_instances);
 static int exi_probe_error = -ENODEV;
@@ -81,7 +82,7 @@ static int planned_set(const char *val, const struct kernel_param *kp)
 static const struct kernel_param_ops planned_ops = { .set = planned_set, .get = param_get_uint };
 
 unsigned int exi_quota = 4096;
-module_param_named(quota, exi_quota, uint, 0644);
+module_param_cb(quota, &planned_ops, &exi_quota, 0644);
 MODULE_PARM_DESC(quota, "stale mappings kept per endpoint (4096)");
 
 unsigned int exi_residency_ms = 10000;
@@ -259,10 +260,12 @@ static int exi_probe(struct virtio_device *vdev)
 	ret = exi_endpoints_start(iommu);
 	if (ret)
 		goto err_stop;
+	mutex_lock(&exi_control_lock);
 	mutex_lock(&exi_instances_lock);
 	list_add_tail(&iommu->instance, &exi_instances);
-	exi_take_bound(iommu, rebind);
 	mutex_unlock(&exi_instances_lock);
+	exi_take_bound(iommu, rebind);
+	mutex_unlock(&exi_control_lock);
 	dev_info(&vdev->dev, "addresses up to %#llx, %u requests at once, reuse %s\n",
 		 iommu->iova_last, iommu->nslots, exi_policy_name(exi_policy()));
 	return 0;
@@ -279,9 +282,11 @@ static void exi_remove(struct virtio_device *vdev)
 {
 	struct exi_iommu *iommu = vdev->priv;
 
+	mutex_lock(&exi_control_lock);
 	mutex_lock(&exi_instances_lock);
 	list_del(&iommu->instance);
 	mutex_unlock(&exi_instances_lock);
+	mutex_unlock(&exi_control_lock);
 	/* From here on no endpoint joins and nothing queues work. */
 	mutex_lock(&iommu->mutex);
 	WRITE_ONCE(iommu->closing, true);

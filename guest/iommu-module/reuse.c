@@ -135,6 +135,11 @@ static bool expire_one(struct exi_ep *ep, enum exi_reuse policy, struct list_hea
 {
 	struct exi_map *map;
 
+	map = list_first_entry_or_null(&ep->stale, struct exi_map, link);
+	if (ep->nstale > READ_ONCE(exi_quota)) {	/* the quota was lowered */
+		exi_unlink(ep, map, dead);
+		return true;
+	}
 	if (policy == EXI_REUSE_RTC) {
 		while (!list_empty(&ep->fifo)) {
 			map = list_first_entry(&ep->fifo, struct exi_map, cycle);
@@ -150,7 +155,6 @@ static bool expire_one(struct exi_ep *ep, enum exi_reuse policy, struct list_hea
 		}
 		return false;
 	}
-	map = list_first_entry_or_null(&ep->stale, struct exi_map, link);
 	if (!map || (policy == EXI_REUSE_OPTIMISTIC && !residency_over(map)))
 		return false;
 	exi_unlink(ep, map, dead);
