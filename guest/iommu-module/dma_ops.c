@@ -138,7 +138,7 @@ static dma_addr_t map_mmio(struct device *dev, phys_addr_t phys, size_t size,
 			 dma_get_mask(dev), false);
 }
 
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef EXI_MAP_PHYS
 static dma_addr_t exi_map_phys(struct device *dev, phys_addr_t phys, size_t size,
 			       enum dma_data_direction dir, unsigned long attrs)
 {
@@ -301,7 +301,7 @@ const struct dma_map_ops exi_dma_ops = {
 	.alloc_pages = exi_alloc_pages,
 #endif
 	.free_pages = exi_free_pages,
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef EXI_MAP_PHYS
 	.map_phys = exi_map_phys,
 	.unmap_phys = exi_unmap_phys,
 #else
@@ -334,7 +334,7 @@ static int refuse_map_sg(struct device *dev, struct scatterlist *sgl, int nents,
 	return -EIO;
 }
 
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef EXI_MAP_PHYS
 static dma_addr_t refuse_map_phys(struct device *dev, phys_addr_t phys, size_t size,
 				  enum dma_data_direction dir, unsigned long attrs)
 {
@@ -350,7 +350,7 @@ static dma_addr_t refuse_map_page(struct device *dev, struct page *page, unsigne
 
 const struct dma_map_ops exi_refuse_ops = {
 	.alloc = refuse_alloc,
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef EXI_MAP_PHYS
 	.map_phys = refuse_map_phys,
 #else
 	.map_page = refuse_map_page,

@@ -53,7 +53,8 @@ static int ep_parse_properties(struct exi_ep *ep, const u8 *properties, u32 size
 		if (!type)
 			return 0;
 		if (length > size - at - sizeof(*head)) {
-			dev_err(ep->dev, "PROBE: a property of %u bytes exceeds the reply\n", length);
+			dev_err(ep->dev, "PROBE: a property of %u bytes exceeds the reply\n",
+				length);
 			return -EPROTO;
 		}
 		/* Bits 12 to 15 are reserved: a property with one set is ignored. */
@@ -311,20 +312,6 @@ static void stub_unregister(struct exi_iommu *iommu)
 }
 #endif
 
-int exi_endpoints_start(struct exi_iommu *iommu)
-{
-	int ret;
-
-	iommu->nb.notifier_call = exi_notify;
-	ret = bus_register_notifier(&pci_bus_type, &iommu->nb);
-	if (ret)
-		return ret;
-	ret = stub_register(iommu);
-	if (ret)
-		bus_unregister_notifier(&pci_bus_type, &iommu->nb);
-	return ret;
-}
-
 /* Returns the device of an endpoint not stopped yet, with a reference, or NULL. */
 static struct device *ep_get_next(struct exi_iommu *iommu)
 {
@@ -368,16 +355,12 @@ static bool ep_stop(struct exi_iommu *iommu, struct device *dev)
 	return !bound;
 }
 
-/*
- * Unload: releases the drivers that are still bound (when the device is unbound through sysfs),
- * removes every mapping, detaches, and gives the functions their direct DMA back.
- */
-void exi_endpoints_stop(struct exi_iommu *iommu)
+/* Releases the drivers that are still bound and gives all functions direct DMA back. */
+static void eps_stop(struct exi_iommu *iommu)
 {
 	struct pci_dev *pdev = NULL;
 	struct device *dev;
 
-	exi_send_deferred(iommu);
 	while ((dev = ep_get_next(iommu))) {
 		while (!ep_stop(iommu, dev)) {
 			dev_warn(dev, "driver released: its IOMMU is going away\n");
@@ -390,6 +373,43 @@ void exi_endpoints_stop(struct exi_iommu *iommu)
 			device_release_driver(&pdev->dev);
 			set_dma_ops(&pdev->dev, NULL);
 		}
+}
+
+/* From here on no endpoint joins and nothing queues work. */
+void exi_close(struct exi_iommu *iommu)
+{
+	mutex_lock(&iommu->mutex);
+	WRITE_ONCE(iommu->closing, true);
+	mutex_unlock(&iommu->mutex);
+}
+
+/* On failure nothing of it is left but the endpoints' memory: exi_endpoints_free(). */
+int exi_endpoints_start(struct exi_iommu *iommu)
+{
+	int ret;
+
+	iommu->nb.notifier_call = exi_notify;
+	ret = bus_register_notifier(&pci_bus_type, &iommu->nb);
+	if (ret)
+		return ret;
+	/* Only now: as soon as the deferral ends, drivers bind, and must find the notifier. */
+	ret = stub_register(iommu);
+	if (ret) {
+		exi_close(iommu);
+		eps_stop(iommu);
+		bus_unregister_notifier(&pci_bus_type, &iommu->nb);
+	}
+	return ret;
+}
+
+/*
+ * Unload: the drivers have been released, except when the device is unbound through sysfs; removes
+ * every mapping and detaches.
+ */
+void exi_endpoints_stop(struct exi_iommu *iommu)
+{
+	exi_send_deferred(iommu);
+	eps_stop(iommu);
 	bus_unregister_notifier(&pci_bus_type, &iommu->nb);
 	stub_unregister(iommu);
 }

@@ -69,7 +69,8 @@ void exi_event_fn(struct work_struct *work)
 			continue;	/* one arrived meanwhile */
 		}
 		/* 5.13.6.9: a report whose reserved field is not zero MUST be ignored. */
-		if (len >= sizeof(*fault) && !memchr_inv(fault->reserved, 0, sizeof(fault->reserved))) {
+		if (len >= sizeof(*fault) &&
+		    !memchr_inv(fault->reserved, 0, sizeof(fault->reserved))) {
 			faults++;
 			event_report(iommu, fault);
 		}

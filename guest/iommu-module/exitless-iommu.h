@@ -280,6 +280,7 @@ void exi_rearm(void);
 
 /* endpoint.c */
 int exi_endpoints_start(struct exi_iommu *iommu);
+void exi_close(struct exi_iommu *iommu);
 void exi_endpoints_stop(struct exi_iommu *iommu);
 void exi_endpoints_free(struct exi_iommu *iommu);
 void exi_retire_removed(struct exi_iommu *iommu);

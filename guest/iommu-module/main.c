@@ -231,6 +231,13 @@ static void exi_stop_device(struct exi_iommu *iommu)
 	exi_requests_release(iommu);
 }
 
+/* For good once no driver uses an endpoint: a call may have queued some before it saw closing. */
+static void exi_cancel_work(struct exi_iommu *iommu)
+{
+	cancel_delayed_work_sync(&iommu->work);
+	cancel_delayed_work_sync(&iommu->kick_work);
+}
+
 static int exi_probe(struct virtio_device *vdev)
 {
 	struct exi_iommu *iommu;
@@ -271,7 +278,9 @@ static int exi_probe(struct virtio_device *vdev)
 	return 0;
 
 err_stop:
+	exi_cancel_work(iommu);
 	exi_stop_device(iommu);
+	exi_endpoints_free(iommu);
 err_free:
 	exi_free_iommu(iommu);
 	dev_err(&vdev->dev, "not started: %d\n", ret);
@@ -287,13 +296,10 @@ static void exi_remove(struct virtio_device *vdev)
 	list_del(&iommu->instance);
 	mutex_unlock(&exi_instances_lock);
 	mutex_unlock(&exi_control_lock);
-	/* From here on no endpoint joins and nothing queues work. */
-	mutex_lock(&iommu->mutex);
-	WRITE_ONCE(iommu->closing, true);
-	mutex_unlock(&iommu->mutex);
+	exi_close(iommu);
 	cancel_delayed_work_sync(&iommu->work);
-	cancel_delayed_work_sync(&iommu->kick_work);
 	exi_endpoints_stop(iommu);
+	exi_cancel_work(iommu);
 	exi_stop_device(iommu);
 	exi_endpoints_free(iommu);
 	exi_free_iommu(iommu);
@@ -355,7 +361,7 @@ static int __init exi_init(void)
 	if (list_empty(&exi_instances)) {
 		ret = exi_probe_error;
 		if (ret == -ENODEV)
-			pr_err("exitless-iommu: no usable virtio-iommu device (virtio device 23, PCI)\n");
+			pr_err("exitless-iommu: no usable virtio-iommu device: none on PCI without another driver\n");
 		unregister_virtio_driver(&exi_driver);
 		goto err_cache;
 	}
@@ -380,4 +386,5 @@ static void __exit exi_exit(void)
 module_init(exi_init);
 module_exit(exi_exit);
 MODULE_LICENSE("GPL");
+MODULE_VERSION("0.1.0");
 MODULE_DESCRIPTION("virtio-iommu driver with per-endpoint DMA operations and mapping reuse");

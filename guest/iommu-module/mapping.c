@@ -180,7 +180,8 @@ void exi_unlink(struct exi_ep *ep, struct exi_map *map, struct list_head *dead)
 
 static int compare_iova(void *priv, const struct list_head *a, const struct list_head *b)
 {
-	return list_entry(a, struct exi_map, link)->iova > list_entry(b, struct exi_map, link)->iova;
+	return list_entry(a, struct exi_map, link)->iova >
+	       list_entry(b, struct exi_map, link)->iova;
 }
 
 /*

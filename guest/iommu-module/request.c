@@ -133,7 +133,7 @@ static bool slot_free(struct exi_iommu *iommu, struct exi_batch *batch)
 	return READ_ONCE(iommu->nfree);
 }
 
-static bool async_below_half(struct exi_iommu *iommu, struct exi_batch *batch)
+static bool async_below_quarter(struct exi_iommu *iommu, struct exi_batch *batch)
 {
 	return READ_ONCE(iommu->async_out) <= iommu->nslots / 4;
 }
@@ -181,7 +181,7 @@ int exi_wait(struct exi_iommu *iommu, struct exi_batch *batch)
 	return batch->err;
 }
 
-/* Bounds the UNMAP requests nobody waits for: at half of the slots, waits until a quarter is left. */
+/* Bounds the UNMAPs nobody waits for: at half of the slots, waits until a quarter is left. */
 void exi_async_bound(struct exi_iommu *iommu)
 {
 	unsigned long flags;
@@ -189,10 +189,10 @@ void exi_async_bound(struct exi_iommu *iommu)
 	if (READ_ONCE(iommu->async_out) < iommu->nslots / 2)
 		return;
 	exi_kick(iommu);
-	if (READ_ONCE(iommu->suspect) || exi_poll(iommu, async_below_half, NULL))
+	if (READ_ONCE(iommu->suspect) || exi_poll(iommu, async_below_quarter, NULL))
 		return;
 	spin_lock_irqsave(&iommu->vq_lock, flags);
-	if (!async_below_half(iommu, NULL)) {
+	if (!async_below_quarter(iommu, NULL)) {
 		iommu->st.timeouts++;
 		exi_set_suspect(iommu);
 	}
@@ -522,6 +522,7 @@ void exi_reap(struct exi_iommu *iommu)
 	if (unlikely(virtqueue_is_broken(iommu->vqs[0])) && !iommu->broken) {
 		/* The ring code found an entry that was never made available. */
 		WRITE_ONCE(iommu->broken, true);
-		dev_err(&iommu->vdev->dev, "request queue is corrupt; no mapping is made until reload\n");
+		dev_err(&iommu->vdev->dev,
+			"request queue is corrupt; no mapping is made until reload\n");
 	}
 }

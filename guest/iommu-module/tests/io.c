@@ -4,7 +4,8 @@
  *
  *   io verify DEV N SPAN_MIB	  N direct writes of 4 to 128 KiB at random, then every block written
  *				  is read back and compared; twice
- *   io read DEV WARM N BUFS BYTES  WARM direct reads, then N counted ones, cycling through BUFS
+ *   io read DEV WARM N BUFS BYTES
+ *				  WARM direct reads, then N counted ones, cycling through BUFS
  *				  buffers; prints the module's counters over the N reads
  *   io gap DEV SECONDS		  reads for that long; prints reads and the longest pause in ms
  *   io cpu SECONDS		  computes for that long; prints the share of the CPU it got
