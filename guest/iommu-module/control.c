@@ -83,6 +83,28 @@ static int release_one(struct exi_iommu *iommu, struct pci_dev *pdev, void *arg)
 	return 0;
 }
 
+static int child_in_use(struct device *child, void *arg)
+{
+	return child->bus && !strcmp(child->bus->name, "virtio") && child->driver;
+}
+
+/*
+ * Where virtio_pci is a module, loading it binds it to every virtio function at once, before this
+ * module can come. As long as the virtio device has no driver, nobody uses the function.
+ */
+static bool is_idle_virtio(struct pci_dev *pdev)
+{
+	struct device_driver *driver;
+	bool idle;
+
+	device_lock(&pdev->dev);
+	driver = pdev->dev.driver;
+	idle = driver && !strcmp(driver->name, "virtio-pci") &&
+	       !device_for_each_child(&pdev->dev, NULL, child_in_use);
+	device_unlock(&pdev->dev);
+	return idle;
+}
+
 static int take_one(struct exi_iommu *iommu, struct pci_dev *pdev, void *arg)
 {
 	const bool *rebind = arg;
@@ -90,7 +112,7 @@ static int take_one(struct exi_iommu *iommu, struct pci_dev *pdev, void *arg)
 
 	if (!is_bound(iommu, pdev, &ours) || ours)
 		return 0;
-	if (*rebind) {
+	if (*rebind || is_idle_virtio(pdev)) {
 		pci_info(pdev, "has a driver: binding it again, translated\n");
 		rebind_one(iommu, pdev, NULL);
 		return 0;
@@ -101,7 +123,7 @@ static int take_one(struct exi_iommu *iommu, struct pci_dev *pdev, void *arg)
 	return 0;
 }
 
-/* At load: functions that already have a driver are listed, or with rebind=1 taken. */
+/* At load: functions in use are listed, or with rebind=1 taken; those nobody uses are taken. */
 void exi_take_bound(struct exi_iommu *iommu, bool rebind)
 {
 	each_endpoint(iommu, NULL, take_one, &rebind);
