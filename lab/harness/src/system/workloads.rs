@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::guest::{Guest, Mode, Outcome};
+use super::guest::{Driver, Guest, Mode, Outcome};
 use super::host::Host;
 
 /// Size of a disk, in bytes.
@@ -135,7 +135,8 @@ impl Rogue {
             .push(format!("disk{}:{fault}", guest.disks.len()));
         add_disk(guest, host, 0, "")?;
         let unit = match guest.mode {
-            Mode::Virtio => "virtio_iommu",
+            // Whichever driver it has.
+            Mode::Virtio => "iommu.virtio0",
             _ => "DMAR",
         };
         // The fault interrupt comes while dd runs; the kernel's log is read afterwards.
@@ -147,11 +148,19 @@ impl Rogue {
 }
 
 /// Linux was notified by the event queue of a blocked write of disk number `index` (from 0), under a
-/// paravirtual IOMMU.
-pub fn check_told(outcome: &Outcome, index: usize) -> Result<()> {
+/// paravirtual IOMMU with this driver.
+pub fn check_told(outcome: &Outcome, driver: Driver, index: usize) -> Result<()> {
     let endpoint = (first_disk_slot(Mode::Virtio) + index) << 3;
-    let source = format!("page fault from EP {endpoint} at ");
-    check_line(outcome, &[&source, "[W]"])
+    match driver {
+        Driver::Stock => {
+            let source = format!("page fault from EP {endpoint} at ");
+            check_line(outcome, &[&source, "[W]"])
+        }
+        Driver::Module(_) => {
+            let source = format!("fault: endpoint {endpoint}, no mapping, address ");
+            check_line(outcome, &[&source, " write"])
+        }
+    }
 }
 
 /// Linux logged a blocked write of disk number `index` (from 0).
