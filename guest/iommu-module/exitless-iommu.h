@@ -73,7 +73,7 @@ enum exi_reuse {
 
 enum exi_map_state {
 	EXI_MAP_SENT,		/* MAP request outstanding */
-	EXI_MAP_MAPPED,		/* MAP request succeeded */
+	EXI_MAP_MAPPED,		/* MAP request succeeded, or failed without a status */
 	EXI_MAP_FAILED,		/* MAP request refused: nothing is mapped */
 };
 

@@ -449,14 +449,14 @@ static int slot_result(struct exi_iommu *iommu, const struct exi_slot *slot, uns
 		need = slot->probe_in;
 		tail = slot->probe + slot->out + need - sizeof(*tail);
 	}
-	/* 5.13.6: a buffer returned unwritten is a failure; so is one written in part. */
-	status = len < need ? VIRTIO_IOMMU_S_IOERR : READ_ONCE(tail->status);
-	if (status == VIRTIO_IOMMU_S_OK)
+	status = READ_ONCE(tail->status);
+	if (len >= need && status == VIRTIO_IOMMU_S_OK)
 		return 0;
 	iommu->st.errors++;
 	dev_warn_ratelimited(&iommu->vdev->dev, "request type %u failed: status %u, %u bytes\n",
 			     slot->type, status, len);
-	return status == VIRTIO_IOMMU_S_NOMEM ? -ENOMEM : -EIO;
+	/* 5.13.6: a buffer returned unwritten is a failure; so is one written in part. */
+	return len < need ? -EPROTO : -EIO;
 }
 
 /* Handles one completion. Called with vq_lock held. */
@@ -466,6 +466,7 @@ static void exi_complete(struct exi_iommu *iommu, struct exi_slot *slot, unsigne
 	struct exi_batch *batch = slot->batch;
 	struct exi_map *map, *next;
 	LIST_HEAD(late_map);
+	bool refused;
 
 	if (slot->late)
 		iommu->st.late++;
@@ -474,9 +475,11 @@ static void exi_complete(struct exi_iommu *iommu, struct exi_slot *slot, unsigne
 	switch (slot->type) {
 	case VIRTIO_IOMMU_T_MAP:
 		map = slot->map;
+		/* Without a status it may be mapped or not; an UNMAP is right for both. */
+		refused = err && err != -EPROTO;
 		if (batch) {
-			map->state = err ? EXI_MAP_FAILED : EXI_MAP_MAPPED;
-		} else if (err) {
+			map->state = refused ? EXI_MAP_FAILED : EXI_MAP_MAPPED;
+		} else if (refused) {
 			exi_map_free(map);
 		} else {		/* mapped after its user gave up: remove it again */
 			list_add(&map->link, &late_map);
