@@ -66,7 +66,13 @@ void exi_batch_init(struct exi_batch *batch)
 	INIT_LIST_HEAD(&batch->maps);
 }
 
-/* Notifies the device of everything added so far, if it asked to be notified. */
+/*
+ * Notifies the device of everything added so far, if it asked to be notified.
+ *
+ * Interrupts stay off until the notification is out: once this CPU has taken it upon itself, the
+ * ring tells every later caller that none is needed. An interrupt handler that unmapped in between
+ * would poll for an answer to a notification that waits for the handler's end.
+ */
 void exi_kick(struct exi_iommu *iommu)
 {
 	unsigned long flags;
@@ -76,9 +82,10 @@ void exi_kick(struct exi_iommu *iommu)
 	notify = virtqueue_kick_prepare(iommu->vqs[0]) && !exi_muted();
 	iommu->st.kicks += notify;
 	iommu->unkicked = 0;
-	spin_unlock_irqrestore(&iommu->vq_lock, flags);
+	spin_unlock(&iommu->vq_lock);
 	if (notify)
 		virtqueue_notify(iommu->vqs[0]);
+	local_irq_restore(flags);
 }
 
 /* Reaps until done() or the bound: time and looks both, see EXI_MIN_LOOKS. */
