@@ -48,8 +48,10 @@
 #define EXI_IOVA_LAST		DMA_BIT_MASK(48)
 /* Requests that may be outstanding: the ring has two descriptors for each, at most this many. */
 #define EXI_SLOTS_MAX		128
-/* A request is overdue only after this many looks at the used ring, however much time passed: */
-/* a virtual CPU that was descheduled sees time pass without having looked. */
+/*
+ * A request is overdue only after this many looks at the used ring, however much time passed: a
+ * virtual CPU that was descheduled sees time pass without having looked.
+ */
 #define EXI_MIN_LOOKS		10000
 /* Bounds of the same wait while the device is suspect. */
 #define EXI_SUSPECT_US		100
@@ -73,7 +75,7 @@ enum exi_reuse {
 
 enum exi_map_state {
 	EXI_MAP_SENT,		/* MAP request outstanding */
-	EXI_MAP_MAPPED,		/* MAP request succeeded */
+	EXI_MAP_MAPPED,		/* MAP request succeeded, or failed without a status */
 	EXI_MAP_FAILED,		/* MAP request refused: nothing is mapped */
 };
 
@@ -246,6 +248,10 @@ int exi_request_attach(struct exi_ep *ep);
 int exi_request_detach(struct exi_ep *ep);
 int exi_request_probe(struct exi_iommu *iommu, u32 endpoint, u8 **properties, void **buf);
 
+/* completion.c: with vq_lock held */
+void exi_reap(struct exi_iommu *iommu);
+void exi_slot_put(struct exi_iommu *iommu, struct exi_slot *slot);
+
 /* recovery.c: overdue requests and unconfirmed removals */
 void exi_quarantine(struct exi_iommu *iommu, struct exi_map *map);
 void exi_defer(struct exi_iommu *iommu, struct list_head *maps);
@@ -255,7 +261,6 @@ void exi_set_suspect(struct exi_iommu *iommu);
 void exi_clear_suspect(struct exi_iommu *iommu);
 bool exi_watch_suspect(struct exi_iommu *iommu);
 bool exi_reap_suspect(struct exi_iommu *iommu);
-void exi_reap(struct exi_iommu *iommu);
 
 /* mapping.c: I/O virtual addresses and tables of one endpoint */
 extern struct kmem_cache *exi_map_cache;

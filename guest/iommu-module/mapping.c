@@ -214,6 +214,8 @@ void exi_unmap_list(struct exi_ep *ep, struct list_head *dead, bool async)
 		}
 		exi_queue_unmap(ep, &run, async ? NULL : &batch);
 		INIT_LIST_HEAD(&run);
+		if (async)
+			exi_async_bound(iommu);
 	}
 	if (!async) {
 		exi_wait(iommu, &batch);
@@ -221,7 +223,6 @@ void exi_unmap_list(struct exi_ep *ep, struct list_head *dead, bool async)
 	}
 	if (READ_ONCE(iommu->unkicked) >= iommu->nslots / 8)
 		exi_kick(iommu);
-	exi_async_bound(iommu);
 	if (!READ_ONCE(iommu->closing))
 		queue_delayed_work(iommu->wq, &iommu->kick_work, 1);
 }

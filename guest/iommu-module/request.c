@@ -66,7 +66,13 @@ void exi_batch_init(struct exi_batch *batch)
 	INIT_LIST_HEAD(&batch->maps);
 }
 
-/* Notifies the device of everything added so far, if it asked to be notified. */
+/*
+ * Notifies the device of everything added so far, if it asked to be notified.
+ *
+ * Interrupts stay off until the notification is out: once this CPU has taken it upon itself, the
+ * ring tells every later caller that none is needed. An interrupt handler that unmapped in between
+ * would poll for an answer to a notification that waits for the handler's end.
+ */
 void exi_kick(struct exi_iommu *iommu)
 {
 	unsigned long flags;
@@ -76,9 +82,10 @@ void exi_kick(struct exi_iommu *iommu)
 	notify = virtqueue_kick_prepare(iommu->vqs[0]) && !exi_muted();
 	iommu->st.kicks += notify;
 	iommu->unkicked = 0;
-	spin_unlock_irqrestore(&iommu->vq_lock, flags);
+	spin_unlock(&iommu->vq_lock);
 	if (notify)
 		virtqueue_notify(iommu->vqs[0]);
+	local_irq_restore(flags);
 }
 
 /* Reaps until done() or the bound: time and looks both, see EXI_MIN_LOOKS. */
@@ -124,7 +131,7 @@ static __always_inline bool exi_poll(struct exi_iommu *iommu, exi_done_fn *done,
 
 static bool batch_done(struct exi_iommu *iommu, struct exi_batch *batch)
 {
-	/* Pairs with the release in exi_complete(): results are visible once pending is 0. */
+	/* Pairs with the release in completion.c: results are visible once pending is 0. */
 	return !smp_load_acquire(&batch->pending);
 }
 
@@ -248,16 +255,6 @@ static struct exi_slot *slot_get(struct exi_iommu *iommu, unsigned long *flags)
 	return NULL;
 }
 
-static void slot_put(struct exi_iommu *iommu, struct exi_slot *slot)
-{
-	slot->busy = slot->late = slot->async = false;
-	slot->batch = NULL;
-	slot->map = NULL;
-	slot->probe = NULL;
-	INIT_LIST_HEAD(&slot->maps);
-	iommu->free_slots[iommu->nfree++] = slot - iommu->slots;
-}
-
 /* Adds a filled slot to the ring. Called with vq_lock held. */
 static int slot_add(struct exi_iommu *iommu, struct exi_slot *slot, u8 type, size_t out,
 		    struct exi_batch *batch)
@@ -311,7 +308,7 @@ int exi_queue_map(struct exi_map *map, struct exi_batch *batch)
 	map->state = EXI_MAP_SENT;
 	ret = slot_add(iommu, slot, VIRTIO_IOMMU_T_MAP, offsetof(typeof(*req), tail), batch);
 	if (ret) {
-		slot_put(iommu, slot);
+		exi_slot_put(iommu, slot);
 	} else {
 		map->ep->st.req_map++;
 		list_add_tail(&map->link, &batch->maps);
@@ -349,7 +346,7 @@ void exi_queue_unmap(struct exi_ep *ep, struct list_head *run, struct exi_batch 
 	list_splice_init(run, &slot->maps);
 	if (slot_add(iommu, slot, VIRTIO_IOMMU_T_UNMAP, offsetof(typeof(*req), tail), batch)) {
 		exi_defer(iommu, &slot->maps);
-		slot_put(iommu, slot);
+		exi_slot_put(iommu, slot);
 	} else {
 		ep->st.req_unmap++;
 		if (!batch) {
@@ -380,7 +377,7 @@ static int exi_request_binding(struct exi_ep *ep, u8 type)
 	req->endpoint = cpu_to_le32(ep->id);
 	ret = slot_add(iommu, slot, type, offsetof(typeof(*req), tail), &batch);
 	if (ret)
-		slot_put(iommu, slot);
+		exi_slot_put(iommu, slot);
 	else if (type == VIRTIO_IOMMU_T_ATTACH)
 		iommu->st.req_attach++;
 	else
@@ -423,7 +420,7 @@ int exi_request_probe(struct exi_iommu *iommu, u32 endpoint, u8 **properties, vo
 	slot->probe_in = in;
 	ret = slot_add(iommu, slot, VIRTIO_IOMMU_T_PROBE, sizeof(*req), &batch);
 	if (ret)
-		slot_put(iommu, slot);
+		exi_slot_put(iommu, slot);
 	else
 		iommu->st.req_probe++;
 	spin_unlock_irqrestore(&iommu->vq_lock, flags);
@@ -436,93 +433,4 @@ int exi_request_probe(struct exi_iommu *iommu, u32 endpoint, u8 **properties, vo
 	*properties = req->properties;
 	*buf = req;
 	return 0;
-}
-
-/* Result of a request that the device returned after writing len bytes. */
-static int slot_result(struct exi_iommu *iommu, const struct exi_slot *slot, unsigned int len)
-{
-	const struct virtio_iommu_req_tail *tail = (const void *)(slot->buf + slot->out);
-	unsigned int need = sizeof(*tail);
-	u8 status;
-
-	if (slot->type == VIRTIO_IOMMU_T_PROBE) {
-		need = slot->probe_in;
-		tail = slot->probe + slot->out + need - sizeof(*tail);
-	}
-	/* 5.13.6: a buffer returned unwritten is a failure; so is one written in part. */
-	status = len < need ? VIRTIO_IOMMU_S_IOERR : READ_ONCE(tail->status);
-	if (status == VIRTIO_IOMMU_S_OK)
-		return 0;
-	iommu->st.errors++;
-	dev_warn_ratelimited(&iommu->vdev->dev, "request type %u failed: status %u, %u bytes\n",
-			     slot->type, status, len);
-	return status == VIRTIO_IOMMU_S_NOMEM ? -ENOMEM : -EIO;
-}
-
-/* Handles one completion. Called with vq_lock held. */
-static void exi_complete(struct exi_iommu *iommu, struct exi_slot *slot, unsigned int len)
-{
-	int err = slot_result(iommu, slot, len);
-	struct exi_batch *batch = slot->batch;
-	struct exi_map *map, *next;
-	LIST_HEAD(late_map);
-
-	if (slot->late)
-		iommu->st.late++;
-	if (slot->async)
-		iommu->async_out--;
-	switch (slot->type) {
-	case VIRTIO_IOMMU_T_MAP:
-		map = slot->map;
-		if (batch) {
-			map->state = err ? EXI_MAP_FAILED : EXI_MAP_MAPPED;
-		} else if (err) {
-			exi_map_free(map);
-		} else {		/* mapped after its user gave up: remove it again */
-			list_add(&map->link, &late_map);
-			exi_defer(iommu, &late_map);
-		}
-		break;
-	case VIRTIO_IOMMU_T_UNMAP:
-		list_for_each_entry_safe(map, next, &slot->maps, link) {
-			if (err) {
-				map->tries++;
-				continue;
-			}
-			map->ep->st.removed++;
-			exi_map_free(map);
-		}
-		if (err)
-			exi_defer(iommu, &slot->maps);
-		break;
-	case VIRTIO_IOMMU_T_PROBE:
-		if (!batch)
-			kfree(slot->probe);
-		break;
-	}
-	slot_put(iommu, slot);
-	if (batch) {
-		if (err)
-			batch->err = err;
-		/* The waiter may return and its stack vanish as soon as it reads 0. */
-		smp_store_release(&batch->pending, batch->pending - 1);
-	}
-	if (iommu->suspect)
-		exi_clear_suspect(iommu);
-}
-
-/* Reaps all completions; bounded by the slots outstanding. Called with vq_lock held. */
-void exi_reap(struct exi_iommu *iommu)
-{
-	struct exi_slot *slot;
-	unsigned int len;
-
-	while ((slot = virtqueue_get_buf(iommu->vqs[0], &len)))
-		exi_complete(iommu, slot, len);
-	if (unlikely(virtqueue_is_broken(iommu->vqs[0])) && !iommu->broken) {
-		/* The ring code found an entry that was never made available. */
-		WRITE_ONCE(iommu->broken, true);
-		dev_err(&iommu->vdev->dev,
-			"request queue is corrupt; no mapping is made until reload\n");
-	}
 }
