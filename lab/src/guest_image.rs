@@ -19,7 +19,7 @@
 //! An image has Linux's own where the kernel does (`stock`), and the module of
 //! [`build_with_module`] (`module`), which is the default where there is one. After
 //! `exitless.iommu=none` a script loads either by `lab-load iommu-stock` or
-//! `lab-load iommu-module [PARAMETER=VALUE …]`, and unloads it by `rmmod`.
+//! `lab-load iommu-module [PARAMETER=VALUE …]`, waits for its devices by `lab-bind`, and unloads it by `rmmod`.
 //!
 //! Either is loaded before the drivers of endpoints. A kernel that knows the ACPI table VIOT (from
 //! 6.12 on) binds no driver to an endpoint before the IOMMU has one. A kernel that does not (6.1)
@@ -74,6 +74,9 @@ pub(crate) type ModuleList = (&'static str, &'static [&'static str]);
 
 /// Program that loads a list of modules, but for those that are loaded already.
 const LOAD: &str = include_str!("lab_load.sh");
+
+/// Program that binds what has waited for an IOMMU's driver.
+const BIND: &str = include_str!("lab_bind.sh");
 
 const INIT: &str = include_str!("guest_init.sh");
 
@@ -150,6 +153,7 @@ pub(crate) fn base(
         add_modules(archive, list, modules.in_load_order(wanted)?);
     }
     archive.file("bin/lab-load", 0o755, LOAD);
+    archive.file("bin/lab-bind", 0o755, BIND);
     Ok(())
 }
 
@@ -282,7 +286,11 @@ mod tests {
                 [ $name != broken ] || exit 1\n\
                 mkdir -p /sys/module/$name; touch /sys/module/$name/initstate\n\
                 echo $name \"$@\"\n";
-            for (name, text) in [("insmod", insmod), ("lab-load", LOAD)] {
+            for (name, text) in [
+                ("insmod", insmod),
+                ("lab-load", LOAD),
+                ("lab-bind", "#!/bin/sh\n"),
+            ] {
                 let path = root.dir.path().join("bin").join(name);
                 fs::write(&path, root.here(text)).unwrap();
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

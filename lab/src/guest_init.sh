@@ -15,16 +15,7 @@ if [ -z "$iommu" ]; then
 fi
 [ "$iommu" = none ] || lab-load "iommu-$iommu" || echo "exitless-guest: no IOMMU driver: exitless.iommu=$iommu failed"
 lab-load order || echo "exitless-guest: not all modules are loaded"
-# The kernel binds what has waited for a virtio-iommu (0x0017) in a thread of its own. Binding here
-# too waits for it: scripts expect their disk.
-for device in /sys/bus/virtio/devices/*; do
-    [ -e "$device/driver" ] || continue
-    read -r kind < "$device/device"
-    [ "$kind" = 0x0017 ] || continue
-    for function in /sys/bus/pci/devices/*; do
-        [ -e "$function/driver" ] || echo "${function##*/}" > /sys/bus/pci/drivers_probe 2>/dev/null
-    done
-done
+lab-bind
 
 script=$(sed -n 's/^\(.* \)\?exitless\.run="\([^"]*\)".*/\2/p' /proc/cmdline)
 # The kernel prints `"exitless.run=…"` for an option quoted as a whole.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use lab::packages::Version;
 
 use super::case::Case;
-use super::machine::{mixed_summary, with_disk};
+use super::machine::{SEED, mixed_summary, with_disk};
 use crate::system::guest::{Driver, Guest, Mode, Outcome};
 use crate::system::workloads::{self, Rogue};
 
@@ -147,10 +147,10 @@ fn loads(kernel: Option<Version>, times: u32) -> Case {
     Case::new(name, move |host| {
         let script = format!(
             "i=0; while [ $i -lt {times} ]; do \
-             workload check-pattern {} --bytes 262144 || exit 1; \
+             workload check-pattern {} --bytes 262144 --seed {SEED} || exit 1; \
              echo all > /sys/bus/virtio/drivers/exitless-iommu/release || exit 1; \
              rmmod exitless_iommu || exit 1; i=$((i+1)); \
-             lab-load iommu-module reuse=optimistic || exit 1; \
+             lab-load iommu-module reuse=optimistic && lab-bind || exit 1; \
              done; echo all > /sys/bus/virtio/drivers/exitless-iommu/release && \
              rmmod exitless_iommu && echo loads ok",
             workloads::disk_node(Mode::Virtio, 0),
