@@ -7,7 +7,7 @@ SHELL := /bin/bash
 LAB := target/release/exitless-lab
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check clients fuzz bench-vtd bench-pviommu-native bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check clients fuzz bench-vtd bench-pviommu bench-pviommu-native bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ fuzz: setup ## the fuzz targets, FUZZ_SECONDS (30) each
 bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> target/report/vtd.json
 	cargo build --release --quiet -p vtd-bench
 	@old=$$(./scripts/old.sh vtd-case); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
+
+bench-pviommu: build ## requests, kicks and exits of reads behind the paravirtual IOMMU: Linux's driver polled and trapped, ours by policy, beside VT-d and no IOMMU, in the lab: 10 minutes on 2 idle CPUs -> target/report/pviommu.json
+	$(LAB) pviommu-lab --report $(REPORT)/pviommu.json
 
 bench-pviommu-native: setup ## the paravirtual IOMMU natively: requests polled and trapped, translate; two idle CPUs -> target/report/pviommu-native.json
 	cargo run --release --quiet -p pviommu-bench -- --report $(REPORT)/pviommu-native.json

@@ -333,7 +333,7 @@ mod tests {
         /// What the guest's init loads.
         fn start(&self, command_line: &str) -> Vec<String> {
             let from = INIT.find("option() {").unwrap();
-            let to = INIT.find("# The kernel binds what has waited").unwrap();
+            let to = INIT.find("script=$(sed").unwrap();
             self.run(command_line, &INIT[from..to])
         }
     }

@@ -16,7 +16,8 @@ use std::sync::{Arc, LazyLock};
 
 use clap::{Parser, Subcommand};
 use harness::{
-    assign_lab, demo, eli, lab_cmd, selftest, serve_lab, serve_net_lab, swap_figures, swap_lab,
+    assign_lab, demo, eli, lab_cmd, pviommu_lab, selftest, serve_lab, serve_net_lab, swap_figures,
+    swap_lab,
 };
 use vmm::{log, program, run, serve};
 
@@ -129,6 +130,10 @@ enum Command {
     Run(Box<RunArgs>),
     /// Serve block devices as `exitless serve` does, with parts that fail on purpose.
     Serve(ServeArgs),
+    /// Count requests, kicks and exits of reads behind the paravirtual IOMMU, by driver and policy;
+    /// what `make bench-pviommu` runs.
+    #[command(hide = true)]
+    PviommuLab(pviommu_lab::PviommuLabArgs),
     /// Count the exits of guests that share one `exitless serve`; what `make bench-serve-lab` runs.
     #[command(hide = true)]
     ServeLab(serve_lab::ServeLabArgs),
@@ -206,6 +211,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             let faults = Faults::parse(Program::Daemon, &args.fault)?;
             serve::main(&args.serve, &faults)
         }
+        Command::PviommuLab(args) => with_report(&args.report, || pviommu_lab::main(&args)),
         Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),
         Command::ServeNetLab(args) => with_report(&args.report, || serve_net_lab::main(&args)),
         Command::SwapLab(args) => with_report(&args.report, || swap_lab::main(&args)),

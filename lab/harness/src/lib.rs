@@ -6,6 +6,7 @@
 //! * `system`: a guest, a daemon, a host, storage that does what a test says.
 //! * [`demo`]: exits with no IOMMU and in each register mode, side by side.
 //! * [`selftest`]: cases and what must come of them.
+//! * [`pviommu_lab`]: requests and exits of a disk behind the paravirtual IOMMU.
 //! * [`serve_lab`]: exits of guests that share one daemon.
 //! * [`serve_net_lab`]: the same of their network, beside the kernel's vhost-net.
 //! * [`swap_lab`]: what guests with too little memory move.
@@ -24,6 +25,7 @@ pub mod demo;
 pub mod eli;
 mod judged;
 pub mod lab_cmd;
+pub mod pviommu_lab;
 pub mod selftest;
 pub mod serve_lab;
 pub mod serve_net_lab;

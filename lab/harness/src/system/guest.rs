@@ -455,6 +455,6 @@ mod tests {
         guest.takes_defaults = true;
         guest.is_strict = false;
         assert_eq!(guest.choices(), []);
-        assert!(!guest.command_line().unwrap().contains("iommu"));
+        assert!(!guest.command_line().unwrap().contains("iommu.strict"));
     }
 }

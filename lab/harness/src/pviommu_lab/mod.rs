@@ -1,0 +1,169 @@
+//! `exitless-lab pviommu-lab` (`make bench-pviommu`): requests, kicks and exits of a stock guest's disk
+//! reads behind the paravirtual IOMMU, by driver and policy, and their peers in the same run: no
+//! IOMMU, emulated VT-d.
+//!
+//! One boot each, of Debian's 6.12 with one vCPU, the sidecore polling. A window is direct 4 KiB reads
+//! one at a time, into one page, or into 512 in turns; it is warmed up by the same process over the
+//! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
+//! part of a window.
+//!
+//! Counts only: in the lab time means nothing.
+
+mod figures;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use lab::packages::Version;
+use serde_json::Value;
+
+use crate::system::guest::{Driver, Guest, Mode};
+use crate::system::host::{Host, Kernels};
+use crate::system::workloads;
+use figures::{Figures, Window};
+
+/// Arguments of `exitless-lab pviommu-lab`.
+#[derive(clap::Args)]
+pub struct PviommuLabArgs {
+    /// Where the figures go, as one JSON object.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "target/report/pviommu.json"
+    )]
+    pub report: PathBuf,
+    /// Measured reads of each window.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(100..=4000))]
+    reads: u32,
+    /// Rows whose name contains this, and no others.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+/// Debian's kernel with a driver of its own.
+const KERNEL: Version = Version::new(6, 12);
+
+/// Pages of the second window: twice what a cache of Linux's for I/O virtual addresses keeps.
+const BUFFERS: u32 = 512;
+
+/// A guest that is measured.
+struct Row {
+    /// Of keys and of the table.
+    name: &'static str,
+    mode: Mode,
+    driver: Driver,
+    is_strict: bool,
+    /// Each kick exits.
+    is_trapped: bool,
+}
+
+impl Row {
+    const fn new(name: &'static str, mode: Mode, driver: Driver) -> Self {
+        Self {
+            name,
+            mode,
+            driver,
+            is_strict: true,
+            is_trapped: false,
+        }
+    }
+
+    const fn lazy(self) -> Self {
+        Self {
+            is_strict: false,
+            ..self
+        }
+    }
+
+    const fn trapped(self) -> Self {
+        Self {
+            is_trapped: true,
+            ..self
+        }
+    }
+}
+
+/// What is measured, in this order.
+const ROWS: [Row; 12] = {
+    const fn ours(name: &'static str, parameters: &'static [&'static str]) -> Row {
+        Row::new(name, Mode::Virtio, Driver::Module(parameters))
+    }
+    const fn stock(name: &'static str) -> Row {
+        Row::new(name, Mode::Virtio, Driver::Stock)
+    }
+    [
+        Row::new("no_iommu", Mode::None, Driver::Stock),
+        Row::new("vtd", Mode::Shared, Driver::Stock),
+        Row::new("vtd_lazy", Mode::Shared, Driver::Stock).lazy(),
+        stock("stock"),
+        stock("stock_lazy").lazy(),
+        stock("stock_trap").trapped(),
+        stock("stock_lazy_trap").lazy().trapped(),
+        ours("none", &[]),
+        ours("shared", &["reuse=shared"]),
+        ours("async", &["reuse=async"]),
+        ours("optimistic", &["reuse=optimistic"]),
+        ours("rtc", &["reuse=rtc"]),
+    ]
+};
+
+/// Measures all rows.
+pub fn main(args: &PviommuLabArgs) -> Result<u8> {
+    let is_wanted = |row: &&Row| {
+        args.only
+            .as_ref()
+            .is_none_or(|text| row.name.contains(text))
+    };
+    let mut figures: Option<Figures> = None;
+    let host = Host::start_with_kernels(Kernels {
+        guest: Some(KERNEL),
+        has_module: true,
+        ..Kernels::default()
+    })?;
+    for row in ROWS.iter().filter(is_wanted) {
+        eprintln!("pviommu-lab: {}", row.name);
+        let windows = measure(&host, row, args.reads).with_context(|| row.name)?;
+        let figures = match &mut figures {
+            Some(figures) => figures,
+            None => figures.insert(Figures::new(&host, args.reads)?),
+        };
+        figures.add(row.name, &windows);
+        // What has been measured is kept if a later row fails.
+        figures.write(&args.report)?;
+    }
+    host.shutdown()?;
+    let figures = figures.context("no row has that name")?;
+    print!("{}", figures.table());
+    println!("\nfigures: {}", args.report.display());
+    Ok(0)
+}
+
+/// The windows of a row: one page, and many.
+fn measure(host: &Host, row: &Row, reads: u32) -> Result<[Window; 2]> {
+    let disk = workloads::disk_node(row.mode, 0);
+    let read = |buffers: u32| {
+        format!(
+            "workload reads {disk} --in-place --count {reads} --warmup {} --buffers {buffers}",
+            200 + 2 * buffers
+        )
+    };
+    let script = format!("{} && {}", read(1), read(BUFFERS));
+    let mut guest = Guest::new(row.mode, script);
+    (guest.driver, guest.is_strict) = (row.driver, row.is_strict);
+    guest.limit = Duration::from_secs(600);
+    if row.is_trapped {
+        let flags = ["--iommu-mode", "trap"];
+        guest.flags.extend(flags.map(String::from));
+    }
+    if matches!(host, Host::Lab(_)) {
+        guest.pin = Some("2,0".into());
+    }
+    workloads::add_disk(&mut guest, host, 1, "")?;
+    let outcome = guest.run(host)?;
+    let [one, many]: &[Value; 2] = outcome
+        .windows()
+        .try_into()
+        .context("two windows in the ledger")?;
+    Ok([Window::of(one, reads), Window::of(many, reads)])
+}
