@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready to build: a C linker, xz, and a Rust of at least 1.88; `setup.sh fuzz`: also a C++
+# Makes a Debian 12 machine ready to build: a C linker, gcc-12, xz, and a Rust of at least 1.88; `setup.sh fuzz`: also a C++
 # compiler, for libFuzzer. `setup.sh clients`: only the programs that tests/clients runs, as far as that is possible
 # (tests that need them are skipped without). `setup.sh debian`: what the lab makes its Debian root with.
 # Installs only what is missing; says what it does; asks sudo only when it must. Everything the lab
@@ -79,6 +79,9 @@ fi
 
 missing=
 have cc || missing="$missing gcc libc6-dev"
+# A kernel module for the lab's guest: the compiler of Debian 12's kernels, and what their objtool links to.
+have gcc-12 || missing="$missing gcc-12"
+[ -e /usr/lib/x86_64-linux-gnu/libelf.so.1 ] || missing="$missing libelf1"
 have xz || missing="$missing xz-utils"
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
 # libc.a: the guest's test program is linked statically, so that it runs in an image with nothing else.
