@@ -295,7 +295,7 @@ static u64 exi_get_required_mask(struct device *dev)
 const struct dma_map_ops exi_dma_ops = {
 	.alloc = exi_alloc,
 	.free = exi_free,
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
 	.alloc_pages_op = exi_alloc_pages,
 #else
 	.alloc_pages = exi_alloc_pages,

@@ -216,7 +216,7 @@ static void ep_detach(struct exi_ep *ep)
 	}
 	ep->attached = ep->attach_sent = false;
 	exi_forget_quarantine(ep);
-	ida_free(&ep->iommu->domains, ep->domain);
+	/* The domain number is free once no request can name it any more: exi_retire_removed. */
 }
 
 static void ep_device_removed(struct exi_iommu *iommu, struct device *dev)
@@ -246,6 +246,8 @@ void exi_retire_removed(struct exi_iommu *iommu)
 		if (!ep->removed || atomic_read(&ep->nmaps))
 			continue;
 		list_del(&ep->link);
+		if (!ep->attach_sent)
+			ida_free(&iommu->domains, ep->domain);
 		exi_stats_sum(&iommu->retired, &ep->st);
 		ep_free(ep);
 	}
@@ -360,6 +362,7 @@ static void eps_stop(struct exi_iommu *iommu)
 {
 	struct pci_dev *pdev = NULL;
 	struct device *dev;
+	u32 id;
 
 	while ((dev = ep_get_next(iommu))) {
 		while (!ep_stop(iommu, dev)) {
@@ -369,9 +372,11 @@ static void eps_stop(struct exi_iommu *iommu)
 		put_device(dev);
 	}
 	for_each_pci_dev(pdev)
-		if (pdev->dev.dma_ops == &exi_refuse_ops) {
+		if (pdev->dev.dma_ops == &exi_refuse_ops && exi_viot_endpoint(iommu, pdev, &id)) {
 			device_release_driver(&pdev->dev);
+			device_lock(&pdev->dev);
 			set_dma_ops(&pdev->dev, NULL);
+			device_unlock(&pdev->dev);
 		}
 }
 

@@ -20,6 +20,10 @@
 #ifndef EXITLESS_IOMMU_H
 #define EXITLESS_IOMMU_H
 
+#ifndef CONFIG_X86_64
+#error "coherent DMA, and the interrupt messages of x86, are assumed"
+#endif
+
 #include <linux/dma-map-ops.h>
 #include <linux/hashtable.h>
 #include <linux/idr.h>

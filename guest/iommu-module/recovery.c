@@ -33,6 +33,8 @@ void exi_quarantine(struct exi_iommu *iommu, struct exi_map *map)
 /* Keeps mappings until their UNMAP can be sent (again); gives up those that failed too often. */
 void exi_defer(struct exi_iommu *iommu, struct list_head *maps)
 {
+	/* While any are kept the worker comes for them: it is not put off for each. */
+	bool is_first = list_empty(&iommu->deferred);
 	struct exi_map *map, *next;
 
 	list_for_each_entry_safe(map, next, maps, link) {
@@ -47,7 +49,7 @@ void exi_defer(struct exi_iommu *iommu, struct list_head *maps)
 				    "device refuses to unmap; %u pages stay reserved\n",
 				    map->pages);
 	}
-	if (!iommu->suspect)		/* else the watch is running */
+	if (is_first && !iommu->suspect && !iommu->broken)	/* else the watch is running */
 		exi_arm_watch(iommu, EXI_WATCH_MS);
 }
 

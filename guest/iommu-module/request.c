@@ -247,7 +247,13 @@ static struct exi_slot *slot_get(struct exi_iommu *iommu, unsigned long *flags)
 		exi_kick(iommu);
 		if (!exi_poll(iommu, slot_free, NULL)) {
 			spin_lock_irqsave(&iommu->vq_lock, *flags);
-			exi_set_suspect(iommu);
+			/*
+			 * Another CPU may have reaped what came last: only a device that
+			 * has a request can end its being suspect.
+			 */
+			exi_reap(iommu);
+			if (!iommu->nfree)
+				exi_set_suspect(iommu);
 			spin_unlock_irqrestore(&iommu->vq_lock, *flags);
 			return NULL;
 		}
