@@ -3,6 +3,7 @@
 //! `exitless-lab` has these as commands and knows nothing else of them; they start `exitless` as a process, in the lab or
 //! here, with the flags that a user would give, or `exitless-lab` for a guest whose parts fail on purpose.
 //!
+//! * `report_file`: how figures are written.
 //! * `system`: a guest, a daemon, a host, storage that does what a test says.
 //! * [`demo`]: exits with no IOMMU and in each register mode, side by side.
 //! * [`selftest`]: cases and what must come of them.
@@ -26,6 +27,7 @@ pub mod eli;
 mod judged;
 pub mod lab_cmd;
 pub mod pviommu_lab;
+mod report_file;
 pub mod selftest;
 pub mod serve_lab;
 pub mod serve_net_lab;

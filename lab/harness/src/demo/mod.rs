@@ -21,6 +21,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::builder::ArgPredicate;
 
+use crate::report_file;
 use crate::system::host::Host;
 
 pub use per_io::{CAUSES, PerIo, median, round as rounded};
@@ -90,7 +91,7 @@ pub fn main(args: &DemoArgs) -> Result<u8> {
     let table = run(&host, args, &mut figures)?;
     host.shutdown()?;
     figures.set("wall_s", start.elapsed().as_secs_f64().round());
-    report::write(&args.report, &figures)?;
+    report_file::write(&args.report, &figures.json())?;
     print!("{}", table(&figures));
     println!("\nfigures: {}", args.report.display());
     Ok(u8::from(!figures.holds()))

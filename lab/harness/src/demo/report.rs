@@ -1,22 +1,9 @@
 //! The demo's table, and its JSON file.
 
 use std::fmt::Write;
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 
 use super::figures::Figures;
 use super::windows::Windows;
-
-/// Writes the figures; the directory is made if it is not there.
-pub fn write(path: &Path, figures: &Figures) -> Result<()> {
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    }
-    let text = serde_json::to_string_pretty(&figures.json()).expect("plain numbers and strings");
-    fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
-}
 
 /// What a table's first cell says: whose exits they are not must stand beside the figures themselves.
 pub fn title(figures: &Figures, what: &str) -> String {

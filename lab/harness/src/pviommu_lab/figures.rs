@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::demo::{PerIo, rounded};
+use crate::report_file;
 use crate::system::host::Host;
 
 /// What a window has shown, for each read.
@@ -136,11 +136,7 @@ impl Figures {
 
     /// Writes them; the directory is made if it is not there.
     pub fn write(&self, path: &Path) -> Result<()> {
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-        }
-        let text = serde_json::to_string_pretty(&self.values).expect("plain numbers and strings");
-        fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+        report_file::write(path, &self.values)
     }
 
     /// Requests and exits of each read, a line for each row.

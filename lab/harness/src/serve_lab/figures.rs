@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::demo::{CAUSES, PerIo, median, rounded};
+use crate::report_file;
 use crate::system::daemon::Totals;
 use crate::system::host::Host;
 
@@ -113,11 +113,7 @@ impl Figures {
 
     /// Writes them; the directory is made if it is not there.
     pub fn write(&self, path: &Path) -> Result<()> {
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-        }
-        let text = serde_json::to_string_pretty(&self.values).expect("plain numbers and strings");
-        fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+        report_file::write(path, &self.values)
     }
 
     /// Exits per 4 KiB read by cause, a line for each round.

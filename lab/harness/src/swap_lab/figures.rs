@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::beside::Exits;
@@ -14,6 +13,7 @@ use super::experiment::{ITERATIONS, PHASES, Run};
 use super::watch::Disks;
 use super::way::{LIMIT, MEMORY, Way};
 use crate::demo::{median, rounded};
+use crate::report_file;
 use crate::system::host::Host;
 use crate::system::squeezed::PREVENTER_LIMIT_US;
 
@@ -346,11 +346,7 @@ impl Figures {
 
     /// Writes them; the directory is made if it is not there.
     pub fn write(&self, path: &Path) -> Result<()> {
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-        }
-        let text = serde_json::to_string_pretty(&self.values).expect("plain numbers and strings");
-        fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+        report_file::write(path, &self.values)
     }
 
     /// What every run moved, and the figures.
