@@ -17,7 +17,7 @@ use std::hint;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use guest_mem::{Dma, Iova, PAGE_SIZE, Perm, View};
 use report::{Host, Measured, Object, host};
@@ -134,14 +134,6 @@ fn translate(pages: u64) -> Result<Measured> {
     })
 }
 
-/// A cache line between the first two CPUs.
-fn pingpong() -> Result<Measured> {
-    match host::cpus()?[..] {
-        [here, there, ..] => Ok(host::round_trip(here, there)?),
-        _ => bail!("one CPU: there is nobody to answer"),
-    }
-}
-
 fn main() -> Result<()> {
     let args = Args::parse();
     let (alone, sweeps) = alone()?;
@@ -153,7 +145,7 @@ fn main() -> Result<()> {
         ("translate_ns_16", translate(16)?),
         ("translate_ns_4096", translate(4096)?),
         ("translate_ns_65536", translate(65_536)?),
-        ("pingpong_ns", pingpong()?),
+        ("pingpong_ns", host::first_round_trip()?),
     ];
     let host = Host::read();
     let mut report = Object::new(&host, "native, release, no virtual machine");
@@ -161,12 +153,7 @@ fn main() -> Result<()> {
         "the paravirtual IOMMU on {}, Linux {}",
         host.model, host.kernel
     );
-    println!("{:<24}{:>12}{:>12}{:>12}", "", "median", "min", "max");
-    for (key, measured) in &rows {
-        let Measured { median, min, max } = measured;
-        println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
-        report.measured(key, measured, 1);
-    }
+    print!("{}", report.measured_rows("", &rows));
     report
         .write(&args.report)
         .with_context(|| format!("writing {}", args.report.display()))?;

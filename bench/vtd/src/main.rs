@@ -23,7 +23,7 @@ mod threads;
 use std::hint;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 use guest_mem::{Dma, Gpa, Iova, PAGE_SIZE, Perm, PhysMem, RegPage, RegisterPage, View};
 use report::{Host, Measured, Object, host};
@@ -136,14 +136,6 @@ fn unmap() -> Result<Measured> {
     Ok(measure::of(pairs.collect()))
 }
 
-/// What `reaction` is compared with, between the first two CPUs.
-fn pingpong() -> Result<Measured> {
-    match host::cpus()?[..] {
-        [here, there, ..] => Ok(host::round_trip(here, there)?),
-        _ => bail!("one CPU: there is nobody to answer"),
-    }
-}
-
 fn main() -> Result<()> {
     let args = Args::parse();
     let rows: Vec<(&str, Measured)> = vec![
@@ -156,7 +148,7 @@ fn main() -> Result<()> {
         ("drain_256_ns", drain(255)?),
         ("sidecore_ns_per_unmap", unmap()?),
         ("reaction_ns", threads::reaction()?),
-        ("pingpong_ns", pingpong()?),
+        ("pingpong_ns", host::first_round_trip()?),
     ];
     let host = Host::read();
     let mut report = Object::new(&host, "native, release, no virtual machine");
@@ -164,12 +156,7 @@ fn main() -> Result<()> {
         "the emulated VT-d unit on {}, Linux {}",
         host.model, host.kernel
     );
-    println!("{:<24}{:>12}{:>12}{:>12}", "ns", "median", "min", "max");
-    for (key, measured) in &rows {
-        let Measured { median, min, max } = measured;
-        println!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}");
-        report.measured(key, measured, 1);
-    }
+    print!("{}", report.measured_rows("ns", &rows));
     if let Some(old) = &args.old {
         println!(
             "{:<48}{:>8}{:>8}{:>8}{:>11}{:>11}",

@@ -98,6 +98,17 @@ pub fn round_trip(here: usize, there: usize) -> io::Result<Measured> {
     round_trip_of(here, there, RUNS)
 }
 
+/// The same between the first two CPUs that this program may use.
+///
+/// # Errors
+/// There is one, or they cannot be used.
+pub fn first_round_trip() -> io::Result<Measured> {
+    match cpus()?[..] {
+        [here, there, ..] => round_trip(here, there),
+        _ => Err(io::Error::other("one CPU: there is nobody to answer")),
+    }
+}
+
 /// The same of `count` runs of 100 trips each, at least one.
 ///
 /// # Errors

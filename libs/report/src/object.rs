@@ -60,6 +60,17 @@ impl Object {
         self.number(&format!("{key}_spread"), round(measured.spread(), digits));
     }
 
+    /// Sets all of `rows`, to one decimal; a table of them, whose first cell is `heading`.
+    pub fn measured_rows(&mut self, heading: &str, rows: &[(&str, Measured)]) -> String {
+        let mut table = format!("{heading:<24}{:>12}{:>12}{:>12}\n", "median", "min", "max");
+        for (key, measured) in rows {
+            let Measured { median, min, max } = measured;
+            table += &format!("{key:<24}{median:>12.1}{min:>12.1}{max:>12.1}\n");
+            self.measured(key, measured, 1);
+        }
+        table
+    }
+
     /// Says that something was not measured, unless it was.
     pub fn missing(&mut self, key: &str) {
         self.keys.entry(key).or_insert(Value::Null);
