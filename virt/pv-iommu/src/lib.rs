@@ -28,7 +28,7 @@
 //!
 //! **Bypass** is off at the start: an endpoint that nobody attached reaches nothing.
 //!
-//! **Left out**: page tables of the guest's (ATTACH_TABLE), several request queues, and restoring a saved state.
+//! **Left out**: page tables of the guest's (ATTACH_TABLE), several request queues, and making a device from its saved state (the unit's: [`unit::saved`]).
 #![forbid(unsafe_code)]
 
 pub mod class;

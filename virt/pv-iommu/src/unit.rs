@@ -13,13 +13,14 @@
 //! A domain that ceases to exist is out of reach at once; its mappings are freed a budget at a time.
 //!
 //! `requests`: what each request checks and changes. `revoke`: requests one after the other, and what becomes of accesses under way.
-//! `access`: where an access goes.
+//! `access`: where an access goes. [`saved`]: the state that is kept while the machine is paused.
 //!
 //! Thread: the owner's only.
 
 mod access;
 mod requests;
 mod revoke;
+pub mod saved;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;

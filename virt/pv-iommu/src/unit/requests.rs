@@ -165,21 +165,7 @@ impl PvIommu {
         if there.is_bypass {
             return Err(Status::Inval);
         }
-        let is_aligned = |at: u64| at.is_multiple_of(GRANULE);
-        if !is_aligned(first) || !is_aligned(last.wrapping_add(1)) || !is_aligned(phys) {
-            return Err(Status::Range);
-        }
-        if first > last {
-            return Err(Status::Inval);
-        }
-        // Both below 2^64 - 1, so nothing wraps from here on.
-        let fits = last <= INPUT_LAST && phys <= PHYS_LAST && last - first <= PHYS_LAST - phys;
-        if !fits {
-            return Err(Status::Range);
-        }
-        if first <= *MSI_WINDOW.end() && last >= *MSI_WINDOW.start() {
-            return Err(Status::Inval);
-        }
+        check_range(first, last, phys)?;
         if self.stats.mappings >= self.config.max_mappings as u64 {
             return Err(Status::NoMem);
         }
@@ -214,4 +200,27 @@ impl PvIommu {
             last,
         }))
     }
+}
+
+/// Whether `first..=last` may lead to `phys`, whatever else is mapped (§5.13.6.5.2).
+///
+/// # Errors
+/// The status of a MAP that may not.
+pub(super) fn check_range(first: u64, last: u64, phys: u64) -> Result<(), Status> {
+    let is_aligned = |at: u64| at.is_multiple_of(GRANULE);
+    if !is_aligned(first) || !is_aligned(last.wrapping_add(1)) || !is_aligned(phys) {
+        return Err(Status::Range);
+    }
+    if first > last {
+        return Err(Status::Inval);
+    }
+    // Both below 2^64 - 1, so nothing wraps from here on.
+    let fits = last <= INPUT_LAST && phys <= PHYS_LAST && last - first <= PHYS_LAST - phys;
+    if !fits {
+        return Err(Status::Range);
+    }
+    if first <= *MSI_WINDOW.end() && last >= *MSI_WINDOW.start() {
+        return Err(Status::Inval);
+    }
+    Ok(())
 }

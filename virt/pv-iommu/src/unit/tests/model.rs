@@ -16,6 +16,8 @@ enum Step {
     Lease(u8, u64),
     End(usize),
     Poll,
+    /// Saved and restored, where nobody has a lease.
+    Save,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -29,6 +31,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..3_u8, 0..24_u64).prop_map(|(own, page)| Step::Lease(own, page)),
         3 => any::<usize>().prop_map(Step::End),
         2 => Just(Step::Poll),
+        1 => Just(Step::Save),
     ];
     prop::collection::vec(step, 1..150)
 }
@@ -145,6 +148,14 @@ proptest! {
                 }
                 Step::Poll => {
                     let _ = world.poll();
+                }
+                Step::Save if leases.is_empty() => {
+                    while world.poll().is_busy {}
+                    world.unit = saved::tests::restored(&world.unit);
+                }
+                Step::Save => {
+                    let is_waited_for = leases.iter().any(|(.., waits)| !waits.is_empty());
+                    prop_assert!(!(is_waited_for && world.unit.save().is_some()), "a request waits");
                 }
             }
             for own in 0..3 {
