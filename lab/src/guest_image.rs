@@ -7,6 +7,7 @@
 //! | `exitless.run="COMMANDS"` | run this shell script ([`run_option`] writes it), else a shell on the console |
 //! | `exitless.run64=BASE64` | the same, for scripts with quotes or line ends |
 //! | `exitless.end=poweroff\|reboot\|halt` | what to do afterwards; power off if absent |
+//! | `exitless.cpus=late` | with `maxcpus=1`: the other processors start before any driver is loaded |
 //! | `exitless.iommu=stock\|module\|none` | the driver of a virtio-iommu: see below |
 //! | `MODULE.PARAMETER=VALUE` | as `modprobe` takes it; underscores in the name, no quotes |
 //!

@@ -7,6 +7,13 @@ mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
 option() { sed -n "s/^\(.* \)\?exitless\.$1=\([^ ]*\).*/\2/p" /proc/cmdline; }
 
+# Processors that the kernel was told to leave (maxcpus=1): the buses are scanned now.
+if [ "$(option cpus)" = late ]; then
+    for online in /sys/devices/system/cpu/cpu*/online; do
+        [ "$(cat "$online")" = 1 ] || echo 1 >"$online"
+    done
+fi
+
 # The IOMMU's driver comes before those of its endpoints.
 iommu=$(option iommu)
 if [ -z "$iommu" ]; then

@@ -49,7 +49,7 @@ PROMPT 0
 LABEL exitless
 KERNEL vmlinuz
 INITRD guest.img
-APPEND console=ttyS0 loglevel=3 panic=-1 $(run_option "$2")
+APPEND console=ttyS0 loglevel=3 panic=-1 $late_cpus $(run_option "$2")
 END
     mcopy -i "$raw" "$(readlink -f "$GUEST_DIR/vmlinuz")" ::vmlinuz
     mcopy -i "$raw" "$GUEST_DIR/guest.img" "$scratch/syslinux.cfg" ::

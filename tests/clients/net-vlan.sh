@@ -57,7 +57,7 @@ for nth in 0 1; do
 done
 console=$scratch/console.log status=0
 timeout -k 1 240 "$GUEST_DIR/qemu" "${qemu_args[@]}" -serial "file:$console" -kernel "$GUEST_DIR/vmlinuz" -initrd "$scratch/net.img" \
-    -append "console=ttyS0 quiet panic=-1 $(run_option 'exec sh /net.sh')" >"$scratch/qemu.log" 2>&1 || status=$?
+    -append "console=ttyS0 quiet panic=-1 $late_cpus $(run_option 'exec sh /net.sh')" >"$scratch/qemu.log" 2>&1 || status=$?
 [ "$status" -eq 0 ] || fail "QEMU ended with status $status"
 [ "$(console_value "$console" exitless-guest:\ status)" = 0 ] || fail "the guest's script failed"
 end_daemon

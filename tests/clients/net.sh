@@ -89,7 +89,7 @@ fi
 console=$scratch/console.log
 : >"$console"
 "$qemu" "${qemu_args[@]}" -serial "file:$console" -kernel "$GUEST_DIR/vmlinuz" -initrd "$scratch/net.img" \
-    -append "console=ttyS0 quiet panic=-1 $kernel $(run_option 'exec sh /net.sh')" >"$scratch/qemu.log" 2>&1 &
+    -append "console=ttyS0 quiet panic=-1 $late_cpus $kernel $(run_option 'exec sh /net.sh')" >"$scratch/qemu.log" 2>&1 &
 guest=$!
 processes+=("$guest")
 wait_for_guest

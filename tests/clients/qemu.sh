@@ -32,7 +32,7 @@ set_qemu_args "$queues" "$packed"
 status=0
 timeout -k 1 120 "$GUEST_DIR/qemu" "${qemu_args[@]}" -serial "file:$scratch/console.log" \
     -kernel "$GUEST_DIR/vmlinuz" -initrd "$GUEST_DIR/guest.img" \
-    -append "console=ttyS0 quiet panic=-1 $(run_option "$script")" >"$scratch/qemu.log" 2>&1 || status=$?
+    -append "console=ttyS0 quiet panic=-1 $late_cpus $(run_option "$script")" >"$scratch/qemu.log" 2>&1 || status=$?
 [ "$status" -eq 0 ] || fail "QEMU ended with status $status"
 check_console "$scratch/console.log"
 end_daemon

@@ -56,7 +56,7 @@ qemu_args=(-machine q35,kernel-irqchip=split -accel tcg,thread=multi -cpu max -s
 console=$scratch/console.log
 : >"$console"
 "$qemu" "${qemu_args[@]}" -serial "file:$console" -kernel "$GUEST_DIR/vmlinuz" -initrd "$GUEST_DIR/guest.img" \
-    -append "console=ttyS0 quiet panic=-1 intel_iommu=on $kernel $(run_option "$script")" >"$scratch/qemu.log" 2>&1 &
+    -append "console=ttyS0 quiet panic=-1 $late_cpus intel_iommu=on $kernel $(run_option "$script")" >"$scratch/qemu.log" 2>&1 &
 guest=$!
 processes+=("$guest")
 

@@ -17,9 +17,15 @@ const SEED: u64 = 50;
 pub fn quick() -> Vec<Case> {
     vec![
         button(Machine::new(Mode::Logged, 2, true)),
-        reboots(Machine::new(Mode::Shared, 1, false)),
+        reboots(Machine::new(Mode::Shared, 1, false), 1),
         panic(Machine::new(Mode::Trap, 1, false)),
     ]
+}
+
+/// What `make soak` runs besides.
+pub fn soak() -> Vec<Case> {
+    // A second one starts from what the first has left.
+    vec![reboots(Machine::new(Mode::Shared, 1, false), 2)]
 }
 
 /// The disk holds what it did before, but for this change.
@@ -60,35 +66,40 @@ fn button(machine: Machine) -> Case {
 }
 
 /// Each boot checks what the last one wrote, and writes something else. A second disk counts.
-fn reboots(machine: Machine) -> Case {
+fn reboots(machine: Machine, restarts: u32) -> Case {
     let name = format!(
-        "a guest that reboots twice finds its disk as it left it: {}",
+        "a guest that starts again {restarts} times finds its disk as it left it: {}",
         machine.name()
     );
+    let boots = restarts + 1;
     Case::new(name, move |host| {
         let script = format!(
             "n=$(head -c 1 /dev/vdb | tr '\\000' 0); \
              workload check-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; n=$((n+1)); \
-             workload write-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; [ $n = 3 ] && exit 0; \
+             workload write-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; [ $n = {boots} ] && exit 0; \
              printf $n | dd of=/dev/vdb conv=notrunc,fsync && reboot -f"
         );
         let mut guest = machine.guest(&script);
         guest.restarts = true;
-        // Three boots.
-        guest.limit *= 3;
+        guest.limit *= boots;
         workloads::add_disk(&mut guest, host, SEED, "")?;
         host.put("boots.img", &[0; 4096])?;
         guest.disks.push(format!("path={}", host.path("boots.img")));
         let outcome = guest.run(host)?;
         machine.check(&outcome)?;
+        let has_restarted = |times| outcome.log.contains(&format!("(restart {times})"));
         ensure!(
-            outcome.log.contains("(restart 2)") && !outcome.log.contains("(restart 3)"),
-            "it was not started twice again\n{}",
+            has_restarted(restarts) && !has_restarted(boots),
+            "it was not started again {restarts} times\n{}",
             outcome.tail()
         );
-        ensure!(host.get("boots.img")?[0] == b'2', "the last count is lost");
+        let last = [host.get("boots.img")?[0]];
+        ensure!(
+            last == *restarts.to_string().as_bytes(),
+            "the last count is lost: {last:?}"
+        );
         check_disk(host, |disk| {
-            let last = workloads::pattern(SEED + 3);
+            let last = workloads::pattern(SEED + u64::from(boots));
             disk[..BYTES].copy_from_slice(&last[..BYTES]);
         })?;
         Ok(String::new())
