@@ -112,8 +112,8 @@ pub use foreign::{ForeignError, ForeignErrorKind, ForeignRam, ForeignRegion, MAX
 pub use iommu::{Iommu, NoIommu, Run, left_in_span};
 pub use keep::keeps_mapped;
 pub use lease::{
-    Budget, Full, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable, Leases, MAX_LEASES, MAX_RESERVE,
-    Part, SHARES,
+    Budget, DRAIN_LIMIT_NS, DrainTimer, Full, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable, Leases,
+    MAX_LEASES, MAX_RESERVE, Part, SHARES,
 };
 pub use map_error::MapError;
 pub use mapping::HugePages;

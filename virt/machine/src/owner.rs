@@ -34,7 +34,7 @@ mod resolve;
 use resolve::{FunctionUses, Lent, Listener, News, UnitCall, UnitUses};
 
 /// How long requests may hold up an unmap or a stop, unless the user says otherwise.
-const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+const DRAIN_LIMIT: Duration = Duration::from_nanos(guest_mem::DRAIN_LIMIT_NS);
 
 /// How long a function may hold an invalidation before it is told, unless the program says otherwise.
 const HOLD_LIMIT: Duration = Duration::from_secs(1);

@@ -58,7 +58,7 @@ impl Default for Config {
             max_domains: 1024,
             max_mappings: 1 << 20,
             max_leases: guest_mem::MAX_LEASES,
-            drain_limit_ns: 1_000_000_000,
+            drain_limit_ns: guest_mem::DRAIN_LIMIT_NS,
         }
     }
 }
@@ -232,9 +232,11 @@ impl UnitControl for PvIommu {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let not_told = self.waiting.iter().filter(|waiting| !waiting.is_overdue);
-        let first = not_told.map(|waiting| waiting.since).min()?;
-        Some(first.saturating_add(self.config.drain_limit_ns))
+        let limit = self.config.drain_limit_ns;
+        let deadlines = self.waiting.iter();
+        deadlines
+            .filter_map(|waiting| waiting.drain.deadline(limit))
+            .min()
     }
 
     fn release(&mut self, holds: u32) {

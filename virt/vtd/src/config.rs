@@ -98,7 +98,7 @@ impl Default for Config {
             snoop_control: true,
             fault_records: 16,
             max_leases: 4096,
-            drain_limit_ns: 1_000_000_000,
+            drain_limit_ns: guest_mem::DRAIN_LIMIT_NS,
         }
     }
 }

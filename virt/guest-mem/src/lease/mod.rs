@@ -21,6 +21,7 @@
 //!
 //! Thread: the VM's owner only; there is no lock and no atomic.
 
+mod drain;
 mod recheck;
 
 use zerocopy::FromZeros;
@@ -28,6 +29,7 @@ use zerocopy::FromZeros;
 use crate::access::Perm;
 use crate::addr::{Gpa, Iova, SourceId};
 use crate::pages::Pages;
+pub use drain::{DRAIN_LIMIT_NS, DrainTimer};
 use recheck::Index;
 pub use recheck::{Budget, Part};
 

@@ -1,6 +1,6 @@
 //! Requests one after the other, and what becomes of accesses under way: see the parent's head.
 
-use guest_mem::{Access, Budget, LeaseId, LeaseRecord, Leases, Part, SourceId};
+use guest_mem::{Access, Budget, DrainTimer, LeaseId, LeaseRecord, Leases, Part, SourceId};
 use machine::{Command, CommandId, CommandResult, UnitEvent, UnitSink};
 
 use super::access::look;
@@ -34,8 +34,7 @@ pub(super) struct Revocation {
 pub(super) struct Waiting {
     id: CommandId,
     pub(super) leases: Vec<LeaseId>,
-    pub(super) since: u64,
-    pub(super) is_overdue: bool,
+    pub(super) drain: DrainTimer,
 }
 
 impl PvIommu {
@@ -126,8 +125,7 @@ impl PvIommu {
             self.waiting.push(Waiting {
                 id,
                 leases,
-                since: now,
-                is_overdue: false,
+                drain: DrainTimer::since(now),
             });
         }
         None
@@ -266,10 +264,7 @@ impl PvIommu {
         let limit = self.config.drain_limit_ns;
         let mut is_any = false;
         for waiting in &mut self.waiting {
-            if !waiting.is_overdue && now.saturating_sub(waiting.since) >= limit {
-                waiting.is_overdue = true;
-                is_any = true;
-            }
+            is_any |= waiting.drain.is_due(now, limit);
         }
         if is_any {
             self.stats.drain_limits += 1;

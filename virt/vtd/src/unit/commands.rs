@@ -5,7 +5,7 @@
 //! invalidations go through three phases: asked for; caches dropped and leases rechecked (may pend);
 //! drained, which is when the guest sees it done. New translations follow a switch of TE at once.
 
-use guest_mem::{Budget, Gpa, PhysMem};
+use guest_mem::{Budget, DrainTimer, Gpa, PhysMem};
 
 use super::leases::{AskedBy, Scope};
 use super::{Event, Halt, Sink, Unit};
@@ -29,28 +29,6 @@ pub(super) struct Commands {
     te: Phase,
     ccmd: Phase,
     iotlb: Phase,
-}
-
-/// Since when something waits for leases, or for whoever follows the mappings.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DrainTimer {
-    since: Option<u64>,
-    is_reported: bool,
-}
-
-impl DrainTimer {
-    /// Starts the timer, and says once that the limit has passed.
-    fn is_due(&mut self, now_ns: u64, limit_ns: u64) -> bool {
-        let since = *self.since.get_or_insert(now_ns);
-        let is_due = now_ns.saturating_sub(since) >= limit_ns && !self.is_reported;
-        self.is_reported |= is_due;
-        is_due
-    }
-
-    pub(super) fn deadline(&self, limit_ns: u64) -> Option<u64> {
-        let since = self.since.filter(|_| !self.is_reported)?;
-        Some(since.saturating_add(limit_ns))
-    }
 }
 
 impl Unit {

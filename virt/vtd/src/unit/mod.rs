@@ -34,13 +34,13 @@ mod stats;
 pub(crate) mod walk;
 
 use guest_mem::{
-    Access, Attachment, Budget, DmaFault, Gpa, Iommu, Iova, LeaseTable, Next, PAGE_SIZE, Perm,
-    PhysMem, Run, SourceId, Stop, Ticket, left_in_span,
+    Access, Attachment, Budget, DmaFault, DrainTimer, Gpa, Iommu, Iova, LeaseTable, Next,
+    PAGE_SIZE, Perm, PhysMem, Run, SourceId, Stop, Ticket, left_in_span,
 };
 
 use crate::config::Config;
 use crate::spec::invalidate::WaitDescriptor;
-use commands::{Commands, DrainTimer};
+use commands::Commands;
 use context::ContextCache;
 use faults::{Event as EventRegisters, Faults, Recorded};
 use iotlb::{DomainTag, Iotlb};
