@@ -22,7 +22,7 @@ pub fn quick() -> Vec<Case> {
     vec![sequential(Load {
         limit: 56,
         age: 1,
-        file: 56,
+        file: 36,
         iterations: 2,
         alloc: 8,
     })]
