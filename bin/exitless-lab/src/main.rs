@@ -21,7 +21,7 @@ use harness::{
 };
 use vmm::{log, program, run, serve};
 
-use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Program};
+use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Faulty, Program};
 
 /// With the commit that it was built from, as far as the makefile has said.
 static VERSION: LazyLock<String> =
@@ -205,11 +205,11 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Selftest(args) => selftest::main(&args),
         Command::Run(args) => {
             let faults = Faults::parse(Program::Machine, &args.fault)?;
-            run::main(&args.run, &(Arc::new(faults) as _))
+            run::main(&args.run, &(Arc::new(Faulty::new(faults)) as _))
         }
         Command::Serve(args) => {
             let faults = Faults::parse(Program::Daemon, &args.fault)?;
-            serve::main(&args.serve, &faults)
+            serve::main(&args.serve, &Faulty::new(faults))
         }
         Command::PviommuLab(args) => with_report(&args.report, || pviommu_lab::main(&args)),
         Command::ServeLab(args) => with_report(&args.report, || serve_lab::main(&args)),

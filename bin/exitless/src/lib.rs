@@ -12,9 +12,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 
 use clap::{Parser, Subcommand};
+use guest_mem::SourceId;
+use vio::blk::Blk;
 use virtio_pci::VirtioFunction;
 use vmm::composition::Composition;
-use vmm::run::{Assembly, Attached, MachineComposition};
+use vmm::run::{Assembly, Attached, MachineComposition, MakeFunctions};
 use vmm::{doctor, log, program, run, serve};
 
 /// With the commit that it was built from, as far as the makefile has said.
@@ -108,7 +110,13 @@ impl Composition for Product {}
 
 impl MachineComposition for Product {
     fn attach(&self, assembly: Assembly<'_>) -> anyhow::Result<Attached> {
-        assembly.build::<Functions>(&|_, source, disk| VirtioFunction::new(source, disk).into())
+        assembly.build::<Functions>(self)
+    }
+}
+
+impl MakeFunctions<Functions> for Product {
+    fn disk(&self, _number: usize, source: SourceId, disk: Blk) -> Functions {
+        VirtioFunction::new(source, disk).into()
     }
 }
 

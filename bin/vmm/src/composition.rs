@@ -5,11 +5,17 @@
 //! its default, which is what the product has. Of machines it names the closed set of functions as
 //! well, and may replace memory ([`MachineComposition`](crate::run::MachineComposition)).
 
+use std::sync::Arc;
+
 use anyhow::Result;
+use exit_ledger::report;
 use guest_mem::GuestRam;
 use sidecore::{FleetBuilder, SidecoreBuilder};
 use swap::book::{AvoidAll, IoPolicy};
 use vio::blk::BlockIo;
+
+/// Reads what a program's own parts have found, at the end of a run. Its keys name the parts.
+pub type Findings = Arc<dyn Fn() -> report::Findings + Send + Sync>;
 
 /// The parts of a program's machines and daemons.
 pub trait Composition: Send + Sync {
@@ -71,6 +77,12 @@ pub trait Composition: Send + Sync {
     fn hides_paravirtual_features(&self) -> bool {
         false
     }
+
+    /// What the parts of a machine that only this program has add to the ledger: asked for once,
+    /// after the machine is built.
+    fn findings(&self) -> Option<Findings> {
+        None
+    }
 }
 
 /// A machine that is asked for, as far as a program may have to refuse it.
@@ -88,4 +100,6 @@ pub struct MachineOutline<'a> {
     pub has_balloon: bool,
     /// There are physical devices, which pin pages (`--device`).
     pub has_devices: bool,
+    /// There is a paravirtual IOMMU (`--iommu virtio`).
+    pub has_virtio_iommu: bool,
 }

@@ -4,6 +4,7 @@
 
 mod dma_rogue;
 mod failure;
+mod late;
 mod options;
 mod steps;
 mod windows;
@@ -46,6 +47,12 @@ workload: the program inside the test guest
       window of COUNT answered requests lies between two markers. What is read is compared with the pattern, what is written is the
       pattern.
       Prints at the end: deep ok count=… (the windows only)
+  workload late DEV --limit-ms MS [--buffers 50] [--rounds 20] [--step-ms MS/8]
+      For a disk that touches buffers again which it has given back, when block 8 or 9 is read (exitless-lab run --fault
+      diskN:late=MS). Each round reads a block into each of so many pages, one at a time, and from then on block 8 every STEP
+      milliseconds, until MS have passed since the last page was read to; a moment later block 9. Looks which pages the disk has changed meanwhile.
+      Prints at the end: late ok rounds=… buffers=… triggers=… changed=… (pages, of all triggers)
+                         changed_at_limit=… (of the last one of each round)
   workload mixed DEV --seconds S [--seed 1] [--depth 8] [--skip BLOCKS] [--trim]
                  [--stall-ms MS] [--progress-ms MS]
       Verified reads, writes and flushes by DEPTH threads; destroys the content, except for the first
@@ -147,6 +154,7 @@ fn main() -> ExitCode {
     let outcome = match command.as_str() {
         "reads" => windows::reads(&mut options),
         "deep" => windows::deep(&mut options),
+        "late" => late::run(&mut options),
         "mixed" => mix(&mut options),
         "write-pattern" => write_pattern(&mut options),
         "check-pattern" => check_pattern(&mut options),

@@ -1,8 +1,10 @@
 //! The ledger as a table for people, and as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::Account;
 use super::account::{BalloonFigures, DeviceFigures, ParavirtualFigures, Swap, SwapCounts, Window};
@@ -31,6 +33,10 @@ struct TaggedWindow<'a> {
     window: &'a Window,
 }
 
+/// What parts of a machine that only some programs have add to the ledger, by their names. Empty
+/// for most.
+pub type Findings = BTreeMap<String, Value>;
+
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
@@ -38,10 +44,12 @@ struct Document<'a> {
     whole: &'a Window,
     windows: Vec<TaggedWindow<'a>>,
     windows_dropped: u64,
+    #[serde(skip_serializing_if = "Findings::is_empty")]
+    findings: &'a Findings,
 }
 
-/// The account as one JSON object.
-pub fn json(conditions: &Conditions, account: &Account) -> String {
+/// The account, and what other parts have found, as one JSON object.
+pub fn json(conditions: &Conditions, account: &Account, findings: &Findings) -> String {
     let document = Document {
         conditions,
         whole: &account.whole,
@@ -51,6 +59,7 @@ pub fn json(conditions: &Conditions, account: &Account) -> String {
             .map(|(tag, window)| TaggedWindow { tag: *tag, window })
             .collect(),
         windows_dropped: account.dropped,
+        findings,
     };
     serde_json::to_string_pretty(&document).expect("plain numbers and strings")
 }
@@ -220,8 +229,9 @@ impl<'a> Rows<'a> {
 }
 
 /// The account as a table: one column for the whole run and one for each of the last few windows.
-/// Rows without anything but zeroes are left out; all of them are in the JSON.
-pub fn table(conditions: &Conditions, account: &Account) -> String {
+/// Rows without anything but zeroes are left out; all of them are in the JSON. Of findings it has the
+/// plain numbers.
+pub fn table(conditions: &Conditions, account: &Account, findings: &Findings) -> String {
     let mut rows = Rows::new(account);
     for (name, value) in ROWS {
         rows.add(name, |window| value(window).to_string());
@@ -258,7 +268,21 @@ pub fn table(conditions: &Conditions, account: &Account) -> String {
             });
         }
     }
-    title(conditions, account) + &rows.text + &notes(account)
+    title(conditions, account) + &rows.text + &notes(account) + &found(findings)
+}
+
+/// A line for each part that has found something: its plain numbers.
+fn found(findings: &Findings) -> String {
+    let mut text = String::new();
+    for (part, values) in findings {
+        let values = values.as_object().into_iter().flatten();
+        let numbers = values.filter(|(_, value)| value.is_number());
+        let numbers: Vec<_> = numbers
+            .map(|(key, value)| format!("{key} {value}"))
+            .collect();
+        let _ = writeln!(text, "  {part}: {}", numbers.join(", "));
+    }
+    text
 }
 
 /// The line above the table.
@@ -311,13 +335,13 @@ mod tests {
     #[test]
     fn a_table_has_no_row_of_zeroes_and_the_json_has_all() {
         let mut account = Account::default();
-        let empty = table(&conditions(), &account);
+        let empty = table(&conditions(), &account, &Findings::new());
         assert_eq!(empty.lines().count(), 2, "{empty}");
         account.whole.exits.total = 7;
         account.whole.exits.hlt = 7;
         account.windows.push((1, Window::default()));
         account.windows[0].1.owner.faults = 3;
-        let text = table(&conditions(), &account);
+        let text = table(&conditions(), &account, &Findings::new());
         assert!(
             text.starts_with("exit ledger: 7 exits, 0 requests; iommu mode logged, "),
             "{text}"
@@ -335,14 +359,25 @@ mod tests {
                 vec!["faults", "0", "3"],
             ]
         );
-        assert!(json(&conditions(), &account).contains("\"doorbell\": 0"));
+        let plain = json(&conditions(), &account, &Findings::new());
+        assert!(plain.contains("\"doorbell\": 0") && !plain.contains("findings"));
+    }
+
+    #[test]
+    fn findings_stand_in_the_json_by_the_names_of_their_parts() {
+        let findings = Findings::from([("disk1".into(), serde_json::json!({ "blocked": 3 }))]);
+        let text = json(&conditions(), &Account::default(), &findings);
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(value["findings"]["disk1"]["blocked"], 3);
+        let text = table(&conditions(), &Account::default(), &findings);
+        assert!(text.ends_with("  disk1: blocked 3\n"), "{text}");
     }
 
     #[test]
     fn unattributed_exits_are_explained_where_there_are_some() {
         let mut account = Account::default();
-        assert!(!table(&conditions(), &account).contains("(unattributed"));
+        assert!(!table(&conditions(), &account, &Findings::new()).contains("(unattributed"));
         account.whole.exits.unattributed = 5;
-        assert!(table(&conditions(), &account).contains("(unattributed"));
+        assert!(table(&conditions(), &account, &Findings::new()).contains("(unattributed"));
     }
 }

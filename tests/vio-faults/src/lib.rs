@@ -6,14 +6,16 @@
 //! For tests, demonstrations and measurements only; `exitless` puts them together on request.
 #![deny(unsafe_code)]
 
+mod late;
 mod latency;
 mod panic;
 mod rogue;
 mod slow;
 mod store;
 
+pub use late::{Attempts, Clock, LateOptions, LateStats};
 pub use latency::LatencyDisk;
 pub use panic::PanicDisk;
-pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueDisk, RogueStats};
+pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueDisk, RogueRecord, RogueStats};
 pub use slow::{SlowControl, SlowDisk};
 pub use store::{FaultyStore, StoreFault};

@@ -11,6 +11,7 @@
 //! (no room, a wait) attacks all the same once.
 
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use guest_mem::{
     Access, Dma, Hva, Intent, Iova, Lease, LeaseId, LeaseStop, Perm, Run, Stop, Wanted, Window,
@@ -18,6 +19,8 @@ use guest_mem::{
 use vio::blk::request::{HEADER_LEN, kind};
 use vio::blk::{Blk, BlkClass, BlkQueue};
 use vio::{Activity, Context, Device, DeviceClass, Environment, ServedQueue, Step, forward_class};
+
+use crate::late::{self, Clock, Late, LateOptions, LateStats};
 
 /// What the device does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,18 +38,39 @@ pub enum Fault {
         /// The trigger.
         sector: u64,
     },
+    /// On a *read* that starts at one of two sectors: touches the data buffers of requests that have
+    /// completed and that nothing used since, as their requests allowed.
+    Late(LateOptions),
 }
 
 /// What a rogue access writes.
 pub const ROGUE_BYTES: [u8; 8] = [0xee; 8];
 
 /// What came of the attacks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RogueStats {
     /// Rogue accesses that the IOMMU refused.
     pub blocked: u64,
     /// Rogue accesses that went through.
     pub allowed: u64,
+    /// Accesses to buffers that the driver had taken back, which are not among those above.
+    pub late: LateStats,
+}
+
+/// Counts of a rogue device, for readers on other threads. The device writes them.
+#[derive(Clone, Debug, Default)]
+pub struct RogueRecord(Arc<Mutex<RogueStats>>);
+
+impl RogueRecord {
+    /// Returns the counts so far.
+    pub fn stats(&self) -> RogueStats {
+        self.change(|stats| stats.clone())
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut RogueStats) -> T) -> T {
+        // Counts are whole after each change.
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// A block device that does wrong.
@@ -67,17 +91,23 @@ struct Attack {
     target: Option<Iova>,
     /// It was made, and the status byte behind it waits: the request comes once more, and attacks no more.
     is_made: bool,
-    stats: RogueStats,
+    /// Of a device that makes late accesses.
+    late: Option<Late>,
+    record: RogueRecord,
 }
 
 impl Attack {
-    /// A request's header was read.
-    fn see_header(&mut self, header: &[u8]) {
+    /// A request's header was read at `iova`.
+    fn see_header(&mut self, iova: Iova, header: &[u8]) {
         let (kind, sector) = (header.first_chunk(), header.last_chunk());
         let (Some(&kind), Some(&sector)) = (kind, sector) else {
             return;
         };
         let (kind, sector) = (u32::from_le_bytes(kind), u64::from_le_bytes(sector));
+        if let Some(late) = &mut self.late {
+            late.touch(iova, header.len());
+            late.see_header(iova, kind, sector);
+        }
         self.is_near = false;
         if self.is_made {
             return;
@@ -94,21 +124,54 @@ impl Attack {
         }
     }
 
-    /// A request's data were reached at `iova`.
-    fn see_data(&mut self, iova: Iova) {
+    /// A request's data were reached at `iova`, or something else that is none of its header.
+    fn see_data(&mut self, iova: Iova, len: usize) {
+        if let Some(late) = &mut self.late {
+            late.touch(iova, len);
+            late.see_data(iova);
+        }
         if std::mem::take(&mut self.is_near) {
             self.target = Some(iova);
         }
     }
 
+    /// Something was used at `iova`.
+    fn touch(&mut self, iova: Iova, len: usize) {
+        if let Some(late) = &mut self.late {
+            late.touch(iova, len);
+        }
+    }
+
+    /// A status was written.
+    fn see_status(&mut self) {
+        self.is_made = false;
+        if let Some(late) = &mut self.late {
+            late.see_status();
+        }
+    }
+
+    /// The driver is gone.
+    fn reset(&mut self) {
+        self.is_near = false;
+        self.target = None;
+        self.is_made = false;
+        if let Some(late) = &mut self.late {
+            late.reset();
+        }
+    }
+
     /// Attacks if that is due.
     fn make(&mut self, dma: &mut impl Dma) -> Access<()> {
+        if let Some(late) = &mut self.late {
+            self.record
+                .change(|stats| late.make(dma, &mut stats.late))?;
+        }
         let Some(iova) = self.target else {
             return Ok(());
         };
         match dma.write(iova, &ROGUE_BYTES) {
-            Ok(()) => self.stats.allowed += 1,
-            Err(Stop::Fault(_)) => self.stats.blocked += 1,
+            Ok(()) => self.record.change(|stats| stats.allowed += 1),
+            Err(Stop::Fault(_)) => self.record.change(|stats| stats.blocked += 1),
             Err(pending) => return Err(pending),
         }
         self.target = None;
@@ -127,9 +190,9 @@ impl<D: Dma> Dma for Spy<'_, D> {
     fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()> {
         self.dma.read(iova, buf)?;
         if buf.len() == HEADER_LEN as usize {
-            self.attack.see_header(buf);
+            self.attack.see_header(iova, buf);
         } else {
-            self.attack.see_data(iova);
+            self.attack.see_data(iova, buf.len());
         }
         Ok(())
     }
@@ -137,11 +200,14 @@ impl<D: Dma> Dma for Spy<'_, D> {
     fn write(&mut self, iova: Iova, buf: &[u8]) -> Access<()> {
         let is_status = buf.len() == 1;
         if is_status {
+            self.attack.touch(iova, 1);
             self.attack.make(self.dma)?;
+        } else {
+            self.attack.see_data(iova, buf.len());
         }
         let written = self.dma.write(iova, buf);
         if is_status && !matches!(written, Err(Stop::Pending(_))) {
-            self.attack.is_made = false;
+            self.attack.see_status();
         }
         written
     }
@@ -151,6 +217,7 @@ impl<D: Dma> Dma for Spy<'_, D> {
     }
 
     fn window(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Window> {
+        self.attack.touch(iova, len as usize);
         self.dma.window(iova, len, perm)
     }
 
@@ -164,16 +231,17 @@ impl<D: Dma> Dma for Spy<'_, D> {
         len: u32,
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop> {
-        self.attack.see_data(iova);
+        self.attack.see_data(iova, len as usize);
         self.dma.lease(iova, len, intent)
     }
 
     fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)> {
-        self.attack.see_data(iova);
+        self.attack.see_data(iova, len as usize);
         self.dma.host(iova, len, intent)
     }
 
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run> {
+        self.attack.touch(iova, len as usize);
         self.dma.locate(iova, len, perm)
     }
 
@@ -210,6 +278,15 @@ type Queue = ServedQueue<BlkQueue>;
 impl Rogue {
     /// `device`, which has not begun, with this fault.
     pub fn new(device: Blk, fault: Option<Fault>) -> RogueDisk {
+        Self::with_clock(device, fault, late::monotonic())
+    }
+
+    /// The same; buffers age by this clock.
+    pub fn with_clock(device: Blk, fault: Option<Fault>, clock: Clock) -> RogueDisk {
+        let late = match fault {
+            Some(Fault::Late(options)) => Some(Late::new(options, clock)),
+            _ => None,
+        };
         Device::of(Self {
             class: device.into_class(),
             attack: Attack {
@@ -217,14 +294,20 @@ impl Rogue {
                 is_near: false,
                 target: None,
                 is_made: false,
-                stats: RogueStats::default(),
+                late,
+                record: RogueRecord::default(),
             },
         })
     }
 
     /// What came of the attacks.
     pub fn attacks(&self) -> RogueStats {
-        self.attack.stats
+        self.attack.record.stats()
+    }
+
+    /// The same, for readers on other threads.
+    pub fn record(&self) -> RogueRecord {
+        self.attack.record.clone()
     }
 }
 
@@ -232,9 +315,7 @@ impl DeviceClass for Rogue {
     forward_class!(BlkClass);
 
     fn reset(&mut self) {
-        self.attack.is_near = false;
-        self.attack.target = None;
-        self.attack.is_made = false;
+        self.attack.reset();
         self.class.reset();
     }
 

@@ -9,6 +9,8 @@ use vio_faults::StoreFault;
 
 /// Longest latency of a disk, in microseconds.
 const MAX_LATENCY_US: u64 = 10_000_000;
+/// Longest limit of late accesses, and longest time that an IOMMU does not answer, in ms.
+const MAX_MS: u64 = 3_600_000;
 
 /// Help of `run --fault`.
 pub const FAULTS_OF_MACHINES: &str = "\
@@ -17,7 +19,11 @@ A part that fails, or is slow, on purpose; repeat for more. WHERE is the part, W
     diskN:latency=US        answers US microseconds late, or up to two thirds more
     diskN:unmapped          a read of sector 64 writes to an address that is not mapped
     diskN:readonly          a write of sector 64 writes into its own data, mapped read-only
+    diskN:late=MS           a read of sector 64 or 72 touches the buffers of completed requests that nothing used since, and the
+                            ledger counts by age what goes through: of sector 72, which is for guests that have waited MS
+                            milliseconds by their own clock, all to buffers of that age are late, and to be blocked; at most 1,000
     diskN:panic             the sidecore panics at its first request
+    iommu:mute=MS@N         the paravirtual IOMMU answers nothing for MS milliseconds from the Nth request on
     swap:eio@N              the Nth request of the store fails with EIO
     swap:enospc@N           its Nth write fails with ENOSPC
     swap:corrupt@N          its Nth read has one bit that was not written
@@ -52,7 +58,7 @@ impl Program {
     /// Lists the parts that may stand before the colon.
     fn places(self) -> &'static str {
         match self {
-            Self::Machine => "disk0 (disk1, …), swap, mapper, memory, sidecores",
+            Self::Machine => "disk0 (disk1, …), iommu, swap, mapper, memory, sidecores",
             Self::Daemon => "disk0 (disk1, …), sidecores",
         }
     }
@@ -60,7 +66,7 @@ impl Program {
     /// Lists the faults of a disk.
     fn of_disks(self) -> &'static str {
         match self {
-            Self::Machine => "latency=US, unmapped, readonly, panic",
+            Self::Machine => "latency=US, unmapped, readonly, late=MS, panic",
             Self::Daemon => "latency=US, panic",
         }
     }
@@ -73,6 +79,17 @@ pub enum Attack {
     Unmapped,
     /// A write into the buffer of a write request, which is mapped read-only.
     ReadOnly,
+    /// Accesses to buffers of completed requests: late from this age on.
+    Late(Duration),
+}
+
+/// Silence of the paravirtual IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mute {
+    /// It lasts so long.
+    pub time: Duration,
+    /// It begins when so many requests have come.
+    pub requests: NonZeroU64,
 }
 
 /// Faults of one disk.
@@ -91,6 +108,8 @@ pub struct DiskFaults {
 pub struct Faults {
     /// Of disks, by number.
     pub disks: BTreeMap<usize, DiskFaults>,
+    /// Of the paravirtual IOMMU.
+    pub mute: Option<Mute>,
     /// Of the swap store.
     pub store: Option<StoreFault>,
     /// The mapper's pages are written all the same.
@@ -130,6 +149,10 @@ impl Faults {
             ("sidecores", _) => match sweeps(what) {
                 Some(sweeps) => set(&mut self.sleeps, sweeps),
                 None => return unknown("sleep=N (N at least 1)"),
+            },
+            ("iommu", Program::Machine) => match mute(what) {
+                Some(mute) => set(&mut self.mute, mute),
+                None => return unknown("mute=MS@N (both at least 1)"),
             },
             ("swap", Program::Machine) => match store_fault(what) {
                 Some(fault) => set(&mut self.store, fault),
@@ -197,6 +220,9 @@ fn add_to_disk(disk: &mut DiskFaults, program: Program, what: &str) -> Option<bo
         ("panic", _) => return Some(!std::mem::replace(&mut disk.panics, true)),
         ("unmapped", Program::Machine) => Attack::Unmapped,
         ("readonly", Program::Machine) => Attack::ReadOnly,
+        (late, Program::Machine) if late.starts_with("late=") => {
+            Attack::Late(Duration::from_millis(number(late, "late=", MAX_MS)?))
+        }
         _ => {
             let latency = number(what, "latency=", MAX_LATENCY_US)?;
             let latency = Duration::from_micros(latency);
@@ -204,6 +230,15 @@ fn add_to_disk(disk: &mut DiskFaults, program: Program, what: &str) -> Option<bo
         }
     };
     Some(set(&mut disk.attack, attack))
+}
+
+fn mute(what: &str) -> Option<Mute> {
+    let (time, _) = what.split_once('@')?;
+    let requests = number(what, &format!("{time}@"), u64::MAX)?;
+    Some(Mute {
+        time: Duration::from_millis(number(time, "mute=", MAX_MS)?),
+        requests: NonZeroU64::new(requests)?,
+    })
 }
 
 fn store_fault(what: &str) -> Option<StoreFault> {
@@ -234,10 +269,12 @@ mod tests {
             (Program::Daemon, FAULTS_OF_DAEMONS),
         ] {
             let lines = help.lines().filter_map(|line| line.strip_prefix("    "));
+            let lines = lines.filter(|line| !line.starts_with(' '));
             let mut seen = 0;
             for line in lines {
                 let option = line.split_once("  ").expect("two columns").0;
                 let option = option.replace("diskN", "disk3").replace("US", "20");
+                let option = option.replace("MS", "30");
                 let option = match option.strip_suffix('N') {
                     Some(option) => format!("{option}7"),
                     None => option,
@@ -263,7 +300,16 @@ mod tests {
         };
         assert_eq!(faults.disks[&0], first);
         assert!(faults.disks[&12].panics);
+        let late = parse(Program::Machine, &["disk1:late=450"]).expect("late accesses");
+        let limit = Duration::from_millis(450);
+        assert_eq!(late.disks[&1].attack, Some(Attack::Late(limit)));
         let nth = |n| NonZeroU64::new(n).expect("counted from 1");
+        let faults = parse(Program::Machine, &["iommu:mute=10000@200"]).expect("a silence");
+        let mute = Mute {
+            time: Duration::from_secs(10),
+            requests: nth(200),
+        };
+        assert_eq!(faults.mute, Some(mute));
         for (option, wanted) in [
             ("swap:eio@1", StoreFault::Eio(nth(1))),
             ("swap:enospc@20", StoreFault::Enospc(nth(20))),
@@ -291,6 +337,16 @@ mod tests {
             (Machine, "disk0:latency=10000001", "latency=US"),
             (Machine, "disk0:latency=-1", "latency=US"),
             (Machine, "disk0:latency=2K", "latency=US"),
+            (Machine, "disk0:late=0", "late=MS"),
+            (Machine, "disk0:late=", "late=MS"),
+            (Machine, "disk0:late=3600001", "late=MS"),
+            (Daemon, "disk0:late=1", "latency=US, panic"),
+            (Machine, "iommu:mute", "iommu takes one of mute=MS@N"),
+            (Machine, "iommu:mute=10", "mute=MS@N"),
+            (Machine, "iommu:mute=0@1", "mute=MS@N"),
+            (Machine, "iommu:mute=10@0", "mute=MS@N"),
+            (Machine, "iommu:mute=3600001@1", "mute=MS@N"),
+            (Daemon, "iommu:mute=10@1", "there is no \"iommu\""),
             (Machine, "swap:eio", "swap takes one of eio@N"),
             (Machine, "swap:eio@", "eio@N"),
             (Machine, "swap:eio@0", "eio@N"),

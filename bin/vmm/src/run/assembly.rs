@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::attach::{Attached, Parts};
 use super::composed::Functions;
 use super::config::Config;
-use super::devices::{self, DiskFunction};
+use super::devices::{self, MakeFunctions};
 use super::memory::{Memory, Pieces, Plain};
 use super::swapped::Swapped;
 use crate::composition::Composition;
@@ -58,14 +58,14 @@ impl<'a> Assembly<'a> {
     ///
     /// # Errors
     /// Names what the host lacks or refuses.
-    pub fn build<F: Functions>(self, disk: DiskFunction<'_, F>) -> Result<Attached> {
+    pub fn build<F: Functions>(self, make: &dyn MakeFunctions<F>) -> Result<Attached> {
         let pieces = self.pieces();
         match self.config.swap.take() {
             Some(swap) => {
                 let memory = Swapped::new(swap, pieces, self.composition.clone());
-                self.build_over(memory, disk)
+                self.build_over(memory, make)
             }
-            None => self.build_over(Plain(pieces.ram), disk),
+            None => self.build_over(Plain(pieces.ram), make),
         }
     }
 
@@ -76,9 +76,9 @@ impl<'a> Assembly<'a> {
     pub fn build_over<F: Functions, M: Memory<F>>(
         self,
         memory: M,
-        disk: DiskFunction<'_, F>,
+        make: &dyn MakeFunctions<F>,
     ) -> Result<Attached> {
         let composition = self.composition.as_ref();
-        devices::attach(memory, self.config, self.parts, composition, disk)
+        devices::attach(memory, self.config, self.parts, composition, make)
     }
 }

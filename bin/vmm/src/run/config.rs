@@ -208,6 +208,7 @@ impl Config {
             has_mapper: args.mapper == MapperArg::On,
             has_balloon: balloon.is_some(),
             has_devices: !devices.is_empty(),
+            has_virtio_iommu: args.iommu == IommuArg::Virtio,
         })?;
         // What may have to wait comes last.
         let disks = disks::lock(disks)?;

@@ -53,8 +53,16 @@ const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 /// waits for its own requests (exitless serve: a second, and the device then needs a reset).
 const REMOTE_HOLD_LIMIT: Duration = Duration::from_secs(3);
 
-/// Makes a function of the disk of this number.
-pub type DiskFunction<'a, F> = &'a dyn Fn(usize, SourceId, Blk) -> F;
+/// Maker of the functions that a program may have of its own, as functions of its set.
+pub trait MakeFunctions<F: Functions> {
+    /// Makes a function of the disk of this number.
+    fn disk(&self, number: usize, source: SourceId, disk: Blk) -> F;
+
+    /// Makes one of the paravirtual IOMMU.
+    fn iommu(&self, iommu: IommuFunction) -> F {
+        iommu.into()
+    }
+}
 
 /// Builds everything that `config` asks for over `memory`, and starts the sidecore. Takes files out
 /// of the configuration.
@@ -66,7 +74,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
     config: &mut Config,
     parts: &Parts<'_>,
     composition: &dyn Composition,
-    disk_function: DiskFunction<'_, F>,
+    make: &dyn MakeFunctions<F>,
 ) -> Result<Attached> {
     let messages: Arc<dyn InterruptSink> = parts.msi.clone();
     let mut owner = Owner::new("vm", memory.ram(), messages).with_drain_limit(config.drain_limit);
@@ -81,22 +89,16 @@ pub fn attach<F: Functions, M: Memory<F>>(
         Remapping::Virtio(RingMode::Polled) => {
             let function = IommuFunction::new(parts.bus.reserve()?, Vec::new());
             let doorbells = doorbells(parts, function.queues())?;
-            Some(plugs.add(function, doorbells))
+            Some(plugs.add(make.iommu(function), doorbells))
         }
         Remapping::Virtio(RingMode::Trap) => {
             let function = IommuFunction::new(parts.bus.reserve()?, Vec::new()).trapped();
-            Some(plugs.add_unheard(function))
+            Some(plugs.add_unheard(make.iommu(function)))
         }
         Remapping::None | Remapping::Vtd(_) => None,
     };
-    let (mut names, mut forwarded) = add_disks(
-        &mut plugs,
-        &mut memory,
-        config,
-        parts,
-        composition,
-        disk_function,
-    )?;
+    let (mut names, mut forwarded) =
+        add_disks(&mut plugs, &mut memory, config, parts, composition, make)?;
     let mut switches = Switches::default();
     for net in std::mem::take(&mut config.nets) {
         let net = match net.into_remote(config.iommu.is_there()) {
@@ -157,7 +159,8 @@ pub fn attach<F: Functions, M: Memory<F>>(
         .with_devices(devices.addresses())
         .with_register_pages(units::register_pages(second.as_ref()));
     let ledger = Arc::new(MarkerLedger::new(source));
-    let reporter = (!config.is_check).then(|| Reporter::new(ledger.clone(), config));
+    let reporter = (!config.is_check)
+        .then(|| Reporter::new(ledger.clone(), config).with_findings(composition.findings()));
     let ejectable = ejection::ejectable(&plugged, &handle, parts.bus);
     for plug in plugged {
         let mut port = OwnedFunction::new(handle.clone(), plug.number, plug.shape);
@@ -210,7 +213,7 @@ fn add_disks<F: Functions, M: Memory<F>>(
     config: &mut Config,
     parts: &Parts<'_>,
     composition: &dyn Composition,
-    function: DiskFunction<'_, F>,
+    make: &dyn MakeFunctions<F>,
 ) -> Result<(Names<usize>, Vec<Arc<Places>>)> {
     let mut forwarded = Vec::new();
     let mut names = Names::new();
@@ -222,7 +225,7 @@ fn add_disks<F: Functions, M: Memory<F>>(
                 let wrap = |io| composition.disk(index, io);
                 let device = block(disk, config.dma, memory, wrap);
                 let device = device.with_context(|| name.clone())?;
-                let function = function(index, parts.bus.reserve()?, device);
+                let function = make.disk(index, parts.bus.reserve()?, device);
                 let number = plugs.add(function, doorbells(parts, queues)?);
                 names.insert(number, name);
             }

@@ -23,6 +23,7 @@ use super::composed::{AssignedDevice, Functions, Owner, Units};
 use super::config::Config;
 use super::host_faults::HostFaults;
 use super::memory::{AskPager, OwnerHandle, Standing};
+use crate::composition::Findings;
 use crate::messages;
 use exit_ledger::account::{
     BalloonCounts, BalloonFigures, DeviceCounts, DeviceFigures, KVM_COUNTERS, OwnerCounts,
@@ -515,6 +516,7 @@ pub struct Reporter {
     conditions: Conditions,
     path: Option<PathBuf>,
     is_quiet: bool,
+    findings: Option<Findings>,
 }
 
 impl Reporter {
@@ -542,18 +544,29 @@ impl Reporter {
             conditions,
             path: config.ledger.clone(),
             is_quiet: config.is_quiet,
+            findings: None,
         }
+    }
+
+    /// The same, with what the program's own parts have found.
+    pub fn with_findings(mut self, findings: Option<Findings>) -> Self {
+        self.findings = findings;
+        self
     }
 
     /// Prints the table, unless it is not wanted, and writes the file. Guest code has stopped; the
     /// sidecore has not.
     pub fn report(&self) -> Result<()> {
         let account = self.ledger.0.close();
+        let findings = self
+            .findings
+            .as_ref()
+            .map_or_else(Default::default, |of| of());
         if !self.is_quiet {
-            messages::own(&report::table(&self.conditions, &account));
+            messages::own(&report::table(&self.conditions, &account, &findings));
         }
         if let Some(path) = &self.path {
-            crate::output::write(path, &report::json(&self.conditions, &account))
+            crate::output::write(path, &report::json(&self.conditions, &account, &findings))
                 .with_context(|| format!("writing the ledger {}", path.display()))?;
         }
         Ok(())

@@ -48,7 +48,7 @@ pub use assembly::{Assembly, MachineComposition};
 pub use assign::reach::Reach;
 pub use attach::{Attached, Parts, Running};
 pub use composed::{AssignedDevice, Functions, Owner, Request, Units};
-pub use devices::DiskFunction;
+pub use devices::MakeFunctions;
 pub use memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Plain, Standing};
 
 use std::sync::Arc;

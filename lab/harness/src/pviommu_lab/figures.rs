@@ -62,6 +62,8 @@ impl Window {
 pub struct Figures {
     values: BTreeMap<String, Value>,
     rows: Vec<(String, [Window; 2])>,
+    /// There are some that are no row's.
+    has_values: bool,
     host: &'static str,
 }
 
@@ -79,6 +81,7 @@ impl Figures {
         Ok(Self {
             values: conditions.into(),
             rows: Vec::new(),
+            has_values: false,
             host: host.label(),
         })
     }
@@ -132,6 +135,17 @@ impl Figures {
         for (key, value) in derived {
             self.values.insert(key, json!(rounded(value)));
         }
+    }
+
+    /// Adds figures that are no row's.
+    pub fn add_values(&mut self, values: Vec<(String, Value)>) {
+        self.has_values |= !values.is_empty();
+        self.values.extend(values);
+    }
+
+    /// Whether there is none but the conditions.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && !self.has_values
     }
 
     /// Writes them; the directory is made if it is not there.

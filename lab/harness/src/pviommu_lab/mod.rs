@@ -7,14 +7,17 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
+//! And how long a released buffer can still be reached ([`late`]).
+//!
 //! Counts only: in the lab time means nothing.
 
 mod figures;
+mod late;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lab::packages::Version;
 use serde_json::Value;
 
@@ -22,6 +25,7 @@ use crate::system::guest::{Driver, Guest, Mode};
 use crate::system::host::{Host, Kernels};
 use crate::system::workloads;
 use figures::{Figures, Window};
+use late::Late;
 
 /// Arguments of `exitless-lab pviommu-lab`.
 #[derive(clap::Args)]
@@ -132,9 +136,17 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
         // What has been measured is kept if a later row fails.
         figures.write(&args.report)?;
     }
+    let is_wanted = |name: &str| args.only.as_ref().is_none_or(|text| name.contains(text));
+    let late = Late::measure(&host, is_wanted)?;
+    let mut figures = match figures {
+        Some(figures) => figures,
+        None => Figures::new(&host, args.reads)?,
+    };
+    figures.add_values(late.values());
+    ensure!(!figures.is_empty(), "no row has that name");
+    figures.write(&args.report)?;
     host.shutdown()?;
-    let figures = figures.context("no row has that name")?;
-    print!("{}", figures.table());
+    print!("{}{}", figures.table(), late.table());
     println!("\nfigures: {}", args.report.display());
     Ok(0)
 }

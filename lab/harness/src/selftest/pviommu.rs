@@ -9,6 +9,7 @@ use lab::packages::Version;
 use super::case::Case;
 use super::machine::{SEED, mixed_summary, with_disk};
 use crate::system::guest::{Driver, Guest, Mode, Outcome};
+use crate::system::late::{Attack, Counts, Policy};
 use crate::system::workloads::{self, Rogue};
 
 /// The first of Debian's kernels with a driver of its own.
@@ -46,6 +47,11 @@ pub(super) fn soak() -> Vec<Case> {
         }
     }
     cases.extend([loads(None, 100), loads(Some(KERNEL), 100)]);
+    for kernel in [None, Some(KERNEL)] {
+        cases.extend([late(Policy::OPTIMISTIC, kernel), late(Policy::RTC, kernel)]);
+    }
+    cases.extend(Policy::STRICT.map(|policy| late(policy, Some(KERNEL))));
+    cases.extend([muted(STRICT, Some(KERNEL)), muted(OPTIMISTIC, None)]);
     cases
 }
 
@@ -133,6 +139,88 @@ fn io(driver: Driver, kernel: Option<Version>, cpus: u32, is_strict: bool, secon
             workloads::check_told(&outcome, driver, 1 + disk)?;
         }
         mixed_summary(&outcome)
+    })
+    .with_guests(kernel)
+}
+
+/// A disk touches buffers again that the guest has released: once they are older than its driver's
+/// policy allows, with a period of its worker, it is blocked.
+fn late(policy: Policy, kernel: Option<Version>) -> Case {
+    const ATTACK: Attack = Attack {
+        buffers: 10,
+        rounds: 10,
+        late: 50,
+    };
+    let name = format!(
+        "late accesses to released buffers, at {} ms or later, are blocked, by the host's count: virtio, {}",
+        policy.late_ms(),
+        described(policy.driver, kernel)
+    );
+    Case::new(name, move |host| {
+        let mut guest = guest(policy.driver, 1, true, "dmesg -n 1");
+        let disk = ATTACK.add(&mut guest, host, &policy)?;
+        let outcome = guest.run(host)?;
+        check(&outcome, policy.driver, 1)?;
+        let counts = Counts::of(&outcome, disk)?;
+        counts.check(ATTACK)?;
+        Ok(format!(
+            "{} blocked; before, {} of {} went through, the oldest after {} ms",
+            counts.late_blocked,
+            counts.early_allowed,
+            counts.early_allowed + counts.early_blocked,
+            counts.stale_ms_max
+        ))
+    })
+    .with_guests(kernel)
+}
+
+/// The IOMMU answers nothing for 10 s under I/O of the disk: the guest's processor goes on, and so
+/// does the I/O afterwards.
+fn muted(driver: Driver, kernel: Option<Version>) -> Case {
+    /// More than a guest asks for while it boots, and less than its I/O does.
+    const REQUESTS: u64 = 2_000;
+    let name = format!(
+        "an IOMMU that is silent for 10 s under I/O leaves the processor usable, and I/O resumes: virtio, {}",
+        described(driver, kernel)
+    );
+    Case::new(name, move |host| {
+        let disk = workloads::disk_node(Mode::Virtio, 0);
+        // A quota of nothing: every mapping is made anew. What the processor does meanwhile is counted
+        // from when the driver has found its device silent to when it has not.
+        let script = format!(
+            "mount -t debugfs d /sys/kernel/debug; \
+             of() {{ grep \"^$1 \" /sys/kernel/debug/exitless-iommu/stats | cut -d' ' -f2; }}; \
+             as() {{ n=0; while [ $(of $1) $2 0 ] && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; }}; \
+             echo 0 > /sys/module/exitless_iommu/parameters/quota; \
+             workload mixed {disk} --seconds 25 --seed 5 --depth 4 > /tmp/io & \
+             as suspect -eq; t=0; while [ $(of suspect) = 1 ]; do t=$((t+1)); done; \
+             wait $!; r=$?; cat /tmp/io; as quarantined -ne; echo muted turns=$t; \
+             for i in timeouts resumed quarantined suspect; do echo muted $i=$(of $i); done; [ $r = 0 ]"
+        );
+        let mut guest = with_disk(guest(driver, 1, true, &script), host, "")?;
+        guest.faults.push(format!("iommu:mute=10000@{REQUESTS}"));
+        guest.limit += Duration::from_secs(200);
+        let outcome = guest.run(host)?;
+        check(&outcome, driver, 1)?;
+        let polls = outcome.ledger["findings"]["iommu"]["muted_polls"].as_u64();
+        ensure!(polls > Some(0), "it was never silent: {polls:?}");
+        let of = |key: &str| -> Result<u64> {
+            let head = format!("muted {key}=");
+            let line = outcome.line(&head).with_context(|| format!("no {head}"))?;
+            let (_, value) = line.split_once(&head).context("the line's head")?;
+            value.trim().parse().with_context(|| line.to_owned())
+        };
+        let counts = ["turns", "timeouts", "resumed", "quarantined", "suspect"].map(of);
+        let [turns, timeouts, resumed, quarantined, suspect] = counts;
+        let (turns, timeouts, resumed) = (turns?, timeouts?, resumed?);
+        ensure!(
+            timeouts > 0 && resumed > 0 && quarantined? == 0 && suspect? == 0,
+            "the driver has not found its device silent, or not well again\n{}",
+            outcome.tail()
+        );
+        ensure!(turns >= 5, "the processor did next to nothing meanwhile: {turns} turns");
+        let io = mixed_summary(&outcome)?;
+        Ok(format!("{turns} turns while silent, {timeouts} timeouts, {resumed} resumed; {io}"))
     })
     .with_guests(kernel)
 }

@@ -8,6 +8,7 @@ pub mod file_system;
 pub mod group;
 pub mod guest;
 pub mod host;
+pub mod late;
 mod native;
 pub mod programs;
 pub mod squeezed;
