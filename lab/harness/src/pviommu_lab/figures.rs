@@ -134,6 +134,11 @@ impl Figures {
         }
     }
 
+    /// Adds what is no row's.
+    pub fn put(&mut self, key: &str, value: Value) {
+        self.values.insert(key.to_owned(), value);
+    }
+
     /// Writes them; the directory is made if it is not there.
     pub fn write(&self, path: &Path) -> Result<()> {
         report_file::write(path, &self.values)

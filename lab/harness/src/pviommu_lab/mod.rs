@@ -7,9 +7,12 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
+//! The row `spec` is another thing: one list of cases against this IOMMU and QEMU's ([`spec`]).
+//!
 //! Counts only: in the lab time means nothing.
 
 mod figures;
+pub mod spec;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,15 +119,37 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
             .is_none_or(|text| row.name.contains(text))
     };
     let mut figures: Option<Figures> = None;
+    let rows: Vec<&Row> = ROWS.iter().filter(is_wanted).collect();
+    if !rows.is_empty() {
+        measure_rows(&rows, args, &mut figures)?;
+    }
+    let only = args.only.as_deref();
+    let compared = match only.is_none_or(|text| spec::NAME.contains(text)) {
+        true => Some(spec::measure(args, &mut figures)?),
+        false => None,
+    };
+    let figures = figures.context("no row has that name")?;
+    if !rows.is_empty() {
+        println!("{}", figures.table());
+    }
+    if let Some(compared) = compared {
+        println!("{}", compared.table());
+    }
+    println!("figures: {}", args.report.display());
+    Ok(0)
+}
+
+/// Measures these rows, in one lab.
+fn measure_rows(rows: &[&Row], args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<()> {
     let host = Host::start_with_kernels(Kernels {
         guest: Some(KERNEL),
         has_module: true,
         ..Kernels::default()
     })?;
-    for row in ROWS.iter().filter(is_wanted) {
+    for row in rows {
         eprintln!("pviommu-lab: {}", row.name);
         let windows = measure(&host, row, args.reads).with_context(|| row.name)?;
-        let figures = match &mut figures {
+        let figures = match figures {
             Some(figures) => figures,
             None => figures.insert(Figures::new(&host, args.reads)?),
         };
@@ -132,11 +157,7 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
         // What has been measured is kept if a later row fails.
         figures.write(&args.report)?;
     }
-    host.shutdown()?;
-    let figures = figures.context("no row has that name")?;
-    print!("{}", figures.table());
-    println!("\nfigures: {}", args.report.display());
-    Ok(0)
+    host.shutdown()
 }
 
 /// The windows of a row: one page, and many.

@@ -8,7 +8,7 @@ pub mod file_system;
 pub mod group;
 pub mod guest;
 pub mod host;
-mod native;
+pub mod native;
 pub mod programs;
 pub mod squeezed;
 pub mod steps;
