@@ -38,6 +38,12 @@ pub fn iommu_module() -> PathBuf {
     workspace_dir().join("guest/iommu-module")
 }
 
+/// Where the sources of the module are that runs one list of cases against any virtio-iommu.
+#[must_use]
+pub fn iommu_cases() -> PathBuf {
+    workspace_dir().join("guest/iommu-cases")
+}
+
 /// What a module is built from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModuleSources {

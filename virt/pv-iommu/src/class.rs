@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use arrayvec::ArrayVec;
-use guest_mem::{Dma, Intent, Stop};
+use guest_mem::{Dma, Intent, KeepAlive, Stop};
 use machine::RefusedAccess;
 use serde::{Deserialize, Serialize};
 use vio::ring::{Chain, RingStop, Segment, Token, write_row};
@@ -59,6 +59,8 @@ struct Taken {
 /// The part of the device that is particular to it.
 pub struct IommuClass {
     endpoints: Vec<RangeInclusive<u16>>,
+    /// What the driver has accepted.
+    features: u64,
     /// As the driver reads it.
     is_bypass: bool,
     /// It has been written, and the unit not been told.
@@ -93,6 +95,7 @@ impl IommuClass {
     pub fn new(endpoints: Vec<RangeInclusive<u16>>) -> Self {
         Self {
             endpoints,
+            features: 0,
             is_bypass: false,
             is_bypass_news: false,
             is_bypass_asked: false,
@@ -193,12 +196,7 @@ impl IommuClass {
                     len: TAIL_LEN,
                     status: 0,
                 };
-                let slot = self.free.pop().unwrap_or_else(|| {
-                    self.asked.push(None);
-                    self.asked.len() as u32 - 1
-                });
-                self.asked[slot as usize] = Some(taken);
-                self.outbox.push_back((Tag::Slot(slot), request));
+                self.ask(request, taken);
             }
             _ => {
                 cx.stats.errors += 1;
@@ -207,6 +205,21 @@ impl IommuClass {
         }
         cx.stats.requests += 1;
         Ok(Activity::Busy)
+    }
+
+    /// Puts a request into the outbox, or answers it if the driver has not accepted what it makes use of.
+    fn ask(&mut self, request: Request, mut taken: Taken) {
+        if !request.is_within(self.features) {
+            taken.status = Status::Inval as u8;
+            self.ended.push_back(taken);
+            return;
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.asked.push(None);
+            self.asked.len() as u32 - 1
+        });
+        self.asked[slot as usize] = Some(taken);
+        self.outbox.push_back((Tag::Slot(slot), request));
     }
 
     /// Answers a PROBE request: properties and tail, or the tail alone where the list has no room.
@@ -323,8 +336,14 @@ impl DeviceClass for IommuClass {
         (index < 2).then_some(())
     }
 
+    fn begin(&mut self, features: u64, _keep: KeepAlive) -> bool {
+        self.features = features;
+        false
+    }
+
     /// Nothing is attached from here on. What waits for event buffers was the former driver's.
     fn reset(&mut self) {
+        self.features = 0;
         self.refusals.clear();
         self.ended.clear();
         self.outbox.push_back((Tag::Reset, Request::Reset));

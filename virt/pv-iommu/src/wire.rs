@@ -111,6 +111,19 @@ pub enum Request {
     Reset,
 }
 
+impl Request {
+    /// Whether it makes use of no flag that comes with a feature which the driver has not accepted: such a
+    /// bit is one that the device does not recognize (§5.13.6.3, §5.13.6.5).
+    pub fn is_within(&self, features: u64) -> bool {
+        let (flags, flag, feature) = match *self {
+            Self::Attach { flags, .. } => (flags, ATTACH_BYPASS, feature::BYPASS_CONFIG),
+            Self::Map { flags, .. } => (flags, MAP_MMIO, feature::MMIO),
+            _ => return true,
+        };
+        flags & flag == 0 || features & feature != 0
+    }
+}
+
 /// The domain's endpoints are in bypass mode.
 pub const ATTACH_BYPASS: u32 = 1;
 /// Devices may read.

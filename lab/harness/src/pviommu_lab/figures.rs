@@ -62,8 +62,6 @@ impl Window {
 pub struct Figures {
     values: BTreeMap<String, Value>,
     rows: Vec<(String, [Window; 2])>,
-    /// There are some that are no row's.
-    has_values: bool,
     host: &'static str,
 }
 
@@ -81,7 +79,6 @@ impl Figures {
         Ok(Self {
             values: conditions.into(),
             rows: Vec::new(),
-            has_values: false,
             host: host.label(),
         })
     }
@@ -137,15 +134,14 @@ impl Figures {
         }
     }
 
-    /// Adds figures that are no row's.
-    pub fn add_values(&mut self, values: Vec<(String, Value)>) {
-        self.has_values |= !values.is_empty();
-        self.values.extend(values);
+    /// Sets a figure that is no row's.
+    pub fn put(&mut self, key: &str, value: Value) {
+        self.values.insert(key.to_owned(), value);
     }
 
-    /// Whether there is none but the conditions.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty() && !self.has_values
+    /// Whether there are rows.
+    pub fn has_rows(&self) -> bool {
+        !self.rows.is_empty()
     }
 
     /// Writes them; the directory is made if it is not there.

@@ -13,6 +13,9 @@ use crate::system::late::{Attack, Counts, Policy};
 /// The policies that keep mappings.
 const POLICIES: [Policy; 2] = [Policy::OPTIMISTIC, Policy::RTC];
 
+/// Names of their rows.
+pub const NAMES: [&str; POLICIES.len()] = ["late_optimistic", "late_rtc"];
+
 /// 1,000 late accesses, and several times as many early ones.
 const ATTACK: Attack = Attack {
     buffers: 25,
@@ -28,9 +31,8 @@ impl Late {
     /// Measures the policies whose row `is_wanted`.
     pub fn measure(host: &Host, is_wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let mut all = Vec::new();
-        for policy in &POLICIES {
-            let name = format!("late_{}", policy.name);
-            if is_wanted(&name) {
+        for (policy, name) in POLICIES.iter().zip(NAMES) {
+            if is_wanted(name) {
                 eprintln!("pviommu-lab: {name}");
                 let counts = measure(host, policy).context(name)?;
                 all.push((policy.name, counts));

@@ -7,17 +7,19 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
-//! And how long a released buffer can still be reached ([`late`]).
+//! Besides: how long a released buffer can still be reached ([`late`]), and one list of cases against
+//! this IOMMU and QEMU's ([`spec`]).
 //!
 //! Counts only: in the lab time means nothing.
 
 mod figures;
 mod late;
+pub mod spec;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use lab::packages::Version;
 use serde_json::Value;
 
@@ -43,6 +45,14 @@ pub struct PviommuLabArgs {
     /// Rows whose name contains this, and no others.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+}
+
+impl PviommuLabArgs {
+    /// Whether the row of this name is to be measured.
+    fn is_wanted(&self, name: &str) -> bool {
+        let only = self.only.as_ref();
+        only.is_none_or(|text| name.contains(text))
+    }
 }
 
 /// Debian's kernel with a driver of its own.
@@ -114,41 +124,50 @@ const ROWS: [Row; 12] = {
 
 /// Measures all rows.
 pub fn main(args: &PviommuLabArgs) -> Result<u8> {
-    let is_wanted = |row: &&Row| {
-        args.only
-            .as_ref()
-            .is_none_or(|text| row.name.contains(text))
-    };
-    let mut figures: Option<Figures> = None;
+    let mut figures = None;
+    let mut told = String::new();
+    if in_guests(args).next().is_some() {
+        told += &measure_guests(args, &mut figures)?;
+    }
+    if args.is_wanted(spec::NAME) {
+        told += &spec::measure(args, &mut figures)?.table();
+    }
+    let figures = figures.context("no row has that name")?;
+    if figures.has_rows() {
+        println!("{}", figures.table());
+    }
+    println!("{told}\nfigures: {}", args.report.display());
+    Ok(0)
+}
+
+/// Names of the wanted rows that are measured in guests with a driver for the IOMMU.
+fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &str> {
+    let reads = ROWS.iter().map(|row| row.name);
+    reads.chain(late::NAMES).filter(|name| args.is_wanted(name))
+}
+
+/// Measures these rows, in one lab; what there is to tell beside the table of reads.
+fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<String> {
     let host = Host::start_with_kernels(Kernels {
         guest: Some(KERNEL),
         has_module: true,
         ..Kernels::default()
     })?;
-    for row in ROWS.iter().filter(is_wanted) {
+    let figures = figures.insert(Figures::new(&host, args.reads)?);
+    for row in ROWS.iter().filter(|row| args.is_wanted(row.name)) {
         eprintln!("pviommu-lab: {}", row.name);
         let windows = measure(&host, row, args.reads).with_context(|| row.name)?;
-        let figures = match &mut figures {
-            Some(figures) => figures,
-            None => figures.insert(Figures::new(&host, args.reads)?),
-        };
         figures.add(row.name, &windows);
         // What has been measured is kept if a later row fails.
         figures.write(&args.report)?;
     }
-    let is_wanted = |name: &str| args.only.as_ref().is_none_or(|text| name.contains(text));
-    let late = Late::measure(&host, is_wanted)?;
-    let mut figures = match figures {
-        Some(figures) => figures,
-        None => Figures::new(&host, args.reads)?,
-    };
-    figures.add_values(late.values());
-    ensure!(!figures.is_empty(), "no row has that name");
+    let late = Late::measure(&host, |name| args.is_wanted(name))?;
+    for (key, value) in late.values() {
+        figures.put(&key, value);
+    }
     figures.write(&args.report)?;
     host.shutdown()?;
-    print!("{}{}", figures.table(), late.table());
-    println!("\nfigures: {}", args.report.display());
-    Ok(0)
+    Ok(late.table())
 }
 
 /// The windows of a row: one page, and many.

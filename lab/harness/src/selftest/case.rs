@@ -3,6 +3,7 @@
 use anyhow::Result;
 use lab::packages::Version;
 
+use crate::pviommu_lab::spec;
 use crate::system::host::{Host, Kernels};
 
 type Run = Box<dyn Fn(&Host) -> Result<String> + Send>;
@@ -59,6 +60,12 @@ impl Case {
     pub(super) fn with_guests(mut self, kernel: Option<Version>) -> Self {
         self.needs.guest = kernel;
         self.needs.has_module = true;
+        self
+    }
+
+    /// The same where the guests have `guest/iommu-cases`.
+    pub(super) fn with_spec_cases(mut self) -> Self {
+        self.needs = spec::kernels();
         self
     }
 

@@ -8,6 +8,7 @@ use lab::packages::Version;
 
 use super::case::Case;
 use super::machine::{SEED, mixed_summary, with_disk};
+use crate::pviommu_lab::spec;
 use crate::system::guest::{Driver, Guest, Mode, Outcome};
 use crate::system::late::{Attack, Counts, Policy};
 use crate::system::workloads::{self, Rogue};
@@ -46,13 +47,28 @@ pub(super) fn soak() -> Vec<Case> {
             }
         }
     }
-    cases.extend([loads(None, 100), loads(Some(KERNEL), 100)]);
+    cases.extend([loads(None, 100), loads(Some(KERNEL), 100), spec_cases()]);
     for kernel in [None, Some(KERNEL)] {
         cases.extend([late(Policy::OPTIMISTIC, kernel), late(Policy::RTC, kernel)]);
     }
     cases.extend(Policy::STRICT.map(|policy| late(policy, Some(KERNEL))));
     cases.extend([muted(STRICT, Some(KERNEL)), muted(OPTIMISTIC, None)]);
     cases
+}
+
+/// The list of cases that `exitless-lab pviommu-lab --only spec` runs against QEMU's device too.
+fn spec_cases() -> Case {
+    let name = format!(
+        "{} cases of requests and accesses come out as the specification has it: virtio",
+        spec::cases()
+    );
+    Case::new(name, |host| {
+        let verdicts = spec::ours(host)?;
+        let failures = verdicts.failures();
+        ensure!(failures.is_empty(), "they did something else:\n{failures}");
+        Ok(format!("{} passed", verdicts.passed()))
+    })
+    .with_spec_cases()
 }
 
 /// What a case's name says of its guests.

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::guest_module::ModuleSources;
 use lab::packages::{Needs, Version};
-use lab::{Lab, LabConfig, LabError, Output, patience};
+use lab::{Lab, LabConfig, LabError, Output, guest_module, patience};
 
 use super::native::NativeProgram;
 use super::programs::{Exitless, Programs};
@@ -43,6 +44,17 @@ pub struct Kernels {
     pub guest: Option<Version>,
     /// Guests have this workspace's driver for virtio-iommu beside Linux's.
     pub has_module: bool,
+    /// Guests have `guest/iommu-cases` in the place of that.
+    pub has_cases: bool,
+}
+
+impl Kernels {
+    /// Sources of the module that is in a guest's image as the driver of a virtio-iommu.
+    fn module(self) -> Option<ModuleSources> {
+        let of = |has: bool, dir: fn() -> PathBuf| has.then(|| dir().into());
+        of(self.has_cases, guest_module::iommu_cases)
+            .or_else(|| of(self.has_module, guest_module::iommu_module))
+    }
 }
 
 impl Host {
@@ -77,9 +89,7 @@ impl Host {
             needs,
             // Who asks for a kernel of the host's is a pager.
             one_thread: kernels.both.is_some(),
-            guest_module: kernels
-                .has_module
-                .then(|| lab::guest_module::iommu_module().into()),
+            guest_module: kernels.module(),
             ..LabConfig::default()
         })
     }
@@ -185,11 +195,8 @@ impl Host {
         };
         let notice = |line: &str| eprintln!("{line}");
         let packages = lab::packages::Packages::get(&needs, &notice)?;
-        let module = kernels.has_module.then(|| {
-            let sources = lab::guest_module::iommu_module().into();
-            lab::guest_module::build(&sources, packages.guest(), &notice)
-        });
-        let module = module.transpose()?;
+        let build = |sources| guest_module::build(&sources, packages.guest(), &notice);
+        let module = kernels.module().map(build).transpose()?;
         let dir = lab::packages::cache_dir().join(format!("native-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         let initrd = dir.join("guest.img");

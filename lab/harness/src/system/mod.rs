@@ -9,7 +9,7 @@ pub mod group;
 pub mod guest;
 pub mod host;
 pub mod late;
-mod native;
+pub mod native;
 pub mod programs;
 pub mod squeezed;
 pub mod steps;

@@ -210,6 +210,34 @@ fn probe(endpoint: u32) -> Vec<u8> {
 }
 
 #[test]
+fn flags_of_features_that_were_not_accepted_are_unknown() {
+    const INVAL: u8 = Status::Inval as u8;
+    let bypass = words(1, &[7, DISK.0.into(), wire::ATTACH_BYPASS, 0]);
+    let mmio = words(3, &[7, 0x1000, 0, 0x1fff, 0, 0x9000, 0, 7]);
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        assert_eq!([&attach(7), &mmio].map(|asked| world.status(asked)), [0, 0]);
+        assert_eq!(
+            [&detach(7), &bypass].map(|asked| world.status(asked)),
+            [0, 0]
+        );
+
+        let mut world = World::new(layout & !wire::feature::BYPASS_CONFIG);
+        assert_eq!(world.status(&bypass), INVAL);
+        assert_eq!(world.status(&attach(7)), 0);
+        assert_eq!(world.status(&mmio), 0);
+
+        let mut world = World::new(layout & !wire::feature::MMIO);
+        assert_eq!(world.status(&attach(7)), 0);
+        assert_eq!(world.status(&mmio), INVAL);
+        assert_eq!(world.reach(0x1000, Perm::Read), None);
+        // The slots are as they were.
+        assert_eq!(world.status(&map(7, 1, 0x9000)), 0);
+        assert_eq!(world.reach(0x1000, Perm::Read), Some(0x9000));
+    }
+}
+
+#[test]
 fn a_driver_attaches_maps_unmaps_and_detaches() {
     for features in LAYOUTS {
         let mut world = World::new(features);

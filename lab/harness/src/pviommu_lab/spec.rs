@@ -1,0 +1,226 @@
+//! One list of cases for two devices: requests that break the specification's rules, and accesses of
+//! single bytes, against the IOMMU of `exitless run` and against QEMU's.
+//!
+//! `guest/iommu-cases` is a module that runs them in a guest and prints what it saw; it knows no
+//! expectation. Those are in [`rules`], each with the section that it follows from; [`seen`] reads
+//! the module's lines and holds them against a rule; [`qemu`] boots a guest of plain QEMU, again
+//! behind a case that it does not come back from.
+//!
+//! The guest is Debian's 6.1: it knows no VIOT, so functions need no driver for the IOMMU, and it has
+//! none.
+//!
+//! Left out: configuration fields that a driver must not write; hosts other than QEMU's TCG.
+
+mod qemu;
+mod rules;
+mod seen;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab::packages::Version;
+use serde_json::json;
+
+use super::PviommuLabArgs;
+use super::figures::Figures;
+use crate::system::guest::{Driver, Guest, Mode};
+use crate::system::host::{Host, Kernels};
+use crate::system::workloads;
+use rules::{RULES, Rule};
+use seen::{Seen, Verdict};
+
+/// Name of this row.
+pub(super) const NAME: &str = "spec";
+
+/// Kernels of a lab whose guests have the module.
+const KERNELS: Kernels = Kernels {
+    both: None,
+    guest: None,
+    has_module: false,
+    has_cases: true,
+};
+
+/// For one boot and all cases: some wait for seconds for what must not come.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Shows the module's lines as it prints them.
+const KERNEL_OPTIONS: &str = "loglevel=6";
+
+/// Verdicts of one device, by the names of the cases.
+pub struct Verdicts(BTreeMap<&'static str, Verdict>);
+
+impl Verdicts {
+    /// Holds what a module has printed against the rules.
+    ///
+    /// # Errors
+    /// A case is in one of both lists alone: they are of different versions.
+    fn of(seen: &Seen) -> Result<Self> {
+        for name in seen.steps.keys() {
+            let is_known = RULES.iter().any(|rule| rule.name == name);
+            ensure!(
+                is_known,
+                "the module ran {name}, for which there is no rule"
+            );
+        }
+        let judged = RULES.iter().map(|rule| {
+            let steps = seen.steps.get(rule.name);
+            let steps = steps.with_context(|| format!("the module did not run {}", rule.name))?;
+            Ok((rule.name, seen::judge(rule.expected, steps)))
+        });
+        Ok(Self(judged.collect::<Result<_>>()?))
+    }
+
+    fn count(&self, is_one: impl Fn(&Verdict) -> bool) -> usize {
+        self.0.values().filter(|verdict| is_one(verdict)).count()
+    }
+
+    /// Cases that came out as the rules have it.
+    pub fn passed(&self) -> usize {
+        self.count(|verdict| *verdict == Verdict::Passed)
+    }
+
+    /// Names of those that did not, in the list's order.
+    pub fn failed(&self) -> Vec<&'static str> {
+        let rules = RULES.iter().map(|rule| rule.name);
+        rules
+            .filter(|name| matches!(self.0.get(name), Some(Verdict::Failed(_))))
+            .collect()
+    }
+
+    /// Cases that such a device cannot have.
+    pub fn not_applicable(&self) -> usize {
+        self.count(|verdict| *verdict == Verdict::NotApplicable)
+    }
+
+    /// A line for each that did not: name, section, expectation, what was seen.
+    pub fn failures(&self) -> String {
+        let mut text = String::new();
+        for rule in RULES {
+            if let Some(Verdict::Failed(seen)) = self.0.get(rule.name) {
+                let Rule {
+                    name,
+                    section,
+                    expected,
+                    ..
+                } = rule;
+                let _ = writeln!(text, "  {name} (§{section}): expected {expected}: {seen}");
+            }
+        }
+        text
+    }
+}
+
+/// Both devices' verdicts.
+pub struct Compared {
+    /// Of `exitless run --iommu virtio`.
+    pub ours: Verdicts,
+    /// Of QEMU's.
+    pub qemu: Verdicts,
+    /// Which QEMU.
+    pub qemu_version: Version,
+}
+
+impl Compared {
+    /// A line for each case: what is expected, and what either device did where it did something else.
+    pub fn table(&self) -> String {
+        let width = |of: fn(&Rule) -> usize| RULES.iter().map(of).max().unwrap_or(0);
+        let names = width(|rule| rule.name.len());
+        let expected = width(|rule| rule.expected.len());
+        let mut text = format!(
+            "{:<names$}  {:<17}{:<expected$}  {:<6}QEMU {}\n",
+            "case", "VIRTIO 1.3", "expected", "ours", self.qemu_version
+        );
+        for rule in RULES {
+            let told = |verdicts: &Verdicts| {
+                let verdict = verdicts.0.get(rule.name);
+                verdict.map_or_else(String::new, ToString::to_string)
+            };
+            let source = format!("§{} {}", rule.section, rule.level);
+            let _ = writeln!(
+                text,
+                "{:<names$}  {source:<17}{:<expected$}  {:<6}{}",
+                rule.name,
+                rule.expected,
+                told(&self.ours),
+                told(&self.qemu)
+            );
+        }
+        for (name, verdicts) in [("ours", &self.ours), ("QEMU's", &self.qemu)] {
+            let _ = writeln!(
+                text,
+                "{name}: {} of {} passed, {} not applicable",
+                verdicts.passed(),
+                RULES.len(),
+                verdicts.not_applicable()
+            );
+        }
+        text
+    }
+}
+
+/// Number of cases.
+pub fn cases() -> usize {
+    RULES.len()
+}
+
+/// Runs the list against both devices, and adds the counts to the figures.
+///
+/// # Errors
+/// A guest that does not boot or does not run the list, but for one of QEMU's that a case hangs; a file
+/// of figures that cannot be written.
+pub(super) fn measure(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<Compared> {
+    eprintln!("pviommu-lab: {NAME}, exitless");
+    let host = Host::start_with_kernels(KERNELS)?;
+    let ours = ours(&host).context("the list under exitless run")?;
+    let figures = match figures {
+        Some(figures) => figures,
+        None => figures.insert(Figures::new(&host, args.reads)?),
+    };
+    host.shutdown()?;
+    figures.put("spec_cases", json!(cases()));
+    figures.put("spec_passed", json!(ours.passed()));
+    figures.put("spec_failed", json!(ours.failed()));
+    figures.write(&args.report)?;
+    eprintln!("pviommu-lab: {NAME}, QEMU's virtio-iommu");
+    let (seen, qemu_version) = qemu::run().context("the list under QEMU")?;
+    let qemu = Verdicts::of(&seen)?;
+    figures.put("qemu_spec_version", json!(qemu_version.to_string()));
+    figures.put("qemu_spec_passed", json!(qemu.passed()));
+    figures.put("qemu_spec_not_applicable", json!(qemu.not_applicable()));
+    figures.put("qemu_spec_failed", json!(qemu.failed()));
+    figures.write(&args.report)?;
+    Ok(Compared {
+        ours,
+        qemu,
+        qemu_version,
+    })
+}
+
+/// Runs the list under `exitless run`, on a host whose guests have the module.
+///
+/// # Errors
+/// The guest does not boot, or does not come to the list's end.
+pub fn ours(host: &Host) -> Result<Verdicts> {
+    let mut guest = Guest::new(Mode::Virtio, "true");
+    guest.driver = Driver::Module(&[]);
+    guest.kernel_options = KERNEL_OPTIONS.into();
+    guest.idle = "adaptive";
+    guest.flags.push("--rng".into());
+    guest.limit = LIMIT;
+    workloads::add_network(&mut guest);
+    let outcome = guest.try_run(host)?;
+    let seen = Seen::of(&outcome.console);
+    if let Some((_, name)) = seen.unfinished.as_ref().filter(|_| !seen.is_done) {
+        anyhow::bail!("{name} has no end\n{}", outcome.tail());
+    }
+    ensure!(seen.is_done, "the list was not run\n{}", outcome.tail());
+    outcome.check()?;
+    Verdicts::of(&seen)
+}
+
+/// Kernels that [`ours`] needs.
+pub fn kernels() -> Kernels {
+    KERNELS
+}
