@@ -2,6 +2,8 @@
 //! reads behind the paravirtual IOMMU, by driver and policy, and their peers in the same run: no
 //! IOMMU, emulated VT-d.
 //!
+//! The network's rows are in [`net`].
+//!
 //! One boot each, of Debian's 6.12 with one vCPU, the sidecore polling. A window is direct 4 KiB reads
 //! one at a time, into one page, or into 512 in turns; it is warmed up by the same process over the
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
@@ -10,6 +12,7 @@
 //! Counts only: in the lab time means nothing.
 
 mod figures;
+mod net;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -132,9 +135,11 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
         // What has been measured is kept if a later row fails.
         figures.write(&args.report)?;
     }
+    let wants = |name: &str| (args.only.as_ref()).is_none_or(|text| name.contains(text));
+    let network = net::measure(&host, &args.report, &mut figures, args.reads, &wants)?;
     host.shutdown()?;
     let figures = figures.context("no row has that name")?;
-    print!("{}", figures.table());
+    print!("{}{network}", figures.table());
     println!("\nfigures: {}", args.report.display());
     Ok(0)
 }
