@@ -9,6 +9,9 @@
 //! so that the structure can be compared as it is. Nor can anybody but the owner expire its entries. The tree and
 //! the lists grow; a removed entry's memory is used again but not given back.
 //!
+//! *From its first use on* is one reading of the paper; [`RtcCache::from_first_release`] is the other, in which a mapping's
+//! lifetime does not begin anew when it is released again.
+//!
 //! A page that is in use (REUSING) is not found a second time: the bit does not count users. A second mapping of
 //! such a page is unknown here until its release, and is then torn down.
 
@@ -38,7 +41,7 @@ struct Entry {
     /// The cycle that lists it; older lists may still name it, and are wrong.
     cycle: u64,
     is_reusing: bool,
-    /// In the tree. Otherwise free, or in a batch.
+    /// In the tree. Otherwise free, in a batch, or over while it is in use.
     is_indexed: bool,
 }
 
@@ -56,13 +59,27 @@ pub struct RtcCache {
     /// When the next one begins.
     turn_ns: u64,
     cycle_ns: u64,
+    /// Cycles in the list.
+    length: u64,
+    /// A lifetime begins with the first release: what is released again stays in the list that has it.
+    is_from_first: bool,
     own: Counts,
 }
 
 impl RtcCache {
-    /// An empty cache with cycles of `cycle_ns`, at least 1.
+    /// An empty cache with cycles of `cycle_ns`, at least 1; lifetimes begin anew with each release.
     pub fn new(cycle_ns: u64) -> Self {
-        let mut cycles = VecDeque::with_capacity(CYCLES as usize + 1);
+        Self::with(cycle_ns, CYCLES, false)
+    }
+
+    /// The same with lifetimes from the first release on, `cycles` (at most 2^16) after the one of it, as `exitless-iommu.ko`
+    /// has them: what is in use then is not found any more, and is torn down at its release.
+    pub fn from_first_release(cycle_ns: u64, cycles: u64) -> Self {
+        Self::with(cycle_ns, cycles.min(1 << 16) + 1, true)
+    }
+
+    fn with(cycle_ns: u64, length: u64, is_from_first: bool) -> Self {
+        let mut cycles = VecDeque::with_capacity(length as usize + 1);
         cycles.push_back(VecDeque::new());
         Self {
             tree: Art::EMPTY,
@@ -73,8 +90,15 @@ impl RtcCache {
             current: 0,
             turn_ns: cycle_ns.max(1),
             cycle_ns: cycle_ns.max(1),
+            length,
+            is_from_first,
             own: Counts::default(),
         }
+    }
+
+    /// Bytes of the tree alone.
+    pub fn tree_bytes(&self) -> usize {
+        self.tree.bytes()
     }
 
     fn get(&self, key: Key) -> Option<u32> {
@@ -109,15 +133,20 @@ impl RtcCache {
         number
     }
 
-    /// Takes an idle entry out of the tree.
-    fn take(&mut self, number: u32, batch: &mut Batch) {
+    /// Takes an entry out of the tree.
+    fn forget(&mut self, number: u32) {
         let entries = &self.entries;
         let key_of = |number: u32| entries[number as usize].key.word();
         let key = key_of(number);
         let removed = self.tree.remove(key, key_of);
         assert!(removed == Some(number), "an entry is in the tree");
-        let entry = &mut self.entries[number as usize];
-        entry.is_indexed = false;
+        self.entries[number as usize].is_indexed = false;
+    }
+
+    /// Takes an idle entry out of the tree.
+    fn take(&mut self, number: u32, batch: &mut Batch) {
+        self.forget(number);
+        let entry = &self.entries[number as usize];
         batch.push(Expired {
             range: entry.range.range(),
             since_ns: entry.since_ns,
@@ -136,9 +165,9 @@ impl RtcCache {
         if now_ns >= self.turn_ns {
             let now = now_ns / self.cycle_ns;
             let passed = now - self.current;
-            for _ in 0..passed.min(CYCLES) {
+            for _ in 0..passed.min(self.length) {
                 let mut list = VecDeque::new();
-                if self.cycles.len() as u64 == CYCLES
+                if self.cycles.len() as u64 == self.length
                     && let Some(mut oldest) = self.cycles.pop_front()
                 {
                     self.due.append(&mut oldest);
@@ -149,7 +178,7 @@ impl RtcCache {
             self.current = now;
             self.turn_ns = (now + 1).saturating_mul(self.cycle_ns);
         }
-        let last = self.current.checked_sub(CYCLES);
+        let last = self.current.checked_sub(self.length);
         while let Some(&number) = self.due.front() {
             let entry = &self.entries[number as usize];
             let is_due = last.is_some_and(|last| entry.cycle <= last);
@@ -158,6 +187,11 @@ impl RtcCache {
                     return Progress::More;
                 }
                 self.take(number, batch);
+                self.own.expired += 1;
+            } else if is_due && entry.is_indexed && self.is_from_first {
+                // Its release finds nothing, and tears it down.
+                self.forget(number);
+                self.free.push(number);
                 self.own.expired += 1;
             }
             self.due.pop_front();
@@ -198,6 +232,8 @@ impl ReuseCache for RtcCache {
             return Released::TearDown;
         };
         let number = match self.get(key) {
+            // Over while it was in use.
+            None if self.is_from_first => return Released::TearDown,
             // Made on another core, or not adopted.
             None => self.insert(key, range),
             Some(number) => number,
@@ -212,7 +248,11 @@ impl ReuseCache for RtcCache {
         let entry = &mut self.entries[number as usize];
         entry.is_reusing = false;
         entry.since_ns = now_ns;
-        if entry.cycle != self.current {
+        let is_listed = match self.is_from_first {
+            true => entry.cycle != NEVER,
+            false => entry.cycle == self.current,
+        };
+        if !is_listed {
             entry.cycle = self.current;
             if let Some(list) = self.cycles.back_mut() {
                 list.push_back(number);

@@ -27,6 +27,7 @@ mod nic;
 mod paper;
 mod plots;
 mod record;
+mod replay;
 mod reuse;
 mod table;
 
@@ -65,6 +66,10 @@ struct Args {
     /// Measure nothing: page and plots from the figures that `--report` names.
     #[arg(long)]
     again: bool,
+    /// Measure nothing: replay the traces of guests that lie beside these figures (`make bench-pviommu`), and add to them what the
+    /// policies' models remove.
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
     /// Length of one run, milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 120)]
     millis: u64,
@@ -92,6 +97,9 @@ const SECTIONS: [(&str, Section); 8] = [
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(report) = &args.replay {
+        return replay::run(report);
+    }
     if !args.again {
         measure(&args)?;
     }

@@ -36,7 +36,7 @@ pub fn run(to: SocketAddr, count: u64, wait: Duration) -> io::Result<EchoReport>
 }
 
 /// A socket of its own for this peer, that waits so long for an answer.
-fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket> {
+pub(crate) fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket> {
     let any: SocketAddr = if to.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
     } else {

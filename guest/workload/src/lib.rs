@@ -34,10 +34,12 @@ pub mod pattern;
 pub mod peer;
 pub mod phases;
 pub mod rogue;
+pub mod rr;
 pub mod sequential;
 pub mod stall;
 pub mod stream;
 pub mod verify;
+pub mod web;
 
 /// Size of a block in all block-device workloads, bytes.
 pub const BLOCK: usize = 4096;

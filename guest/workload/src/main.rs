@@ -119,8 +119,17 @@ workload: the program inside the test guest
       Prints at the end: tcp-stream ok bytes=… (all of them)
       With --nic N both print for each window what Linux counted of ethN between its markers:
       nic window=I frames_out=… frames_in=… bytes_out=… bytes_in=… interrupts=…
+  workload rr ADDR:PORT [--udp] [--count 1000] [--bytes 1] [--wait-ms 2000] [--warmup 120] [--windows 1] [--no-markers]
+      Requests of so many bytes (1 to 1,400) to a peer that sends them back, one at a time, over one TCP connection without Nagle's
+      algorithm or as datagrams; each window of COUNT answers lies between two markers. What is lost is a failure.
+      Prints at the end: rr ok count=… (the windows only)
+  workload web ADDR:PORT [--connections 100] [--count 1000] [--wait-ms 2000] [--warmup 120] [--windows 1] [--no-markers]
+      Is a server of short responses (1 KiB for 128 bytes, both checked), a connection each, to so many clients at a time (128 at
+      most) that the peer is asked for; each window of COUNT responses lies between two markers.
+      Prints at the end: web ok count=… (the windows only)
   workload peer PORT
-      The other end of both, for ever: datagrams go back, connections are checked. For a network of the test's own.
+      The other end of these, for ever: datagrams go back, connections are checked, clients connect to who asks for them. For a
+      network of the test's own.
       Prints, when it has the port (0: one that is free): peer ready port=…
   workload dma-rogue ADDRESS [--mask-bits 28] [--wait-ms 0] [--pause-ms 0] [--remap] [--pieces [--count 64] [--seed 1]]
       ADDRESS is the PCI address of QEMU's device `edu`, bound to vfio-pci; it names addresses of so many bits (edu,dma_mask=…).
@@ -143,7 +152,8 @@ workload: the program inside the test guest
   workload marker N
       Writes one marker (1 begins a window, 2 ends it, 3 to 255 are free).
 
-Markers are bytes written to I/O port 0xe0; they need root.";
+Markers are bytes written to I/O port 0xe0; they need root. With --trace those of reads, udp-echo, tcp-stream, rr and web are lines
+of the kernel's trace too: workload marker N (/sys/kernel/tracing has to be mounted).";
 
 fn main() -> ExitCode {
     let mut options = match Options::parse(std::env::args().skip(1)) {
@@ -168,6 +178,8 @@ fn main() -> ExitCode {
         "verify" => verify(&mut options),
         "udp-echo" => windows::udp_echo(&mut options),
         "tcp-stream" => windows::tcp_stream(&mut options),
+        "rr" => windows::rr(&mut options),
+        "web" => windows::web(&mut options),
         "peer" => windows::serve(&mut options),
         "dma-rogue" => dma_rogue::run(&mut options),
         "idle" => windows::idle(&mut options),

@@ -10,7 +10,8 @@
 //!
 //! One marker is exactly one exit, of a kind (port I/O) that none of the measured requests makes.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::marker::PhantomData;
 
 /// The port. Between the ranges of the PC's own devices; 0x80 is left to the kernel's delays.
@@ -92,9 +93,14 @@ impl Windows {
     }
 }
 
+/// Where Linux takes lines of a program into its trace: `workload marker N` is that of a marker.
+const TRACE_MARKER: &str = "/sys/kernel/tracing/trace_marker";
+
 /// The right to write markers, which Linux gives to one thread.
 #[derive(Debug)]
 pub struct Markers {
+    /// Markers are written there too.
+    trace: Option<File>,
     /// Not `Send`: the right stays with the thread that asked.
     thread: PhantomData<*const ()>,
 }
@@ -114,6 +120,7 @@ impl Markers {
         let result = unsafe { libc::ioperm(libc::c_ulong::from(PORT), 1, 1) };
         if result == 0 {
             Ok(Self {
+                trace: None,
                 thread: PhantomData,
             })
         } else {
@@ -121,9 +128,32 @@ impl Markers {
         }
     }
 
-    /// Writes one marker.
-    #[expect(unsafe_code, reason = "the out instruction; see the module's head")]
+    /// The same; each marker is a line of the kernel's trace too, for who compares counts with it.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); `/sys/kernel/tracing` is not mounted.
+    pub fn open_traced() -> io::Result<Self> {
+        let trace = File::options().write(true).open(TRACE_MARKER);
+        let named = |error: io::Error| {
+            let text = format!("{TRACE_MARKER}: {error} (mount -t tracefs t /sys/kernel/tracing)");
+            io::Error::new(error.kind(), text)
+        };
+        Ok(Self {
+            trace: Some(trace.map_err(named)?),
+            ..Self::open()?
+        })
+    }
+
+    /// Writes one marker. A trace that is full or off takes no line, which is its reader's to notice.
     pub fn write(&self, value: u8) {
+        self.write_port(value);
+        if let Some(mut trace) = self.trace.as_ref() {
+            let _ = trace.write_all(format!("workload marker {value}\n").as_bytes());
+        }
+    }
+
+    #[expect(unsafe_code, reason = "the out instruction; see the module's head")]
+    fn write_port(&self, value: u8) {
         // SAFETY: `self` proves that this thread may use PORT (`open` succeeded, and the type is not
         // `Send`), so the instruction does not fault; it reads two registers, touches neither
         // memory, stack nor flags, and no PC device listens at 0xe0.

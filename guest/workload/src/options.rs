@@ -16,7 +16,9 @@ const FLAGS: &[&str] = &[
     "remap",
     "reset",
     "step",
+    "trace",
     "trim",
+    "udp",
     "write",
 ];
 
@@ -26,6 +28,7 @@ const NUMBERS: &[&str] = &[
     "buffers",
     "bytes",
     "collections",
+    "connections",
     "count",
     "depth",
     "iterations",

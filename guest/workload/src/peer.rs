@@ -1,4 +1,5 @@
-//! The other end of a test's network: TCP connections ([`crate::stream`]) and datagrams that go back as they came, at one port.
+//! The other end of a test's network: TCP connections ([`crate::stream`], [`crate::rr`], and clients for [`crate::web`]) and datagrams
+//! that go back as they came, at one port.
 //!
 //! For a test's own network: whoever can reach the port is served. A thread for each connection, [`CONNECTIONS`] of them at most.
 
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::stream;
+use crate::stream::{self, Direction};
+use crate::web;
 
 /// Connections at a time; further ones are closed.
 pub const CONNECTIONS: usize = 64;
@@ -67,7 +69,7 @@ impl Peer {
             let (say, open) = (say.clone(), open.clone());
             let thread = thread::Builder::new().name("stream".into());
             thread.spawn(move || {
-                if let Err(error) = serve_one(&stream) {
+                if let Err(error) = serve_one(&stream, from) {
                     say(&format!("{from}: {error}"));
                 }
                 open.fetch_sub(1, Ordering::Relaxed);
@@ -76,10 +78,18 @@ impl Peer {
     }
 }
 
-fn serve_one(stream: &TcpStream) -> io::Result<u64> {
+fn serve_one(mut stream: &TcpStream, from: SocketAddr) -> io::Result<u64> {
     stream.set_read_timeout(Some(QUIET))?;
     stream.set_write_timeout(Some(QUIET))?;
-    stream::answer(stream)
+    let header = stream::read_header(&mut stream)?;
+    match header.direction {
+        // Only to who asks: this is no proxy.
+        Direction::Web => web::answer(stream, from.ip(), header.total, QUIET),
+        direction => {
+            stream.set_nodelay(direction == Direction::Echo)?;
+            stream::answer(&header, stream)
+        }
+    }
 }
 
 /// Sends every datagram back. One that is lost is its sender's to notice.

@@ -1,7 +1,7 @@
 //! One TCP connection, verified: bytes of the pattern in one direction, in pieces of one size, one system call each.
 //!
-//! The client begins with a header of 24 bytes, three little-endian numbers: who sends (0: the client, 1: the peer), the pattern's
-//! seed, and how many bytes there will be. Whoever receives compares every byte, and a peer that has received all says their number in
+//! The client begins with a header of 24 bytes, three little-endian numbers: who sends (0: the client, 1: the peer; 2: the client,
+//! and its bytes go back, see [`crate::rr`]; 3 is [`crate::web`]'s), the pattern's seed, and how many bytes there will be. Whoever receives compares every byte, and a peer that has received all says their number in
 //! eight bytes; one that has received something else closes without a word. Nagle's algorithm stays as it is by default: the sender's
 //! kernel makes segments of small pieces, as it does for netperf and iperf3.
 //!
@@ -24,6 +24,10 @@ pub enum Direction {
     Send,
     /// From the peer to the client.
     Receive,
+    /// From the client to the peer, and back as they came.
+    Echo,
+    /// None: the peer is asked for clients of a server ([`crate::web`]).
+    Web,
 }
 
 /// First bytes of a connection.
@@ -47,6 +51,8 @@ impl Header {
         let direction = match self.direction {
             Direction::Send => 0_u64,
             Direction::Receive => 1,
+            Direction::Echo => 2,
+            Direction::Web => 3,
         };
         let mut bytes = [0; Self::LEN];
         let words = [direction, self.seed, self.total];
@@ -64,6 +70,8 @@ impl Header {
         let direction = match direction {
             0 => Direction::Send,
             1 => Direction::Receive,
+            2 => Direction::Echo,
+            3 => Direction::Web,
             _ => return None,
         };
         Some(Self {
@@ -102,6 +110,10 @@ pub fn run(to: SocketAddr, config: &StreamConfig, mark: &dyn Fn(u8)) -> io::Resu
         seed,
         wait,
     } = *config;
+    if !matches!(direction, Direction::Send | Direction::Receive) {
+        let text = format!("{direction:?} is no direction of a stream");
+        return Err(io::Error::new(ErrorKind::InvalidInput, text));
+    }
     if !(8..=PIECE_MAX).contains(&piece) || !piece.is_multiple_of(8) {
         let text = format!("pieces of {piece} bytes: a multiple of 8 up to {PIECE_MAX}");
         return Err(io::Error::new(ErrorKind::InvalidInput, text));
@@ -119,12 +131,11 @@ pub fn run(to: SocketAddr, config: &StreamConfig, mark: &dyn Fn(u8)) -> io::Resu
     let mut buffer = vec![0; piece];
     for number in 1..=windows.total() {
         let offset = (number - 1) * piece as u64;
-        match direction {
-            Direction::Send => {
-                pattern::fill(seed, offset, &mut buffer);
-                stream.write_all(&buffer)?;
-            }
-            Direction::Receive => receive(&mut stream, seed, offset, &mut buffer)?,
+        if direction == Direction::Send {
+            pattern::fill(seed, offset, &mut buffer);
+            stream.write_all(&buffer)?;
+        } else {
+            receive(&mut stream, seed, offset, &mut buffer)?;
         }
         if let Some(value) = windows.marker_after(number) {
             mark(value);
@@ -162,32 +173,50 @@ fn invalid(text: String) -> io::Error {
 /// Bytes that a peer takes or gives at a time.
 const PEER_PIECE: usize = 1 << 16;
 
-/// The peer's side of one connection. Returns the number of bytes.
+/// Reads the first bytes of a connection.
 ///
 /// # Errors
-/// It does not begin with a header, or wrong bytes came (`InvalidData`); a socket's error.
-pub fn answer(mut stream: impl Read + Write) -> io::Result<u64> {
+/// They are no header (`InvalidData`); a socket's error.
+pub fn read_header(stream: &mut impl Read) -> io::Result<Header> {
     let mut header = [0; Header::LEN];
     stream.read_exact(&mut header)?;
-    let header = Header::of(&header).ok_or_else(|| invalid("no header".into()))?;
+    Header::of(&header).ok_or_else(|| invalid("no header".into()))
+}
+
+/// The peer's side of one connection behind its header. Returns the number of bytes.
+///
+/// # Errors
+/// Wrong bytes came, or the header names none of a connection's directions (`InvalidData`); a socket's error.
+pub fn answer(header: &Header, mut stream: impl Read + Write) -> io::Result<u64> {
     let Header {
         direction,
         seed,
         total,
-    } = header;
+    } = *header;
     let mut buffer = vec![0; PEER_PIECE];
     let mut offset = 0;
     while offset < total {
         let left = usize::try_from(total - offset).unwrap_or(usize::MAX);
         let piece = &mut buffer[..left.min(PEER_PIECE)];
-        match direction {
-            Direction::Send => receive(&mut stream, seed, offset, piece)?,
+        offset += match direction {
+            Direction::Send => {
+                receive(&mut stream, seed, offset, piece)?;
+                piece.len()
+            }
             Direction::Receive => {
                 pattern::fill(seed, offset, piece);
                 stream.write_all(piece)?;
+                piece.len()
             }
-        }
-        offset += piece.len() as u64;
+            Direction::Echo => match stream.read(piece)? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                len => {
+                    stream.write_all(&piece[..len])?;
+                    len
+                }
+            },
+            Direction::Web => return Err(invalid("no direction of a stream".into())),
+        } as u64;
     }
     if direction == Direction::Send {
         stream.write_all(&total.to_le_bytes())?;
@@ -225,12 +254,17 @@ mod tests {
         (address, thread)
     }
 
+    /// The peer's side, with its header.
+    fn serve(mut stream: TcpStream) -> io::Result<u64> {
+        answer(&read_header(&mut stream)?, stream)
+    }
+
     #[test]
     fn both_directions_are_verified_and_windows_count_pieces() {
         for direction in [Direction::Send, Direction::Receive] {
             // The largest is more than the peer takes at once.
             for piece in [8, 64, PIECE_MAX] {
-                let (to, thread) = peer(answer);
+                let (to, thread) = peer(serve);
                 let marks = RefCell::new(Vec::new());
                 let mark = |value| marks.borrow_mut().push(value);
                 let sent = run(to, &config(direction, piece), &mark).unwrap();
@@ -265,7 +299,10 @@ mod tests {
                 self.0.flush()
             }
         }
-        let (to, thread) = peer(|stream| answer(Changed(stream, 0)));
+        let (to, thread) = peer(|stream| {
+            let mut stream = Changed(stream, 0);
+            answer(&read_header(&mut stream)?, stream)
+        });
         let error = run(to, &config(Direction::Send, 64), &|_| {}).unwrap_err();
         assert!(
             matches!(
@@ -297,20 +334,27 @@ mod tests {
 
     #[test]
     fn what_is_no_header_is_refused_and_a_piece_has_its_size() {
-        let (to, thread) = peer(answer);
+        let (to, thread) = peer(serve);
         let mut stream = TcpStream::connect(to).unwrap();
-        stream.write_all(&[2; Header::LEN]).unwrap();
+        stream.write_all(&[4; Header::LEN]).unwrap();
         let error = thread.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);
         for piece in [0, 7, 12, PIECE_MAX + 8] {
             let error = run(to, &config(Direction::Send, piece), &|_| {}).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{piece}");
         }
-        let header = Header {
-            direction: Direction::Receive,
-            seed: 3,
-            total: 1 << 40,
-        };
-        assert_eq!(Header::of(&header.bytes()), Some(header));
+        use Direction::{Echo, Receive, Send, Web};
+        for direction in [Send, Receive, Echo, Web] {
+            let header = Header {
+                direction,
+                seed: 3,
+                total: 1 << 40,
+            };
+            assert_eq!(Header::of(&header.bytes()), Some(header));
+        }
+        for direction in [Echo, Web] {
+            let error = run(to, &config(direction, 64), &|_| {}).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        }
     }
 }

@@ -14,7 +14,9 @@ use workload::echo::{self, EchoConfig};
 use workload::marker::{self, Markers, Windows};
 use workload::nic::NicCounts;
 use workload::pattern::{Checksum, Random};
+use workload::rr::{self, Carrier, RrConfig};
 use workload::stream::{self, Direction, StreamConfig};
+use workload::web::{self, WebConfig};
 use workload::{BLOCK, peer};
 
 use crate::failure::Failure;
@@ -22,6 +24,20 @@ use crate::options::Options;
 
 fn wants_markers(options: &mut Options) -> bool {
     !options.flag("no-markers")
+}
+
+/// The markers that are asked for: `--no-markers`, `--trace`.
+fn markers(options: &mut Options) -> io::Result<Option<Markers>> {
+    let open = match options.flag("trace") {
+        true => Markers::open_traced,
+        false => Markers::open,
+    };
+    wants_markers(options).then(open).transpose()
+}
+
+/// Writes those.
+fn marks(options: &mut Options) -> io::Result<deep::Mark> {
+    Ok(write_to(markers(options)?))
 }
 
 /// `--warmup` and `--windows`, of `count` each.
@@ -33,12 +49,15 @@ fn windows(options: &mut Options, count: u64) -> Result<Windows, Failure> {
 
 /// Writes markers, or nothing.
 fn open_mark(is_wanted: bool) -> io::Result<deep::Mark> {
-    let markers = is_wanted.then(Markers::open).transpose()?;
-    Ok(Box::new(move |value| {
+    Ok(write_to(is_wanted.then(Markers::open).transpose()?))
+}
+
+fn write_to(markers: Option<Markers>) -> deep::Mark {
+    Box::new(move |value| {
         if let Some(markers) = &markers {
             markers.write(value);
         }
-    }))
+    })
 }
 
 /// Reads in one window at most: 64 MiB of data kept.
@@ -58,7 +77,7 @@ pub fn reads(options: &mut Options) -> Result<(), Failure> {
     let warmup = options.number("warmup", Some(120))?;
     let windows = options.number("windows", Some(1))?;
     let seed = options.maybe_number("random")?;
-    let markers = wants_markers(options).then(Markers::open).transpose()?;
+    let markers = markers(options)?;
     let is_in_steps = options.flag("step");
     let in_place = options.flag("in-place");
     let kept = if in_place { 0 } else { count };
@@ -237,7 +256,7 @@ pub fn udp_echo(options: &mut Options) -> Result<(), Failure> {
             windows: windows(options, count)?,
             wait,
         };
-        let mark = open_mark(wants_markers(options))?;
+        let mark = marks(options)?;
         let (mark, nic) = NicWindows::beside(options, mark)?;
         echo::pipelined(to, &config, &mark)?;
         NicWindows::print(nic)?;
@@ -263,11 +282,43 @@ pub fn tcp_stream(options: &mut Options) -> Result<(), Failure> {
         wait: wait(options)?,
     };
     let to = address(options)?;
-    let mark = open_mark(wants_markers(options))?;
+    let mark = marks(options)?;
     let (mark, nic) = NicWindows::beside(options, mark)?;
     let bytes = stream::run(to, &config, &mark)?;
     NicWindows::print(nic)?;
     println!("tcp-stream ok bytes={bytes}");
+    Ok(())
+}
+
+/// `rr`: requests and answers, one at a time.
+pub fn rr(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(1000))?;
+    let config = RrConfig {
+        carrier: match options.flag("udp") {
+            true => Carrier::Udp,
+            false => Carrier::Tcp,
+        },
+        bytes: as_usize(options.number("bytes", Some(1))?),
+        windows: windows(options, count)?,
+        wait: wait(options)?,
+    };
+    let to = address(options)?;
+    rr::run(to, &config, &marks(options)?)?;
+    println!("rr ok count={}", config.windows.counted());
+    Ok(())
+}
+
+/// `web`: a connection for each request.
+pub fn web(options: &mut Options) -> Result<(), Failure> {
+    let count = options.number("count", Some(1000))?;
+    let config = WebConfig {
+        connections: options.number("connections", Some(100))?,
+        windows: windows(options, count)?,
+        wait: wait(options)?,
+    };
+    let to = address(options)?;
+    web::serve(to, &config, &marks(options)?)?;
+    println!("web ok count={}", config.windows.counted());
     Ok(())
 }
 

@@ -17,4 +17,4 @@ pub mod svg;
 
 pub use host::Host;
 pub use numbers::{Measured, median, short};
-pub use object::Object;
+pub use object::{Object, round};

@@ -11,7 +11,7 @@ use crate::demo::{PerIo, rounded};
 use crate::report_file;
 use crate::system::host::Host;
 
-/// What a window has shown, for each read.
+/// What a window has shown, for each of its operations: a read, a transaction, a MiB.
 #[derive(Clone, Debug)]
 pub struct Window {
     exits: PerIo,
@@ -26,12 +26,12 @@ pub struct Window {
 
 impl Window {
     /// From a window of the ledger's JSON.
-    pub fn of(window: &Value, reads: u32) -> Self {
-        let exits = PerIo::of(window, reads);
+    pub fn of(window: &Value, operations: u32) -> Self {
+        let exits = PerIo::of(window, operations);
         // Without such an IOMMU there are none.
         let asked = |key: &str| {
             let count = window["paravirtual"][key].as_f64();
-            count.unwrap_or(0.0) / f64::from(reads)
+            count.unwrap_or(0.0) / f64::from(operations)
         };
         let invalidations = window["owner"]["invalidations"].as_f64();
         Self {
@@ -39,22 +39,32 @@ impl Window {
             maps: asked("maps"),
             unmaps: asked("unmaps"),
             kicks: exits.cause("iommu_doorbell"),
-            invalidations: invalidations.unwrap_or(f64::NAN) / f64::from(reads),
+            invalidations: invalidations.unwrap_or(f64::NAN) / f64::from(operations),
             exits,
         }
     }
 
-    /// By the name of a figure.
+    /// By the name of a figure, which ends in `_per_` and an operation.
     fn values(&self) -> [(&'static str, f64); 7] {
         [
-            ("requests_per_read", self.requests),
-            ("maps_per_read", self.maps),
-            ("unmaps_per_read", self.unmaps),
-            ("kicks_per_read", self.kicks),
-            ("invalidations_per_read", self.invalidations),
-            ("exits_per_read", self.exits.total),
-            ("compared_exits_per_read", self.exits.compared()),
+            ("requests", self.requests),
+            ("maps", self.maps),
+            ("unmaps", self.unmaps),
+            ("kicks", self.kicks),
+            ("invalidations", self.invalidations),
+            ("exits", self.exits.total),
+            ("compared_exits", self.exits.compared()),
         ]
+    }
+
+    /// Requests of the IOMMU.
+    pub fn requests(&self) -> f64 {
+        self.requests
+    }
+
+    /// MAPs, UNMAPs, kicks, and exits but for timer, halt and delivery of interrupts.
+    pub fn columns(&self) -> [f64; 4] {
+        [self.maps, self.unmaps, self.kicks, self.exits.compared()]
     }
 }
 
@@ -92,13 +102,22 @@ impl Figures {
     /// Adds a row: reads into one page, and into many.
     pub fn add(&mut self, name: &str, windows: &[Window; 2]) {
         for (window, suffix) in windows.iter().zip(["", "_512"]) {
-            for (figure, value) in window.values() {
-                self.values
-                    .insert(format!("{name}{suffix}_{figure}"), json!(rounded(value)));
-            }
+            self.insert_window(&format!("{name}{suffix}"), "read", window);
         }
         self.rows.push((name.to_owned(), windows.clone()));
         self.derive();
+    }
+
+    /// Sets the figures of a window, in keys `NAME_…_per_OPERATION`.
+    pub fn insert_window(&mut self, name: &str, operation: &str, window: &Window) {
+        for (figure, value) in window.values() {
+            self.insert(format!("{name}_{figure}_per_{operation}"), value);
+        }
+    }
+
+    /// Sets one figure.
+    pub fn insert(&mut self, key: String, value: f64) {
+        self.values.insert(key, json!(rounded(value)));
     }
 
     /// What takes several rows, or says by itself whether a bar is met.
@@ -130,7 +149,7 @@ impl Figures {
             }
         }
         for (key, value) in derived {
-            self.values.insert(key, json!(rounded(value)));
+            self.insert(key, value);
         }
     }
 

@@ -7,13 +7,14 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
-//! Besides: how long a released buffer can still be reached ([`late`]), and one list of cases against
-//! this IOMMU and QEMU's ([`spec`]).
+//! Besides: the network ([`net`]), how long a released buffer can still be reached ([`late`]), and one
+//! list of cases against this IOMMU and QEMU's ([`spec`]).
 //!
 //! Counts only: in the lab time means nothing.
 
 mod figures;
 mod late;
+mod net;
 pub mod spec;
 
 use std::path::PathBuf;
@@ -141,9 +142,10 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
 }
 
 /// Names of the wanted rows that are measured in guests with a driver for the IOMMU.
-fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &str> {
+fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &'static str> {
     let reads = ROWS.iter().map(|row| row.name);
-    reads.chain(late::NAMES).filter(|name| args.is_wanted(name))
+    let rows = reads.chain(net::names()).chain(late::NAMES);
+    rows.filter(|name| args.is_wanted(name))
 }
 
 /// Measures these rows, in one lab; what there is to tell beside the table of reads.
@@ -161,13 +163,14 @@ fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Resul
         // What has been measured is kept if a later row fails.
         figures.write(&args.report)?;
     }
+    let network = net::measure(&host, &args.report, figures, &|name| args.is_wanted(name))?;
     let late = Late::measure(&host, |name| args.is_wanted(name))?;
     for (key, value) in late.values() {
         figures.put(&key, value);
     }
     figures.write(&args.report)?;
     host.shutdown()?;
-    Ok(late.table())
+    Ok(network + &late.table())
 }
 
 /// The windows of a row: one page, and many.
