@@ -128,8 +128,10 @@ impl Compared {
         let width = |of: fn(&Rule) -> usize| RULES.iter().map(of).max().unwrap_or(0);
         let names = width(|rule| rule.name.len());
         let expected = width(|rule| rule.expected.len());
+        let ours = self.ours.0.values().map(|own| own.to_string().len());
+        let own = ours.chain(["ours".len()]).max().unwrap_or(0);
         let mut text = format!(
-            "{:<names$}  {:<17}{:<expected$}  {:<6}QEMU {}\n",
+            "{:<names$}  {:<17}{:<expected$}  {:<own$}  QEMU {}\n",
             "case", "VIRTIO 1.3", "expected", "ours", self.qemu_version
         );
         for rule in RULES {
@@ -140,7 +142,7 @@ impl Compared {
             let source = format!("§{} {}", rule.section, rule.level);
             let _ = writeln!(
                 text,
-                "{:<names$}  {source:<17}{:<expected$}  {:<6}{}",
+                "{:<names$}  {source:<17}{:<expected$}  {:<own$}  {}",
                 rule.name,
                 rule.expected,
                 told(&self.ours),
