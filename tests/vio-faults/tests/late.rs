@@ -10,7 +10,9 @@ use guest_mem::{Dma, Gpa, Iova, Perm, PhysMem};
 use vio::blk::request::{STATUS_OK, kind};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk};
 use vio::{Interrupt, QueueConfig, QueueDevice};
-use vio_faults::{Attempts, Fault, LateOptions, LateStats, ROGUE_BYTES, Rogue, RogueDisk, SlowDisk};
+use vio_faults::{
+    Attempts, Fault, LateOptions, LateStats, ROGUE_BYTES, Rogue, RogueDisk, SlowDisk,
+};
 
 const TRIGGER: u64 = 5;
 const JUDGE: u64 = 6;
@@ -192,7 +194,10 @@ fn no_buffer_is_touched_after_the_last_of_the_late_accesses() {
         guest.time.pass(LIMIT_MS);
         guest.judge(&mut dma);
     }
-    assert_eq!((guest.stats().late, guest.stats().early), (attempts(0, 3), attempts(0, 3)));
+    assert_eq!(
+        (guest.stats().late, guest.stats().early),
+        (attempts(0, 3), attempts(0, 3))
+    );
 }
 
 #[test]
@@ -258,13 +263,7 @@ fn a_wait_at_any_access_changes_nothing_of_the_attack() {
     let run = |wait: &dyn Fn(FlatDma) -> PendingDma<FlatDma>| {
         let (mut guest, inner) = Guest::new();
         let mut dma = wait(inner);
-        let requests = [
-            (TRIGGER, OWN),
-            (1, A),
-            (2, B),
-            (TRIGGER, OWN),
-            (JUDGE, OWN),
-        ];
+        let requests = [(TRIGGER, OWN), (1, A), (2, B), (TRIGGER, OWN), (JUDGE, OWN)];
         for (at, (sector, data)) in requests.into_iter().enumerate() {
             if at == 4 {
                 guest.time.pass(LIMIT_MS);
