@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 use guest_mem::{Access, Dma, Iova, Stop};
 use vio::blk::request::kind;
 
-use crate::rogue::ROGUE_BYTES;
-
+/// What a rogue access writes.
+pub const ROGUE_BYTES: [u8; 8] = [0xee; 8];
 /// Buffers remembered; beyond that no more are.
 const MAX_BUFFERS: usize = 4096;
 /// Ages of which accesses are counted apart; what is beyond is counted in the sums alone.

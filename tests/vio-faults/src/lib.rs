@@ -13,9 +13,9 @@ mod rogue;
 mod slow;
 mod store;
 
-pub use late::{Attempts, Clock, LateOptions, LateStats};
+pub use late::{Attempts, Clock, LateOptions, LateStats, ROGUE_BYTES};
 pub use latency::LatencyDisk;
 pub use panic::PanicDisk;
-pub use rogue::{Fault, ROGUE_BYTES, Rogue, RogueDisk, RogueRecord, RogueStats};
+pub use rogue::{Fault, Rogue, RogueDisk, RogueRecord, RogueStats};
 pub use slow::{SlowControl, SlowDisk};
 pub use store::{FaultyStore, StoreFault};

@@ -20,7 +20,7 @@ use vio::blk::request::{HEADER_LEN, kind};
 use vio::blk::{Blk, BlkClass, BlkQueue};
 use vio::{Activity, Context, Device, DeviceClass, Environment, ServedQueue, Step, forward_class};
 
-use crate::late::{self, Clock, Late, LateOptions, LateStats};
+use crate::late::{self, Clock, Late, LateOptions, LateStats, ROGUE_BYTES};
 
 /// What the device does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,6 @@ pub enum Fault {
     /// completed and that nothing used since, as their requests allowed.
     Late(LateOptions),
 }
-
-/// What a rogue access writes.
-pub const ROGUE_BYTES: [u8; 8] = [0xee; 8];
 
 /// What came of the attacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
