@@ -343,8 +343,13 @@ mod tests {
             let error = run(to, &config(Direction::Send, piece), &|_| {}).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{piece}");
         }
-        use Direction::{Echo, Receive, Send, Web};
-        for direction in [Send, Receive, Echo, Web] {
+
+        for direction in [
+            Direction::Send,
+            Direction::Receive,
+            Direction::Echo,
+            Direction::Web,
+        ] {
             let header = Header {
                 direction,
                 seed: 3,
@@ -352,7 +357,7 @@ mod tests {
             };
             assert_eq!(Header::of(&header.bytes()), Some(header));
         }
-        for direction in [Echo, Web] {
+        for direction in [Direction::Echo, Direction::Web] {
             let error = run(to, &config(direction, 64), &|_| {}).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
         }
