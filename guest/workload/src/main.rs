@@ -48,7 +48,7 @@ workload: the program inside the test guest
       pattern.
       Prints at the end: deep ok count=… (the windows only)
   workload late DEV --limit-ms MS [--buffers 50] [--rounds 20] [--step-ms MS/8]
-      For a disk that touches buffers again which it has given back, when block 8 or 9 is read (exitless-lab run --fault
+      For a disk that touches buffers again which it has given back, when block 8 or 9 is read (a fault of exitless-lab run,
       diskN:late=MS). Each round reads a block into each of so many pages, one at a time, and from then on block 8 every STEP
       milliseconds, until MS have passed since the last page was read to; a moment later block 9. Looks which pages the disk has changed meanwhile.
       Prints at the end: late ok rounds=… buffers=… triggers=… changed=… (pages, of all triggers)

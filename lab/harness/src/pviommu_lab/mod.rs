@@ -25,7 +25,7 @@ use lab::packages::Version;
 use serde_json::Value;
 
 use crate::system::guest::{Driver, Guest, Mode};
-use crate::system::host::{Host, Kernels};
+use crate::system::host::{GuestModule, Host, Kernels};
 use crate::system::workloads;
 use figures::{Figures, Window};
 use late::Late;
@@ -152,7 +152,7 @@ fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &'static str> {
 fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<String> {
     let host = Host::start_with_kernels(Kernels {
         guest: Some(KERNEL),
-        has_module: true,
+        module: Some(GuestModule::Driver),
         ..Kernels::default()
     })?;
     let figures = figures.insert(Figures::new(&host, args.reads)?);

@@ -26,7 +26,7 @@ use serde_json::json;
 use super::PviommuLabArgs;
 use super::figures::Figures;
 use crate::system::guest::{Driver, Guest, Mode};
-use crate::system::host::{Host, Kernels};
+use crate::system::host::{GuestModule, Host, Kernels};
 use crate::system::workloads;
 use rules::{RULES, Rule};
 use seen::{Seen, Verdict};
@@ -35,11 +35,10 @@ use seen::{Seen, Verdict};
 pub(super) const NAME: &str = "spec";
 
 /// Kernels of a lab whose guests have the module.
-const KERNELS: Kernels = Kernels {
+pub const KERNELS: Kernels = Kernels {
     both: None,
     guest: None,
-    has_module: false,
-    has_cases: true,
+    module: Some(GuestModule::Cases),
 };
 
 /// For one boot and all cases: some wait for seconds for what must not come.
@@ -220,9 +219,4 @@ pub fn ours(host: &Host) -> Result<Verdicts> {
     ensure!(seen.is_done, "the list was not run\n{}", outcome.tail());
     outcome.check()?;
     Verdicts::of(&seen)
-}
-
-/// Kernels that [`ours`] needs.
-pub fn kernels() -> Kernels {
-    KERNELS
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use lab::packages::Version;
 
 use crate::pviommu_lab::spec;
-use crate::system::host::{Host, Kernels};
+use crate::system::host::{GuestModule, Host, Kernels};
 
 type Run = Box<dyn Fn(&Host) -> Result<String> + Send>;
 
@@ -59,13 +59,13 @@ impl Case {
     /// workspace's driver for virtio-iommu.
     pub(super) fn with_guests(mut self, kernel: Option<Version>) -> Self {
         self.needs.guest = kernel;
-        self.needs.has_module = true;
+        self.needs.module = Some(GuestModule::Driver);
         self
     }
 
     /// The same where the guests have `guest/iommu-cases`.
     pub(super) fn with_spec_cases(mut self) -> Self {
-        self.needs = spec::kernels();
+        self.needs = spec::KERNELS;
         self
     }
 

@@ -22,7 +22,7 @@ pub fn quick() -> Vec<Case> {
     vec![sequential(Load {
         limit: 56,
         age: 1,
-        file: 36,
+        file: 56,
         iterations: 2,
         alloc: 8,
     })]

@@ -42,18 +42,26 @@ pub struct Kernels {
     pub both: Option<Version>,
     /// Series of its guests'.
     pub guest: Option<Version>,
-    /// Guests have this workspace's driver for virtio-iommu beside Linux's.
-    pub has_module: bool,
-    /// Guests have `guest/iommu-cases` in the place of that.
-    pub has_cases: bool,
+    /// A module of this workspace that guests have.
+    pub module: Option<GuestModule>,
 }
 
-impl Kernels {
-    /// Sources of the module that is in a guest's image as the driver of a virtio-iommu.
-    fn module(self) -> Option<ModuleSources> {
-        let of = |has: bool, dir: fn() -> PathBuf| has.then(|| dir().into());
-        of(self.has_cases, guest_module::iommu_cases)
-            .or_else(|| of(self.has_module, guest_module::iommu_module))
+/// A kernel module of this workspace, in a guest's image in the place of a driver for virtio-iommu of
+/// its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestModule {
+    /// `guest/iommu-module`, the driver. Linux's stands beside it.
+    Driver,
+    /// `guest/iommu-cases`, which holds a device against the specification.
+    Cases,
+}
+
+impl GuestModule {
+    fn sources(self) -> ModuleSources {
+        match self {
+            Self::Driver => guest_module::iommu_module().into(),
+            Self::Cases => guest_module::iommu_cases().into(),
+        }
     }
 }
 
@@ -89,7 +97,7 @@ impl Host {
             needs,
             // Who asks for a kernel of the host's is a pager.
             one_thread: kernels.both.is_some(),
-            guest_module: kernels.module(),
+            guest_module: kernels.module.map(GuestModule::sources),
             ..LabConfig::default()
         })
     }
@@ -196,7 +204,11 @@ impl Host {
         let notice = |line: &str| eprintln!("{line}");
         let packages = lab::packages::Packages::get(&needs, &notice)?;
         let build = |sources| guest_module::build(&sources, packages.guest(), &notice);
-        let module = kernels.module().map(build).transpose()?;
+        let module = kernels
+            .module
+            .map(GuestModule::sources)
+            .map(build)
+            .transpose()?;
         let dir = lab::packages::cache_dir().join(format!("native-{}", std::process::id()));
         fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         let initrd = dir.join("guest.img");
