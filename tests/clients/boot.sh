@@ -86,11 +86,18 @@ stands_still() {
 # shellcheck disable=SC2317  # called by name
 goes_on() { [ "$(stalls)" -gt "$1" ] || [ "$(progress)" -gt $(($2 + 2)) ] || is_gone "$guest"; }
 
+# check_killed IMAGE: nothing worse than leaked clusters (status 3), which a killed writer may leave.
+check_killed() {
+    local status=0
+    qemu-img check "$1" >"$scratch/check.log" 2>&1 || status=$?
+    [ "$status" -eq 0 ] || [ "$status" -eq 3 ] ||
+        fail "qemu-img check after a kill: $(tr '\n' ' ' <"$scratch/check.log")"
+}
+
 # kill_and_restart IMAGE: the image is looked at while nobody serves it.
 kill_and_restart() {
     kill_daemon
-    qemu-img check "$1" >"$scratch/check.log" 2>&1 ||
-        fail "qemu-img check after a kill: $(tr '\n' ' ' <"$scratch/check.log")"
+    check_killed "$1"
     start_daemon "$1" qcow2 "$queues"
     wait_for_daemon
 }
@@ -137,7 +144,7 @@ check_console "$console"
 main_mixed=${mixed#mixed ok }
 end_daemon
 check_daemons
-qemu-img check "$image" >"$scratch/check.log" 2>&1 || fail "qemu-img check at the end"
+check_killed "$image"
 qemu-img convert -O raw "$image" "$scratch/after.raw"
 cmp -n $((fat_size << 20)) "$scratch/boot.raw" "$scratch/after.raw" || fail "what the guest booted from has changed"
 [ "$(console_value "$console" sha)" = "$(content_sum "$scratch/after.raw" raw)" ] ||
@@ -210,7 +217,7 @@ boot_and_kill() {
     fi
     qemu-img check "$image" >"$scratch/check.log" 2>&1 && fail "nobody holds the image of a running daemon"
     end_daemon
-    qemu-img check "$image" >"$scratch/check.log" 2>&1 || fail "qemu-img check after a boot"
+    check_killed "$image"
     echo "firmware kill at $wait_ms ms: $result"
 }
 
