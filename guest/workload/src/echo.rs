@@ -154,13 +154,16 @@ fn exchange(socket: &UdpSocket, datagram: &[u8]) -> io::Result<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::thread;
 
     use super::*;
 
-    /// Answers `count` datagrams, each changed by `change`.
-    fn server(count: usize, change: impl Fn(usize, &mut Vec<u8>) + Send + 'static) -> SocketAddr {
+    /// Answers `count` datagrams, each changed by `change`, which is given its number, from 0.
+    pub(crate) fn server(
+        count: usize,
+        change: impl Fn(usize, &mut Vec<u8>) + Send + 'static,
+    ) -> SocketAddr {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         thread::spawn(move || {

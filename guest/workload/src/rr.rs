@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// A peer of one connection or of 16 datagrams; `change` is given each datagram.
+    /// A peer of one connection or of 16 datagrams; `change` is given each datagram and its number, from 1.
     fn peer(carrier: Carrier, change: fn(usize, &mut Vec<u8>)) -> SocketAddr {
         match carrier {
             Carrier::Tcp => {
@@ -138,18 +138,7 @@ mod tests {
                 address
             }
             Carrier::Udp => {
-                let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-                let address = socket.local_addr().unwrap();
-                thread::spawn(move || {
-                    let mut buffer = [0; 2048];
-                    for number in 1..=16 {
-                        let (len, from) = socket.recv_from(&mut buffer).unwrap();
-                        let mut answer = buffer[..len].to_vec();
-                        change(number, &mut answer);
-                        socket.send_to(&answer, from).unwrap();
-                    }
-                });
-                address
+                echo::tests::server(16, move |before, answer| change(before + 1, answer))
             }
         }
     }
