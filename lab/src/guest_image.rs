@@ -96,7 +96,7 @@ pub fn build(packages: &Packages) -> Result<Archive, LabError> {
 /// which guests choose between both drivers of a virtio-iommu.
 ///
 /// # Errors
-/// As [`build`].
+/// As [`build()`].
 pub fn build_with_module(packages: &Packages, module: &GuestModule) -> Result<Archive, LabError> {
     build_with(packages, &packages.guest().modules(), Some(module))
 }

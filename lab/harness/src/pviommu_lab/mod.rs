@@ -7,7 +7,7 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
-//! Besides: the network ([`net`]), how long a released buffer can still be reached ([`late`]), and one
+//! Besides: the network (`net`), how long a released buffer can still be reached (`late`), and one
 //! list of cases against this IOMMU and QEMU's ([`spec`]).
 //!
 //! Counts only: in the lab time means nothing.

@@ -2,8 +2,8 @@
 //! single bytes, against the IOMMU of `exitless run` and against QEMU's.
 //!
 //! `guest/iommu-cases` is a module that runs them in a guest and prints what it saw; it knows no
-//! expectation. Those are in [`rules`], each with the section that it follows from; [`seen`] reads
-//! the module's lines and holds them against a rule; [`qemu`] boots a guest of plain QEMU, again
+//! expectation. Those are in `rules`, each with the section that it follows from; `seen` reads
+//! the module's lines and holds them against a rule; `qemu` boots a guest of plain QEMU, again
 //! behind a case that it does not come back from.
 //!
 //! The guest is Debian's 6.1: it knows no VIOT, so functions need no driver for the IOMMU, and it has
