@@ -139,14 +139,42 @@ impl<A: IovaAllocator> Core<'_, A> {
             false => self.core.unmap(live.mapping),
         };
         done.unwrap_or_else(|error| panic!("{error}: {error:?}"));
-        let Some(page) = live.own.filter(|_| is_mine) else {
-            return;
-        };
-        self.uses[page] -= 1;
+        if let Some(page) = live.own.filter(|_| is_mine) {
+            self.uses[page] -= 1;
+            self.check_gone(page, iova, live.phys, live.access);
+        }
+    }
+
+    /// Some of what is held, at once.
+    fn unmap_many(&mut self) {
+        let count = 2 + self.random.index(2 * 32);
+        let mut lives: Vec<_> = (0..count).map_while(|_| self.pick()).collect();
+        if self.random.one_in(4) {
+            lives.iter().for_each(|live| self.reach(live));
+        }
+        let places = lives.iter();
+        let places = places.map(|live| (live.own, live.mapping.iova(), live.phys, live.access));
+        let places: Vec<_> = places.collect();
+        let mut mappings: Vec<_> = lives.drain(..).map(|live| live.mapping).collect();
+        let done = self.core.unmap_many(&mut mappings);
+        done.unwrap_or_else(|error| panic!("{error}: {error:?}"));
+        assert!(mappings.is_empty(), "{} are left", mappings.len());
+        for page in places.iter().filter_map(|place| place.0) {
+            self.uses[page] -= 1;
+        }
+        for (page, iova, phys, access) in places {
+            if let Some(page) = page {
+                self.check_gone(page, iova, phys, access);
+            }
+        }
+    }
+
+    /// A mapping of a page of ours was unmapped, there.
+    fn check_gone(&mut self, page: usize, iova: Iova, phys: PhysAddr, access: Access) {
         // Nobody but us maps this page, and we do not: wherever the address leads now, it is not there.
         if self.shared.is_strict && self.uses[page] == 0 && self.random.one_in(2) {
-            let got = self.shared.domain.device.access(iova, live.access);
-            assert_ne!(got, Ok(live.phys), "reached after its unmap");
+            let got = self.shared.domain.device.access(iova, access);
+            assert_ne!(got, Ok(phys), "reached after its unmap");
         }
     }
 
@@ -192,11 +220,12 @@ impl<A: IovaAllocator> Worker for Core<'_, A> {
     fn step(&mut self) {
         match self.random.below(64) {
             0..26 if self.held.len() < HELD => self.map(),
-            0..48 => {
+            0..47 => {
                 if let Some(live) = self.pick() {
                     self.unmap(live, true);
                 }
             }
+            47 if self.random.one_in(8) => self.unmap_many(),
             48..52 => {
                 // What is handed over is not ours to watch any more; a page that we still watch stays.
                 if let Some(live) = self.pick() {

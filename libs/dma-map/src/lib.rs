@@ -118,7 +118,7 @@ pub mod testing;
 pub use clock::{Clock, ManualClock, TickClock};
 pub use mapper::{
     DeviceLimits, DeviceSegment, Direction, DmaMapError, DmaMapper, DmaUnmapError, Domain,
-    MapperCore, Mapping, Policy, Segment,
+    MapperCore, Mapping, Policy, Segment, UnmapManyError,
 };
 pub use risk::Risk;
 pub use table::IoMap;

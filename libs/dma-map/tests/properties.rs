@@ -233,6 +233,37 @@ impl<A: IovaAllocator> Run<A> {
         } else {
             self.cores[core].unmap(mapping).expect("mapped so");
         }
+        self.ended(iova, len, numbers);
+        self.reach(range.first().raw());
+    }
+
+    /// Up to a hundred at once, in any order.
+    fn unmap_many(&mut self) {
+        let (mut mappings, mut places) = (Vec::new(), Vec::new());
+        for _ in 0..self.random.below(100).min(self.live.len() as u64) {
+            let index = self.random.below(self.live.len() as u64) as usize;
+            let Live { mapping, .. } = self.live.swap_remove(index);
+            if self.random.below(2) == 0 {
+                let _ = self.world.device.access(mapping.iova(), Access::Read);
+            }
+            places.push((mapping.iova(), mapping.len(), pages(&mapping)));
+            mappings.push(mapping);
+        }
+        let core = self.core();
+        let ended = self.cores[core].unmap_many(&mut mappings);
+        ended.expect("mapped so");
+        assert!(mappings.is_empty());
+        let first: Vec<u64> = places.iter().map(|(iova, ..)| iova.raw() >> 12).collect();
+        for (iova, len, numbers) in places {
+            self.ended(iova, len, numbers);
+        }
+        for page in first {
+            self.reach(page);
+        }
+    }
+
+    /// A mapping has been unmapped.
+    fn ended(&mut self, iova: Iova, len: u64, numbers: impl Iterator<Item = u64>) {
         self.ended.push((iova, len));
         if self.ended.len() > 16 {
             self.ended.swap_remove(0);
@@ -246,7 +277,6 @@ impl<A: IovaAllocator> Run<A> {
                 self.gone.insert(page, now);
             }
         }
-        self.reach(range.first().raw());
     }
 
     /// What must be refused, and change nothing.
@@ -404,6 +434,7 @@ impl<A: IovaAllocator> Run<A> {
             }
             97..99 => self.world.tick().expect("the hardware answers"),
             _ => match self.random.below(64) {
+                2..16 => self.unmap_many(),
                 0 => {
                     let core = self.core();
                     self.cores[core].park().expect("the hardware answers");

@@ -4,7 +4,8 @@ use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    AllocError, Aperture, ClaimError, CoreId, FreeError, IovaPfn, IovaRange, Request, ResetError,
+    AllocError, Aperture, ClaimError, CoreId, FreeError, FreeManyError, IovaPfn, IovaRange,
+    Request, ResetError,
 };
 
 /// State of a space at one moment.
@@ -82,6 +83,18 @@ pub trait CoreAllocator: Send {
     /// # Errors
     /// [`FreeError`]; nothing has changed then.
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError>;
+
+    /// Takes back several ranges, in their order, each as [`free`](Self::free) does.
+    ///
+    /// # Errors
+    /// [`FreeManyError`] names the first that is refused: those before it are freed, it and those behind it are as they were.
+    fn free_many(&mut self, ranges: &[IovaRange]) -> Result<(), FreeManyError> {
+        for (index, &range) in ranges.iter().enumerate() {
+            let freed = self.free(range);
+            freed.map_err(|source| FreeManyError { index, source })?;
+        }
+        Ok(())
+    }
 
     /// Checks that `range` is allocated exactly so, and keeps it from being freed or pinned by another core until
     /// [`free_pinned`](Self::free_pinned) or [`unpin`](Self::unpin). What lies behind it (its leaf table) stays

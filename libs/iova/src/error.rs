@@ -107,6 +107,17 @@ pub enum ApertureError {
     },
 }
 
+/// A range of several was not freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("range {index} of the list")]
+pub struct FreeManyError {
+    /// Its place in the list: those before it are freed, those behind it are as they were.
+    pub index: usize,
+    /// Why.
+    #[source]
+    pub source: FreeError,
+}
+
 /// A reset was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{claimed} cores still have their handles")]

@@ -64,7 +64,7 @@ mod wanted;
 pub use allocator::{CHUNK_PAGES, CoreAllocator, IovaAllocator, Pinned, RetiredChunk, Stats};
 pub use aperture::{Aperture, MSI_WINDOW};
 pub use chunk::{ChunkAllocator, ChunkConfig, ChunkCore};
-pub use error::{AllocError, ApertureError, ClaimError, FreeError, ResetError};
+pub use error::{AllocError, ApertureError, ClaimError, FreeError, FreeManyError, ResetError};
 pub use range::{Access, CoreId, IovaPfn, IovaRange, MAX_CORES, Request};
 pub use tree::{TreeAllocator, TreeCore};
 

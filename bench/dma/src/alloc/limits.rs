@@ -40,7 +40,8 @@ fn all(turns: &Turns, record: &mut Record) -> Result<()> {
     exhaustion(turns, record, linux);
     idle(record, linux)?;
     cold(turns, record, linux)?;
-    bytes(turns, record, linux)
+    bytes(turns, record, linux)?;
+    super::freeing::measure(turns, record)
 }
 
 /// The tasks of a case, made anew for every run.

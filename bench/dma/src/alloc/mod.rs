@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use dma_linux::Linux;
 use iova::{Aperture, ApertureError, IovaPfn};
 
+pub mod freeing;
 pub mod limits;
 pub mod loops;
 pub mod peers;

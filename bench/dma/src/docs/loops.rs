@@ -91,6 +91,24 @@ pub fn beside_linux(page: &mut Page, figures: &Object) {
             0,
         ),
         (
+            "A free of one of 1,048,576 live pages, in random order, ns",
+            "free_1m_chunk_ns",
+            "free_1m_linux_ns",
+            1,
+        ),
+        (
+            "The same by lists of 32 (`free_many`)",
+            "free_1m_many32_ns",
+            "free_1m_linux_ns",
+            1,
+        ),
+        (
+            "By lists of 512",
+            "free_1m_many512_ns",
+            "free_1m_linux_ns",
+            1,
+        ),
+        (
             "A new space and its first page, µs",
             "cold_space_chunk_us",
             "cold_space_linux_us",

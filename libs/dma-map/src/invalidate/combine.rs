@@ -359,7 +359,8 @@ impl Combiner {
 }
 
 /// Sorts ranges and gives the fewest commands, in `to`, that cover them: everything where one is unknown. `to` begins with that.
-fn merge<'c>(ranges: &mut [Option<IovaRange>], to: &'c mut [Command; RANGES]) -> &'c [Command] {
+/// `to` has room for as many as there are ranges.
+pub(crate) fn merge<'c>(ranges: &mut [Option<IovaRange>], to: &'c mut [Command]) -> &'c [Command] {
     ranges.sort_unstable_by_key(|range| range.map(IovaRange::first));
     let mut len = 0;
     for range in ranges {

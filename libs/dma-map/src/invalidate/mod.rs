@@ -18,6 +18,7 @@
 
 mod combine;
 
+pub(crate) use combine::merge;
 pub use combine::{Combiner, GATHER_LOOKS};
 
 use iova::IovaRange;

@@ -1,5 +1,7 @@
 //! How a core unmaps, and where a mapping goes.
 
+use core::iter::once;
+
 use address::{Iova, PAGE_SIZE};
 use iova::{CoreAllocator, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned};
 use lines::Ordering;
@@ -11,7 +13,7 @@ use super::error::DmaUnmapError;
 use super::policy::Teardown;
 use super::request::{Mapping, range_of, range_within};
 use crate::clock::Clock;
-use crate::invalidate::{Command, InvalidateError, Invalidator};
+use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use crate::reuse::Key;
 use crate::table::{IoMap, UnmapError};
 
@@ -26,7 +28,28 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     // Inlined as `map` is; the parts of the mapping one by one, so that it stays in registers.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping) -> Result<(), DmaUnmapError<T::Error>> {
-        let Mapping {
+        self.unmap_ref(&mapping)
+    }
+
+    #[inline(always)]
+    pub(super) fn unmap_ref(&mut self, mapping: &Mapping) -> Result<(), DmaUnmapError<T::Error>> {
+        let Some((range, pinned)) = self.begin_unmap(mapping)? else {
+            return Ok(());
+        };
+        match mapping.key {
+            Some(key) => self.keep(key, mapping.iova, range, pinned),
+            None => self.tear_down(mapping.iova, range, pinned),
+        }
+    }
+
+    /// The first half of an unmap: checks, room in the queue for one, and the pin. `None` where nothing is to be torn down: others use
+    /// the mapping still, or there is no translation.
+    #[inline(always)]
+    pub(super) fn begin_unmap(
+        &mut self,
+        mapping: &Mapping,
+    ) -> Result<Option<(IovaRange, Pinned)>, DmaUnmapError<T::Error>> {
+        let &Mapping {
             iova,
             len,
             allocated,
@@ -38,7 +61,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Err(DmaUnmapError::OtherDomain { iova });
         }
         if self.shared.policy.is_off {
-            return Ok(());
+            return Ok(None);
         }
         let Some(range) = range_within(iova, len) else {
             return Err(DmaUnmapError::NoRange { iova, len });
@@ -47,7 +70,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if let (Some(key), Cache::Shared(_)) = (key, &self.cache)
             && self.is_used_by_others(key, range)
         {
-            return Ok(());
+            return Ok(None);
         }
         let pinned = match IovaRange::new(range.first(), allocated) {
             Some(allocated) => match self.alloc.pin(allocated) {
@@ -56,10 +79,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             },
             None => self.pin_found(range)?,
         };
-        match key {
-            Some(key) => self.keep(key, iova, range, pinned),
-            None => self.tear_down(iova, range, pinned),
-        }
+        Ok(Some((range, pinned)))
     }
 
     /// One use of a shared mapping ends; whether it was not the last.
@@ -225,7 +245,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// It stays as it is.
     #[cold]
     #[inline(never)]
-    fn not_mapped(
+    pub(super) fn not_mapped(
         &mut self,
         pinned: Pinned,
         error: UnmapError<T::Error>,
@@ -240,11 +260,23 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return self.submit(range, pinned);
         }
         let done = self.shared.invalidate(self.core, range);
-        if let Err(error) = done {
-            self.enqueue(pinned);
-            return Err(error);
+        self.free_invalidated(once(pinned), done)
+    }
+
+    /// Frees what was invalidated at once; where that failed it waits in the queue, in which there is room for each.
+    #[inline]
+    pub(super) fn free_invalidated(
+        &mut self,
+        gone: impl Iterator<Item = Pinned>,
+        done: Result<(), InvalidateError>,
+    ) -> Result<(), InvalidateError> {
+        if done.is_err() {
+            gone.for_each(|pinned| {
+                self.enqueue(pinned);
+            });
+            return done;
         }
-        self.free(pinned);
+        gone.for_each(|pinned| self.free(pinned));
         if !self.queue.is_empty() {
             // The hardware answers again: what it did not answer for can go.
             let _ = self.flush_queue();
@@ -256,10 +288,24 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     #[inline]
     fn submit(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
         let submitted = self.shared.invalidator.submit(&[Command::Pages(range)]);
-        let now = self.enqueue(pinned);
-        self.queue.cover(submitted.as_ref().ok().copied());
+        self.queue_submitted(once(pinned), submitted)
+    }
+
+    /// What was submitted at once goes into the queue, in which there is room for each; what has completed comes out.
+    #[inline]
+    pub(super) fn queue_submitted(
+        &mut self,
+        gone: impl Iterator<Item = Pinned>,
+        submitted: Result<Ticket, InvalidateError>,
+    ) -> Result<(), InvalidateError> {
+        let (mut now, mut polls) = (0, 0);
+        for pinned in gone {
+            now = self.enqueue(pinned);
+            self.queue.cover(submitted.as_ref().ok().copied());
+            polls += POLLS;
+        }
         submitted?;
-        for _ in 0..POLLS {
+        for _ in 0..polls {
             if !self.free_completed()? {
                 break;
             }

@@ -130,6 +130,17 @@ pub enum DmaUnmapError<E = Infallible> {
     },
 }
 
+/// Why not all mappings of a list were ended, or not completely. `E` as in [`DmaMapError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("mapping {index} of the list")]
+pub struct UnmapManyError<E = Infallible> {
+    /// Its place in the list as it was given: those before it have ended.
+    pub index: usize,
+    /// Why.
+    #[source]
+    pub source: DmaUnmapError<E>,
+}
+
 /// Why a mapper was not made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DomainError {

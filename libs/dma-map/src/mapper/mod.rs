@@ -17,6 +17,8 @@
 //! clear the entries → invalidate, or queue → free the IOVA. Between the clearing and the end of an invalidation that
 //! began after it, the IOVA is never given out again.
 //!
+//! **Many at once**: [`MapperCore::unmap_many`] clears a list first and invalidates once for up to 32 of it (`core_unmap_many.rs`).
+//!
 //! **Deferred**: a core's queue fills until it is full or its oldest entry too old, then whoever notices flushes for
 //! everybody (`lines.rs` says how cores and flushers meet). [`DmaMapper::tick`], from any thread, flushes for cores that
 //! are quiet and expires their idle mappings; their IOVAs come back when they next run.
@@ -69,6 +71,7 @@ mod core_map;
 mod core_reclaim;
 mod core_return;
 mod core_unmap;
+mod core_unmap_many;
 mod error;
 mod limits;
 mod lines;
@@ -89,7 +92,7 @@ mod walks;
 mod whole;
 
 pub use core_map::MapperCore;
-pub use error::{DmaMapError, DmaUnmapError, DomainError};
+pub use error::{DmaMapError, DmaUnmapError, DomainError, UnmapManyError};
 pub use limits::DeviceLimits;
 pub use policy::{Optimistic, Policy, Reuse, Teardown, Window};
 pub use request::{DeviceSegment, Direction, Mapping, Segment};

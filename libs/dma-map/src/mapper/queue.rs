@@ -39,6 +39,12 @@ impl Queue {
         self.entries.len() >= self.room
     }
 
+    /// Free places.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.room - self.entries.len()
+    }
+
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len()

@@ -44,8 +44,10 @@ struct Known {
     leaving: u32,
     /// When its last unmap returned.
     gone_at: u64,
-    /// The handle by which it was unmapped; none where it was another's as well at the same time.
+    /// The handle by which it was unmapped; none where it was another's as well before that unmap had returned.
     by: Option<u64>,
+    /// Maps and unmaps of it that have begun.
+    changes: u64,
 }
 
 /// A mapping that is held.
@@ -295,6 +297,7 @@ impl<A: IovaAllocator> Worker<A> {
         let place = (mapping.range().first().raw(), phys);
         let known = state.known.entry(place).or_default();
         known.users += 1;
+        known.changes += 1;
         known.pages = pages;
         drop(state);
         if any(4) > 0 {
@@ -312,12 +315,7 @@ impl<A: IovaAllocator> Worker<A> {
 
     pub fn unmap(&mut self, live: Live) {
         let Live { mapping, place } = live;
-        let mut state = self.world.state();
-        let known = state.known.get_mut(&place).expect("it was mapped");
-        let is_shared = known.users > 1 || known.leaving > 0;
-        known.users -= 1;
-        known.leaving += 1;
-        drop(state);
+        let change = self.leave(place);
         let (iova, len) = match &mapping {
             Ok(mapping) => (mapping.iova(), mapping.len()),
             Err(left) => *left,
@@ -326,37 +324,100 @@ impl<A: IovaAllocator> Worker<A> {
             Ok(mapping) => self.core().unmap(mapping),
             Err((iova, len)) => self.core().unmap_at(iova, len),
         };
+        match unmapped {
+            Ok(()) => self.left(place, change, true),
+            // Cleared, and counted until a later invalidation succeeds.
+            Err(DmaUnmapError::NotInvalidated { .. }) => self.left(place, change, false),
+            // It lives: again, when the hardware answers.
+            Err(DmaUnmapError::NoRoom { .. }) => self.stayed(Live {
+                mapping: Err((iova, len)),
+                place,
+            }),
+            Err(error) => panic!("{error}: {error:?}"),
+        }
+    }
+
+    /// Several at once.
+    fn unmap_many(&mut self) {
+        let (mut mappings, mut places) = (Vec::new(), Vec::new());
+        for _ in 0..2 + any(HELD as u64) {
+            match self.pick() {
+                Some(Live {
+                    mapping: Ok(mapping),
+                    place,
+                }) => {
+                    mappings.push(mapping);
+                    places.push((place, self.leave(place)));
+                }
+                Some(other) => self.held.push(other),
+                None => break,
+            }
+        }
+        let unmapped = self.core().unmap_many(&mut mappings);
+        let ended = places.len() - mappings.len();
+        // From here on those that ended are cleared, and no more is known.
+        let cleared = match unmapped {
+            Ok(()) => ended,
+            Err(error) => match error.source {
+                DmaUnmapError::NotInvalidated { .. } => error.index,
+                DmaUnmapError::NoRoom { .. } => {
+                    assert_eq!(error.index, ended, "the list begins with it");
+                    ended
+                }
+                _ => panic!("{error}: {error:?}"),
+            },
+        };
+        for (at, (place, change)) in places.drain(..ended).enumerate() {
+            self.left(place, change, at < cleared);
+        }
+        for (mapping, (place, _)) in mappings.into_iter().zip(places) {
+            self.stayed(Live {
+                mapping: Ok(mapping),
+                place,
+            });
+        }
+    }
+
+    /// An unmap begins. The number of this change; none where others have the mapping, or unmap it.
+    fn leave(&mut self, place: Place) -> Option<u64> {
+        let mut state = self.world.state();
+        let known = state.known.get_mut(&place).expect("it was mapped");
+        let is_shared = known.users > 1 || known.leaving > 0;
+        known.users -= 1;
+        known.leaving += 1;
+        known.changes += 1;
+        (!is_shared).then_some(known.changes)
+    }
+
+    /// It was refused.
+    fn stayed(&mut self, live: Live) {
+        let mut state = self.world.state();
+        state.now += 1;
+        let known = state.known.get_mut(&live.place).expect("it stays");
+        known.leaving -= 1;
+        known.users += 1;
+        drop(state);
+        self.held.push(live);
+    }
+
+    /// It has returned; whether without an error.
+    fn left(&mut self, place: Place, change: Option<u64>, is_invalidated: bool) {
         let handle = self.handle;
         let mut state = self.world.state();
         state.now += 1;
         let now = state.now;
         let known = state.known.get_mut(&place).expect("it stays");
-        let is_shared = is_shared || known.leaving > 1;
         known.leaving -= 1;
-        match &unmapped {
-            // Cleared, and counted until a later invalidation succeeds.
-            Ok(()) | Err(DmaUnmapError::NotInvalidated { .. }) => {}
-            // It lives: again, when the hardware answers.
-            Err(DmaUnmapError::NoRoom { .. }) => {
-                known.users += 1;
-                drop(state);
-                self.held.push(Live {
-                    mapping: Err((iova, len)),
-                    place,
-                });
-                return;
-            }
-            Err(error) => panic!("{error}: {error:?}"),
-        }
         known.gone_at = now;
-        known.by = (!is_shared).then_some(handle);
+        // Others may have mapped it, at the same address, and unmapped it since it was out of reach.
+        known.by = (change == Some(known.changes)).then_some(handle);
         let (pages, is_gone) = (known.pages, known.users == 0 && known.leaving == 0);
         if is_gone {
             state.gone.push(place);
         }
         let is_mapping = state.mapping.get(&place.1).is_some_and(|count| *count > 0);
         drop(state);
-        if unmapped.is_ok() && is_gone && !is_mapping && is_strict(&self.world.mapper.policy()) {
+        if is_invalidated && is_gone && !is_mapping && is_strict(&self.world.mapper.policy()) {
             assert!(
                 !self.world.is_reached(place, pages),
                 "{place:x?} is reached after its unmap"
@@ -401,7 +462,8 @@ impl<A: IovaAllocator> Worker<A> {
             0..30 if self.held.len() < HELD => {
                 self.map();
             }
-            0..50 => self.unmap_any(),
+            0..46 => self.unmap_any(),
+            46..50 => self.unmap_many(),
             50..54 => {
                 let live = self.pick();
                 self.world.state().handed_over.extend(live);

@@ -6,8 +6,8 @@ use super::out::How;
 use super::{Out, Phase, Random, Shared, World};
 use crate::wanted::order_of;
 use crate::{
-    AllocError, CoreAllocator, CoreId, FreeError, IovaAllocator, IovaPfn, IovaRange, Pinned,
-    Request, RetiredChunk,
+    AllocError, CoreAllocator, CoreId, FreeError, FreeManyError, IovaAllocator, IovaPfn, IovaRange,
+    Pinned, Request, RetiredChunk,
 };
 
 /// Ranges that were freed last: freeing them again is refused.
@@ -241,6 +241,9 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
     }
 
     fn free(&mut self, phase: &Phase) {
+        if self.random.one_in(32) {
+            return self.free_many(phase);
+        }
         let range = match self.shared {
             None => self.out.pick(phase.victim, &mut self.random),
             // Much is allocated by one core and freed by another.
@@ -254,6 +257,38 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
             self.out.remove(range.first().raw());
             self.give_back(range);
         }
+    }
+
+    /// Frees several at once, and now and then among them, at the end, what is refused.
+    fn free_many(&mut self, phase: &Phase) {
+        let mut ranges = Vec::new();
+        for _ in 0..1 + self.random.below(40) {
+            let Some(range) = self.out.pick(phase.victim, &mut self.random) else {
+                break;
+            };
+            self.out.remove(range.first().raw());
+            ranges.push(range);
+        }
+        if let Some(shared) = self.shared {
+            ranges.iter().for_each(|range| shared.flip(*range, true));
+        }
+        let mut expected = Ok(());
+        // Nobody else may come and allocate it meanwhile.
+        if self.shared.is_none()
+            && self.random.one_in(4)
+            && let Some(&range) = ranges.first()
+        {
+            let (index, source) = (ranges.len(), FreeError::NotAllocated { range });
+            expected = Err(FreeManyError { index, source });
+            let again = [range, *ranges.last().unwrap_or(&range)];
+            ranges.extend(again);
+        }
+        let freed = self.core().free_many(&ranges);
+        assert_eq!(freed, expected, "{ranges:?} are out");
+        if expected.is_err() {
+            ranges.truncate(ranges.len() - 2);
+        }
+        ranges.into_iter().for_each(|range| self.note_freed(range));
     }
 
     /// Frees what is not in our books any more.

@@ -3,9 +3,11 @@
 //! Each slot has a stripe of the namespace, as long as two copies of its largest command. It stamps its buffer, has it written to both
 //! places at once (two mappings of the same memory: `shared` makes one of them), reads both back into other pages, and looks
 //! at every word. A buffer is mapped when its command is started and unmapped when that is complete, before anything is
-//! believed of its content.
+//! believed of its content. Commands that are found complete together are unmapped together, with one invalidation where the policy
+//! has one for each.
 
 use dma_map::{Direction, Mapping};
+use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 use vfio::{DmaBuffer, VfioMap};
@@ -49,6 +51,8 @@ struct Slot {
     buffer: DmaBuffer,
     /// Under way: at most one for each copy.
     mappings: [Option<Mapping>; COPIES],
+    /// Commands under way, or complete and not looked at yet.
+    waiting: usize,
 }
 
 /// The commands' memory.
@@ -62,11 +66,20 @@ pub struct Work<'a> {
     /// The last one given. It starts with the time: what an earlier run has left behind is not taken for this one's.
     stamp: u64,
     commands: u64,
+    /// Commands that were found complete, and what they had mapped.
+    answers: Vec<Completion>,
+    ended: Vec<Mapping>,
 }
 
 /// A word of the data: two places have the same only by two stamps that are 2^48 apart.
 fn word(stamp: u64, at: usize) -> u64 {
     (stamp << 16 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// A command's slot, and which copy.
+fn place(answer: &Completion) -> (usize, usize) {
+    let id = usize::from(answer.id);
+    (id / COPIES, id % COPIES)
 }
 
 impl<'a> Work<'a> {
@@ -90,6 +103,7 @@ impl<'a> Work<'a> {
                 stamp: 0,
                 buffer: map.allocate((1 + COPIES) * MOST_PAGES * PAGE)?,
                 mappings: [None, None],
+                waiting: 0,
             });
         }
         let lists_iova = mapped.iova().raw();
@@ -101,6 +115,8 @@ impl<'a> Work<'a> {
             lists_iova,
             stamp: UNIX_EPOCH.elapsed()?.as_nanos() as u64,
             commands: 0,
+            answers: Vec::new(),
+            ended: Vec::new(),
         })
     }
 
@@ -116,6 +132,10 @@ impl<'a> Work<'a> {
                 }
             }
             while let Some(answer) = controller.poll()? {
+                self.answers.push(answer);
+            }
+            self.unmap_answered()?;
+            for answer in mem::take(&mut self.answers) {
                 let tenths = verified * 10 / blocks;
                 verified += self.complete(controller, answer)?;
                 heard = now();
@@ -184,31 +204,35 @@ impl<'a> Work<'a> {
         };
         let (first, prp) = ((id * MOST_PAGES) as u64, [page(0), second]);
         slot.mappings[copy] = Some(mapping);
+        slot.waiting += 1;
         controller.submit(id as u16, opcode, first, slot.pages, prp);
         self.commands += 1;
         Ok(())
     }
 
-    /// A command is complete, says the controller. Gives the blocks that were verified.
+    /// Ends the mappings of the commands that are complete, says the controller.
+    fn unmap_answered(&mut self) -> Result<(), Failure> {
+        for answer in &self.answers {
+            let (at, copy) = place(answer);
+            let slot = self.slots.get_mut(at);
+            let mapping = slot.and_then(|slot| slot.mappings[copy].take());
+            self.ended
+                .push(mapping.ok_or(format!("{answer:?} to nothing"))?);
+        }
+        Ok(self.core.unmap_many(&mut self.ended)?)
+    }
+
+    /// A command is complete, and unmapped. Gives the blocks that were verified.
     fn complete(
         &mut self,
         controller: &mut Controller,
         answer: Completion,
     ) -> Result<u64, Failure> {
-        let (at, copy) = (
-            usize::from(answer.id) / COPIES,
-            usize::from(answer.id) % COPIES,
-        );
-        let slot = self
-            .slots
-            .get_mut(at)
-            .ok_or(format!("{answer:?} to nothing"))?;
-        let mapping = slot.mappings[copy]
-            .take()
-            .ok_or(format!("{answer:?} to nothing"))?;
-        self.core.unmap(mapping)?;
+        let (at, copy) = place(&answer);
+        let slot = &mut self.slots[at];
         ensure!(answer.status == 0, "a command failed: {answer:x?}");
-        let is_last = slot.mappings.iter().all(Option::is_none);
+        slot.waiting -= 1;
+        let is_last = slot.waiting == 0;
         if slot.stage == Stage::Writing {
             if is_last {
                 slot.stage = Stage::Reading;

@@ -6,6 +6,7 @@ mod exhausted;
 mod io_map;
 mod limits;
 mod lookup;
+mod many;
 mod protection;
 mod quiet;
 mod reclaim;
