@@ -40,7 +40,11 @@ fn every_policy_ends_a_list_as_it_ends_each() {
         risk.check(TICK).unwrap();
         let open = reached(&world, &iovas) as u64;
         match is_strict(&policy) {
-            true => assert_eq!((open, risk.stale_max), (0, 0), "{policy:?}"),
+            true => assert_eq!(
+                (open, risk.stale_max),
+                (0, 0),
+                "{policy:?}: reached after its list was unmapped"
+            ),
             false => assert!(open <= risk.stale_now, "{policy:?}: {open}, {risk:?}"),
         }
         core.park().unwrap();
