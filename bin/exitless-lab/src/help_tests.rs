@@ -433,6 +433,31 @@ fn the_examples_of_each_document_are_understood_as_they_are_copied() {
     assert!(ours >= 15, "{ours}");
 }
 
+/// Targets of a text's links, without anchors; those that lead out of the project are left out.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let targets = targets.filter_map(|target| target.split('#').next());
+    targets.filter(|target| !target.is_empty() && !target.contains([':', ' ']))
+}
+
+#[test]
+fn links_of_documents_lead_to_files() {
+    assert_eq!(
+        Vec::from_iter(links("[a](b/c.md#d), [e](#f), [`g`](h) and [i](https://j)")),
+        ["b/c.md", "h"]
+    );
+    let mut count = 0;
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for target in links(&text) {
+            let file = path.parent().unwrap().join(target);
+            assert!(file.exists(), "{}: no {target}", path.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 40, "{count}");
+}
+
 #[test]
 fn a_manual_page_has_its_sections_and_the_values_of_its_options() {
     for (program, name, command) in commands() {
