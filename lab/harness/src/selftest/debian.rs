@@ -1,4 +1,5 @@
-//! A stock Debian, with systemd and the generic kernel of its packages, on a disk behind VT-d.
+//! A stock Debian, with systemd and the generic kernel of its packages, on a disk behind VT-d or a
+//! virtio-iommu.
 //!
 //! Each case boots a copy of the root that [`lab::packages::Debian`] makes once, in a lab of its own; the root's own unit
 //! does what the kernel's command line asks for and says so on the console. Then the VMM is sent SIGTERM, which presses
@@ -8,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use lab::LabError;
 use lab::packages::{Debian, NEWER, Version, cache_dir};
 
@@ -22,6 +23,9 @@ const LAB_MIB: u32 = 2560;
 const MEMORY: &str = "768M";
 /// MiB that fio writes and verifies.
 const FIO_MIB: u32 = 64;
+/// The same behind a virtio-iommu: Linux's driver waits for each mapping, four to a block, and
+/// notifies the device of each.
+const FIO_MIB_PARAVIRTUAL: u32 = 8;
 const REBOOTS: u32 = 5;
 /// Seconds that the guest has for powering off.
 const STOP: &str = "600";
@@ -54,7 +58,8 @@ pub struct DebianCase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Jobs {
     Nothing,
-    Fio,
+    /// Verifies so many MiB.
+    Fio(u32),
     Reboots,
 }
 
@@ -85,13 +90,21 @@ impl DebianCase {
         case
     }
 
+    /// The same, with fio, behind a virtio-iommu whose driver is in its initrd.
+    fn paravirtual() -> Self {
+        let mut case = Self::new(Image::Raw, false, Jobs::Fio(FIO_MIB_PARAVIRTUAL));
+        (case.mode, case.kernel) = (Mode::Virtio, Some(NEWER));
+        case.name = case.describe();
+        case
+    }
+
     fn describe(&self) -> String {
         let kernel = self
             .kernel
             .map_or(String::new(), |series| format!(" with Linux {series}"));
         let jobs = match self.jobs {
             Jobs::Nothing => String::new(),
-            Jobs::Fio => format!(", {FIO_MIB} MiB verified by fio"),
+            Jobs::Fio(mib) => format!(", {mib} MiB verified by fio"),
             Jobs::Reboots => format!(", rebooted {REBOOTS} times from inside"),
         };
         let image = match self.image {
@@ -146,7 +159,7 @@ impl DebianCase {
         let mut jobs = String::from("state");
         match self.jobs {
             Jobs::Nothing => {}
-            Jobs::Fio => jobs.push_str(&format!(",fio:{FIO_MIB}")),
+            Jobs::Fio(mib) => jobs.push_str(&format!(",fio:{mib}")),
             Jobs::Reboots => {
                 jobs.push_str(&format!(",reboot:{REBOOTS}"));
                 guest.restarts = true;
@@ -179,9 +192,17 @@ impl DebianCase {
         let state = said("state running")?;
         said(Guest::policy(self.is_strict))?;
         said("reboot: Power down")?;
+        let state = match self.mode {
+            Mode::Virtio => {
+                let maps = outcome.ledger["whole"]["paravirtual"]["maps"].as_u64();
+                ensure!(maps > Some(0), "nothing was mapped: {maps:?}");
+                format!("{state}; {}", said("root on 0000:00:02.0, IOMMU group ")?)
+            }
+            _ => state.to_owned(),
+        };
         let more = match self.jobs {
             Jobs::Nothing => String::new(),
-            Jobs::Fio => {
+            Jobs::Fio(_) => {
                 said("err= 0")?;
                 format!("; {}; {}", said("fio read: ")?, said("fio write: ")?)
             }
@@ -299,9 +320,11 @@ pub fn quick() -> Vec<DebianCase> {
     use Image::{Qcow2, Raw};
     let mut cases = vec![DebianCase::new(Raw, false, Jobs::Reboots)];
     for image in [Raw, Qcow2] {
-        cases.extend([true, false].map(|strict| DebianCase::new(image, strict, Jobs::Fio)));
+        cases
+            .extend([true, false].map(|strict| DebianCase::new(image, strict, Jobs::Fio(FIO_MIB))));
     }
     cases.extend(Mode::VTD.map(|mode| DebianCase::newer(mode, 1)));
+    cases.push(DebianCase::paravirtual());
     cases
 }
 
@@ -345,6 +368,24 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_behind_a_virtio_iommu_is_shown_by_guest_and_host() {
+        let console = "exitless-guest: state running, up 61.20 s, 6.12.95-amd64, 2 CPU\r\n\
+                       exitless-guest: DMA domain TLB invalidation policy: lazy mode\r\n\
+                       exitless-guest: fio verified: (groupid=0, jobs=1): err= 0: pid=400\r\n\
+                       exitless-guest: fio read: IOPS=9\r\nexitless-guest: fio write: IOPS=8\r\n";
+        let down = "[   99.0] reboot: Power down\r\n";
+        let group = "exitless-guest: root on 0000:00:02.0, IOMMU group 1\r\n";
+        let seen = |console: &str, maps: u64| {
+            let mut outcome = outcome(console);
+            outcome.ledger = serde_json::json!({ "whole": { "paravirtual": { "maps": maps } } });
+            DebianCase::paravirtual().seen(&outcome)
+        };
+        assert!(seen(&[console, group, down].concat(), 7).is_ok());
+        assert!(seen(&[console, group, down].concat(), 0).is_err());
+        assert!(seen(&[console, down].concat(), 7).is_err());
+    }
+
+    #[test]
     fn what_a_case_is_for_has_to_be_said() {
         let booted = "debian login: exitless-guest: state running, up 61.20 s, 6.1.0-56-amd64, 2 CPU\r\n\
                       exitless-guest: DMA domain TLB invalidation policy: lazy mode\r\n";
@@ -357,12 +398,12 @@ mod tests {
         assert_eq!(seen(Jobs::Nothing, &[booted, down]).as_deref(), Some(state));
         assert_eq!(seen(Jobs::Nothing, &[booted]), None, "it was cut off");
         assert_eq!(
-            seen(Jobs::Fio, &[booted, verified, down]),
+            seen(Jobs::Fio(FIO_MIB), &[booted, verified, down]),
             Some(format!("{state}; fio read: IOPS=9; fio write: IOPS=8"))
         );
-        assert_eq!(seen(Jobs::Fio, &[booted, down]), None);
+        assert_eq!(seen(Jobs::Fio(FIO_MIB), &[booted, down]), None);
         let errors = verified.replace("err= 0", "err=84");
-        assert_eq!(seen(Jobs::Fio, &[booted, &errors, down]), None);
+        assert_eq!(seen(Jobs::Fio(FIO_MIB), &[booted, &errors, down]), None);
         let strict = DebianCase::new(Image::Raw, true, Jobs::Nothing);
         assert!(strict.seen(&outcome(&[booted, down].concat())).is_err());
         let boots = |count: u32| {

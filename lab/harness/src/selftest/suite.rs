@@ -71,7 +71,7 @@ pub struct SelftestArgs {
     #[arg(long)]
     soak: bool,
     /// Run the cases of a stock Debian 12 and no others: systemd, the generic kernel, its root on a
-    /// disk behind VT-d. The root is made once, of the machine's own Debian packages
+    /// disk behind VT-d or a virtio-iommu. The root is made once, of the machine's own Debian packages
     /// (scripts/setup.sh debian; 2 GB in the lab's cache)
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,

@@ -3,7 +3,8 @@
 #
 #   exitless.job=JOB[,JOB…]   in this order:
 #
-#   state          waits until systemd has started everything, and logind listens for the power button
+#   state          waits until systemd has started everything, and logind listens for the power button; says in which IOMMU's
+#                  group the root's disk is
 #   fio:MIB        writes a file of this size at random, reads it back and verifies it (crc32c)
 #   reboot:N       reboots until this was done N times; at each boot the files of the boots before are verified
 #
@@ -18,7 +19,11 @@ state() {
     state=$(systemctl is-system-running --wait)
     say "state $state, up $(cut -d ' ' -f 1 /proc/uptime) s, $(uname -r), $(nproc) CPU"
     dmesg | sed -n 's/.*\(DMA domain TLB invalidation policy.*\)/exitless-guest: \1/p'
-    dmesg | grep -E 'DMAR: \[DMA|DRHD: handling fault' && return 1
+    dmesg | grep -E 'DMAR: \[DMA|DRHD: handling fault|fault from EP' && return 1
+    disk=$(findmnt -n -o SOURCE /)
+    function=$(readlink -f "/sys/class/block/${disk##*/}/device/..")
+    group=$(readlink -f "$function/iommu_group")
+    [ ! -d "$group" ] || say "root on ${function##*/}, IOMMU group ${group##*/}"
     [ "$state" = running ] || { systemctl --failed --no-legend --plain; return 1; }
     # The button's driver comes when udev gets to it, later than all that systemd waits for; a press before that is lost.
     seconds=0
