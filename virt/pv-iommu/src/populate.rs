@@ -372,6 +372,9 @@ mod tests {
                 Arc::new((0..64).map(|_| AtomicBool::new(false)).collect());
             let host = is_there.clone();
             let populate = move |gpa: Gpa, _| {
+                for _ in 0..(round * 11 + gpa.raw() / WINDOW * 5) % 89 {
+                    std::hint::spin_loop();
+                }
                 host[(gpa.raw() / WINDOW) as usize].store(true, Ordering::SeqCst);
                 Ok(())
             };
