@@ -8,9 +8,9 @@
 //! | `request_ns_alone` | a request by a core that does both sides in turns: what it takes of the core, the driver included |
 //! | `sweeps_per_request` | sweeps of the owner from a request to its answer, there |
 //! | `translate_ns_N` | one page of N mapped, at random, with a lease begun and ended |
-//! | `host_ns_{low,high}` | a page of guest RAM, all in one window of 1 MiB, found on the host: in the first region, or behind the hole below 4 GiB |
-//! | `host_ns_{low,high}_cached` | the same behind the cache of the last window (`--iommu-hints cache=on`) |
-//! | `host_ns_high_scattered`, `…_cached` | pages of all windows there, at random: the cache hardly hits |
+//! | `host_ns_{low,high}` | a page of one window of RAM (1 MiB) found on the host: below 3 GiB, above 4 |
+//! | `host_ns_{low,high}_cached` | the same by way of the last window (`--iommu-hints cache=on`) |
+//! | `host_ns_high_scattered`, `…_cached` | pages of 64 windows, at random: few hits |
 //! | `pingpong_ns` | two cores, one cache line, there and back: what no request can beat |
 //!
 //! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.

@@ -93,8 +93,8 @@ counts! {
         sleeps,
         /// CPU time of the thread, as the kernel accounts it.
         cpu_ns,
-        /// Page faults of the thread that needed no I/O: mostly pages of guest memory that it reached for the first time, itself or by a
-        /// system call.
+        /// Page faults of the thread that needed no I/O: mostly pages of guest memory that it
+        /// reached for the first time, itself or by a system call.
         minor_faults,
         /// Those that waited for I/O.
         major_faults,
@@ -216,7 +216,8 @@ counts! {
         unasked,
         /// Windows of 1 MiB that were populated ahead of devices.
         populated,
-        /// Pages that the guest has given back and that stay in memory, since their window was being populated.
+        /// Pages that the guest has given back and that stay in memory, since their window was being
+        /// populated.
         kept,
     }
 }

@@ -1,12 +1,13 @@
 //! A cache of one entry before guest memory: where the last window of 1 MiB lies on the host.
 //!
-//! [`GuestRam`] finds an address in its first region by a subtraction and two comparisons, and in others by a search: of a
-//! machine with more than 3 GiB most memory is behind that. With the cache an address that is asked for
-//! ([`PhysMem::host`], the way of every lease and window) in the window of the last one costs what the first region does.
-//! Copies and words go past it: they are bounded by their own cost.
+//! [`GuestRam`] finds an address in its first region by a subtraction and two comparisons, and in
+//! others by a search: of a machine with more than 3 GiB most memory is behind that. With the cache
+//! an address that is asked for ([`PhysMem::host`], the way of every lease and window) in the
+//! window of the last one costs what the first region does. Copies and words go past it: they are
+//! bounded by their own cost.
 //!
-//! An entry needs no invalidation. A region's mapping stays where it is for as long as the memory exists; a page that is discarded
-//! loses what it holds, and keeps its address.
+//! An entry needs no invalidation. A region's mapping stays where it is for as long as the memory
+//! exists; a page that is discarded loses what it holds, and keeps its address.
 //!
 //! Cost and gain, natively: `make bench-pviommu-native`, `host_ns_*`.
 

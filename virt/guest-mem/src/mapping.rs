@@ -184,8 +184,9 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages of `[offset, offset + len)`, whole pages inside the mapping, memory where they have none, and maps them here
-    /// writable: an access to one of them meets no page fault until it is discarded. What they hold stays.
+    /// Gives the pages of `[offset, offset + len)`, whole pages inside the mapping, memory where
+    /// they have none, and maps them here writable: an access to one of them meets no page fault
+    /// until it is discarded. What they hold stays.
     pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         let start = self.at(offset, len);
         match &self.owner {
@@ -194,7 +195,8 @@ impl Mapping {
             Owner::Foreign { .. } => return Err(io::ErrorKind::Unsupported.into()),
         }
         loop {
-            // SAFETY: `at` checked that the range is of this mapping; this advice changes nothing that is in it.
+            // SAFETY: `at` checked that the range is of this mapping; this advice changes nothing
+            // that is in it.
             let result = unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
             match result {
                 0 => return Ok(()),

@@ -193,12 +193,13 @@ impl GuestRam {
         self.mapping.discard(offset, len as usize)
     }
 
-    /// Gives the pages of `[gpa, gpa + len)` (multiples of 4096, in one region) memory where they have none, and maps them in this
-    /// process: accesses to them meet no page fault then. What they hold stays. Takes some hundred nanoseconds a page, and waits for
-    /// the host's memory.
+    /// Gives the pages of `[gpa, gpa + len)` (multiples of 4096, in one region) memory where they
+    /// have none, and maps them in this process: accesses to them meet no page fault then. What they
+    /// hold stays. Takes some hundred nanoseconds a page, and waits for the host's memory.
     ///
     /// # Errors
-    /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for what is not RAM, or no whole pages.
+    /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for what is not RAM, or no whole
+    /// pages.
     pub fn populate(&self, gpa: Gpa, len: u64) -> io::Result<()> {
         let offset = self.offset_of_pages(gpa, len)?;
         self.mapping.populate(offset, len as usize)

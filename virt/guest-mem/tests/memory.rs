@@ -128,7 +128,8 @@ fn faults() -> i64 {
     usage.ru_minflt
 }
 
-/// Another thread does it: the one that reaches the pages afterwards meets no fault, and finds what they held.
+/// Another thread does it: the one that reaches the pages afterwards meets no fault, and finds what
+/// they held.
 #[test]
 #[cfg_attr(miri, ignore = "no mappings there")]
 fn what_is_populated_meets_no_fault_and_keeps_its_content() {

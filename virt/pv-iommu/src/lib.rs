@@ -26,9 +26,10 @@
 //! budget at a time ([`mod@unit`]); what comes behind waits for that. At most [`MAX_REFUSALS`] faults wait for event
 //! buffers; those beyond are counted.
 //!
-//! **Hints.** A MAP says which memory devices are about to reach. Pages that may be absent are asked for then
-//! ([`mod@unit::hints`]), and windows of 1 MiB around others are populated by a thread that helps ([`populate`]), so that the thread
-//! which serves the devices meets no page fault there. Each is a choice; no answer waits for either, and both are bounded.
+//! **Hints.** A MAP says which memory devices are about to reach. Pages that may be absent are asked
+//! for then ([`mod@unit::hints`]), and windows of 1 MiB around others are populated by a thread that
+//! helps ([`populate`]), so that the thread which serves the devices meets no page fault there. Each
+//! is a choice; no answer waits for either, and both are bounded.
 //!
 //! **Bypass** is off at the start: an endpoint that nobody attached reaches nothing.
 //!

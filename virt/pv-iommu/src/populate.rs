@@ -1,31 +1,36 @@
 //! Guest memory populated ahead of its devices, by what MAP requests say.
 //!
-//! A device's first access to a page costs its sidecore a page fault: the page is not in the process's page tables yet, and where the
-//! guest has not touched it either, it is not in memory. A MAP says which pages devices are about to reach, and a guest's buffers
-//! lie close together. So the window of 1 MiB that a MAP lies in is populated as a whole, by a thread of its own, and
-//! the next one once a MAP comes within 64 pages of the end:
+//! A device's first access to a page costs its sidecore a page fault: the page is not in the
+//! process's page tables yet, and where the guest has not touched it either, it is not in memory. A
+//! MAP says which pages devices are about to reach, and a guest's buffers lie close together. So
+//! the window of 1 MiB that a MAP lies in is populated as a whole, by a thread of its own, and the
+//! next one once a MAP comes within 64 pages of the end:
 //!
 //! ```text
-//! sidecore: MAP ─▶ Windows::ask ── a bit, once for each window ─▶ helper: at = window; given back? ─▶ populate
-//! sidecore: balloon ─▶ Windows::give_back ── a bit ─▶ at == window? the pages stay : they are discarded
+//! MAP ─▶ Windows::ask ── a bit, once a window ─▶ helper: at = window; given back? ─▶ populate
+//! balloon ─▶ Windows::give_back ── a bit ─▶ at == window? the pages stay : they are discarded
 //! ```
-//! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can have them.
+//! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can
+//! have them.
 //!
-//! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each MiB of RAM, as many
-//! wake-ups of the helper at most. A MAP is looked at for [`WINDOWS_PER_MAP`] windows, however long it is. What is populated is RAM
-//! of the guest's, which it may use in any case; but the host has to have it: at most all of RAM.
+//! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each
+//! MiB of RAM, as many wake-ups of the helper at most. A MAP is looked at for [`WINDOWS_PER_MAP`]
+//! windows, however long it is. What is populated is RAM of the guest's, which it may use in any
+//! case; but the host has to have it: at most all of RAM.
 //!
-//! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by this. A window with one such page is
-//! not populated any more. Who discards says so *before* it does ([`Windows::give_back`]), and the helper says which window
-//! it is at before it looks whether that was given back. Both are sequentially consistent, so one of the two sees the other: either the
-//! helper leaves the window alone, or the pages stay, which costs the host at most the 1 MiB that the helper was at, once for each
-//! window. Neither waits.
+//! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by
+//! this. A window with one such page is not populated any more. Who discards says so *before* it
+//! does ([`Windows::give_back`]), and the helper says which window it is at before it looks whether
+//! that was given back. Both are sequentially consistent, so one of the two sees the other: either
+//! the helper leaves the window alone, or the pages stay, which costs the host at most the 1 MiB
+//! that the helper was at, once for each window. Neither waits.
 //!
-//! **Memory whose pages come and go** (`--resident`, a pager) is populated by nobody. A page that is absent there belongs to the
-//! pager: its content is in the store or on a disk, and the hole in the file is how the pager knows. To populate it would put
-//! a page of zeroes there, over the limit and unknown to the pager, and no look beforehand can exclude that, since the owner lets
-//! go of a page and the pager takes it at any time. There a MAP *asks* for the pages instead (`gather`, [`mod@crate::unit`]): the request goes the
-//! pager's one way, in its order.
+//! **Memory whose pages come and go** (`--resident`, a pager) is populated by nobody. A page that
+//! is absent there belongs to the pager: its content is in the store or on a disk, and the hole in
+//! the file is how the pager knows. To populate it would put a page of zeroes there, over the limit
+//! and unknown to the pager, and no look beforehand can exclude that, since the owner lets go of a
+//! page and the pager takes it at any time. There a MAP *asks* for the pages instead (`gather`,
+//! [`mod@crate::unit`]): the request goes the pager's one way, in its order.
 //!
 //! Left out: windows again, once a page that they had was taken by the host's own reclaim.
 
@@ -46,11 +51,12 @@ pub const WINDOWS_PER_MAP: u64 = 64;
 /// No window.
 const NONE: u64 = u64::MAX;
 
-/// Which windows of RAM are to be populated, and which not any more. Shared by the owner's thread, which asks and gives back, and the
-/// helper.
+/// Which windows of RAM are to be populated, and which not any more. Shared by the owner's thread,
+/// which asks and gives back, and the helper.
 #[derive(Debug)]
 pub struct Windows {
-    /// Asked for, ever. Windows that are not wholly RAM have the bit from the start. Written by the owner.
+    /// Asked for, ever. Windows that are not wholly RAM have the bit from the start. Written by the
+    /// owner.
     asked: Bits,
     /// Those, a bit each.
     not_ram: Vec<u64>,
@@ -106,14 +112,15 @@ impl Windows {
         }
     }
 
-    /// The guest has given back `[gpa, gpa + len)`, which lies in one window: whether it may be discarded. If not, the helper is at it
-    /// right now, and it stays in memory. Owner's thread.
+    /// The guest has given back `[gpa, gpa + len)`, which lies in one window: whether it may be
+    /// discarded. If not, the helper is at it right now, and it stays in memory. Owner's thread.
     #[must_use]
     pub fn give_back(&self, gpa: Gpa, len: u64) -> bool {
         let window = gpa.raw() / WINDOW;
         self.given_back.set(window);
-        // Sequentially consistent, as the store before and both of the helper's, which come in the other order. What it has
-        // populated when it has left the window is discarded like any other page.
+        // Sequentially consistent, as the store before and both of the helper's, which come in the
+        // other order. What it has populated when it has left the window is discarded like any
+        // other page.
         let is_free = self.at.load(Ordering::SeqCst) != window;
         if !is_free {
             let pages = len / guest_mem::PAGE_SIZE;
@@ -215,7 +222,8 @@ pub struct Populator {
 }
 
 impl Populator {
-    /// Starts it. `populate` is called on its thread for one window at a time, and `failed` once: windows are left alone then.
+    /// Starts it. `populate` is called on its thread for one window at a time, and `failed` once:
+    /// windows are left alone then.
     ///
     /// # Errors
     /// No thread.
@@ -362,7 +370,8 @@ mod tests {
         assert_eq!((windows.populated(), windows.kept()), (1, 2));
     }
 
-    /// Pages as a host has them: one that was discarded does not come back, whatever the threads do meanwhile.
+    /// Pages as a host has them: one that was discarded does not come back, whatever the threads do
+    /// meanwhile.
     #[test]
     fn no_page_that_was_discarded_comes_back() {
         const ROUNDS: u64 = 400;

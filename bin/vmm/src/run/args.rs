@@ -340,7 +340,8 @@ pub struct RunArgs {
     #[arg(long, value_enum)]
     pub iommu_mode: Option<IommuModeArg>,
 
-    /// What the MAP requests of `--iommu virtio` bring about besides: gather=on|off, populate=on|off, cache=on|off (see --help).
+    /// What the MAP requests of `--iommu virtio` bring about besides: gather=on|off,
+    /// populate=on|off, cache=on|off (see --help).
     #[arg(long, value_name = "populate=on,…", long_help = HINTS_HELP)]
     pub iommu_hints: Option<String>,
 

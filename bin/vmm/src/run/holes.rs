@@ -4,8 +4,9 @@
 //! a page keeps the one that it had, and what it reads into that is nobody's: a guest that gives pages away while a disk reads
 //! into them has no claim to what was read.
 //!
-//! Where memory is populated ahead of devices, a page of the window that is being populated stays too, and no other one of the windows that the
-//! guest has given pages of back is populated any more ([`pv_iommu::populate`]).
+//! Where memory is populated ahead of devices, pages of the window that is being populated at that
+//! moment stay too, and no window that the guest has given a page of back is populated from then on
+//! ([`pv_iommu::populate`]).
 //!
 //! A page that an *assigned* device reaches stays: the host's IOMMU would go on leading to the old one, while the guest found another.
 

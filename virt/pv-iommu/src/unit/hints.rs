@@ -1,15 +1,18 @@
-//! What a MAP says of accesses to come: hints, by which memory is there when devices reach it. Answers do not wait for them.
+//! What a MAP says of accesses to come: hints, by which memory is there when devices reach it.
+//! Answers do not wait for them.
 //!
-//! * *gather*: pages that a device may *read* are asked for at once ([`PhysMem::gather`]), where memory may be absent. The device that
-//!   reaches one of them finds it there, or waits for a page that is under way already. Pages that a device may only write are not
-//!   asked for: most are about to be overwritten as a whole, which the device says when it asks for them itself; to bring in
-//!   what they held would be a read in vain.
+//! * *gather*: pages that a device may *read* are asked for at once ([`PhysMem::gather`]), where
+//!   memory may be absent. The device that reaches one of them finds it there, or waits for a page
+//!   that is under way already. Pages that a device may only write are not asked for: most are
+//!   about to be overwritten as a whole, which the device says when it asks for them itself; to
+//!   bring in what they held would be a read in vain.
 //! * *populate*: see [`populate`](crate::populate).
 //!
-//! **Bounds.** At most [`PAGES`] pages are asked for in one call of the unit, and at most [`TICKETS`] such questions are under way; a MAP
-//! beyond that is carried out without a hint, and counted. Memory keeps what has come for a ticket until it is asked for again, for
-//! seconds if need be: here that is done at the next poll, so that a guest which maps and never uses holds nothing. From then on it is
-//! a page like any other, of those that came last.
+//! **Bounds.** At most [`PAGES`] pages are asked for in one call of the unit, and at most
+//! [`TICKETS`] such questions are under way; a MAP beyond that is carried out without a hint, and
+//! counted. Memory keeps what has come for a ticket until it is asked for again, for seconds if
+//! need be: here that is done at the next poll, so that a guest which maps and never uses holds
+//! nothing. From then on it is a page like any other, of those that came last.
 
 use std::sync::Arc;
 
@@ -55,7 +58,8 @@ pub struct HintCounts {
     pub unasked: u64,
     /// Windows populated.
     pub populated: u64,
-    /// Pages that the guest has given back and that stay in memory, since their window was being populated.
+    /// Pages that the guest has given back and that stay in memory, since their window was being
+    /// populated.
     pub kept: u64,
 }
 
@@ -79,7 +83,8 @@ impl Hints {
         }
     }
 
-    /// Takes the hint of a mapping that was just made. Its physical range has been checked not to wrap.
+    /// Takes the hint of a mapping that was just made. Its physical range has been checked not to
+    /// wrap.
     pub(super) fn take(&mut self, mapping: &Mapping) {
         let gpa = Gpa::new(mapping.phys);
         let len = mapping.last - mapping.first + 1;
@@ -105,7 +110,8 @@ impl Hints {
         }
     }
 
-    /// Lets go of what has come, and asks for what has been taken since the last call; how many pages that were.
+    /// Lets go of what has come, and asks for what has been taken since the last call; how many
+    /// pages that were.
     pub(super) fn ask(&mut self, mem: &impl PhysMem) -> u64 {
         for (gpa, len, intent) in self.came.drain(..).flat_map(|question| question.pieces) {
             // What is no RAM, and what could not be brought in, is said to whoever reaches it.

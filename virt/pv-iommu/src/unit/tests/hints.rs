@@ -102,7 +102,8 @@ fn a_map_asks_for_absent_pages_that_a_device_may_read() {
     assert_eq!((counts.gathered, counts.unasked), (2, 0));
 }
 
-/// Memory keeps what has come for a ticket until it is asked for again: a guest that maps and never uses holds nothing.
+/// Memory keeps what has come for a ticket until it is asked for again: a guest that maps and never
+/// uses holds nothing.
 #[test]
 fn what_has_come_may_leave_again_though_no_device_uses_it() {
     let mut paged = Paged::new(Hints::new(true, None), 1 << 20);
