@@ -68,7 +68,7 @@ bench-vtd: setup ## the IOMMU core natively: translate, drain, reaction time -> 
 	cargo build --release --quiet -p vtd-bench
 	@old=$$(./scripts/old.sh vtd-case); ./target/release/vtd-bench --report $(REPORT)/vtd.json $${old:+--old "$$old"}
 
-bench-pviommu: build ## requests, kicks and exits of reads and of the network behind the paravirtual IOMMU: Linux's driver polled and trapped, ours by policy, beside VT-d, no IOMMU and the models of the policies; how long a released buffer can be reached; one list of the specification's cases against ours and QEMU's; in the lab: 40 minutes on 2 idle CPUs -> target/report/pviommu.json, target/report/pviommu.traces/
+bench-pviommu: build ## requests, kicks and exits of reads and of the network behind the paravirtual IOMMU: Linux's driver polled and trapped, ours by policy, beside VT-d, no IOMMU and the models of the policies; how long a released buffer can be reached; page faults of the sidecore by hint, bounce buffers; one list of the specification's cases against ours and QEMU's; in the lab: 40 minutes on 2 idle CPUs -> target/report/pviommu.json, target/report/pviommu.traces/
 	$(LAB) pviommu-lab --report $(REPORT)/pviommu.json
 	cargo run --release --quiet -p dma-bench -- --replay $(REPORT)/pviommu.json
 

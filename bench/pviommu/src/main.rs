@@ -8,6 +8,9 @@
 //! | `request_ns_alone` | a request by a core that does both sides in turns: what it takes of the core, the driver included |
 //! | `sweeps_per_request` | sweeps of the owner from a request to its answer, there |
 //! | `translate_ns_N` | one page of N mapped, at random, with a lease begun and ended |
+//! | `host_ns_{low,high}` | a page of one window of RAM (1 MiB) found on the host: below 3 GiB, above 4 |
+//! | `host_ns_{low,high}_cached` | the same by way of the last window (`--iommu-hints cache=on`) |
+//! | `host_ns_high_scattered`, `…_cached` | pages of 64 windows, at random: few hits |
 //! | `pingpong_ns` | two cores, one cache line, there and back: what no request can beat |
 //!
 //! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.
@@ -19,7 +22,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use guest_mem::{Dma, Iova, PAGE_SIZE, Perm, View};
+use guest_mem::{Dma, Gpa, GuestRam, Intent, Iova, LastWindow, PAGE_SIZE, Perm, PhysMem, View};
 use report::{Host, Measured, Object, host};
 use sidecore::{Activity, IdlePolicy, SidecoreBuilder};
 use viommu_guest::{Bus, ByHand, DISK, Guest, attach, machine, map, unmap};
@@ -134,10 +137,50 @@ fn translate(pages: u64) -> Result<Measured> {
     })
 }
 
+/// Start of RAM behind the hole.
+const HIGH: u64 = 4 << 30;
+/// Bytes of RAM on either side of it.
+const RAM: u64 = 64 << 20;
+
+/// ns to find a page among the `pages` from `base` on, at random.
+fn host_address(mem: &impl PhysMem, base: u64, pages: u64) -> Result<Measured> {
+    const LOOKUPS: u64 = 1_000_000;
+    let mut random = seeded::Random::new(2);
+    let order: Vec<u64> = (0..LOOKUPS).map(|_| random.below(pages)).collect();
+    runs(|| {
+        let start = Instant::now();
+        for page in &order {
+            let gpa = Gpa::new(hint::black_box(base + page * PAGE_SIZE));
+            let hva = mem.host(gpa, PAGE_SIZE, Intent::Write);
+            hint::black_box(hva.expect("RAM"));
+        }
+        start.elapsed().as_nanos() as f64 / LOOKUPS as f64
+    })
+}
+
+/// Rows of [`host_address`].
+fn host_addresses() -> Result<Vec<(&'static str, Measured)>> {
+    const WINDOW: u64 = 256;
+    let ram = GuestRam::new(&[(Gpa::new(0), RAM), (Gpa::new(HIGH), RAM)])?;
+    let cached = LastWindow::new(ram.clone(), true);
+    let all = RAM / PAGE_SIZE;
+    Ok(vec![
+        ("host_ns_low", host_address(&ram, 0, WINDOW)?),
+        ("host_ns_low_cached", host_address(&cached, 0, WINDOW)?),
+        ("host_ns_high", host_address(&ram, HIGH, WINDOW)?),
+        ("host_ns_high_cached", host_address(&cached, HIGH, WINDOW)?),
+        ("host_ns_high_scattered", host_address(&ram, HIGH, all)?),
+        (
+            "host_ns_high_scattered_cached",
+            host_address(&cached, HIGH, all)?,
+        ),
+    ])
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     let (alone, sweeps) = alone()?;
-    let rows: Vec<(&str, Measured)> = vec![
+    let mut rows: Vec<(&str, Measured)> = vec![
         ("map_unmap_per_s_polled", pairs_per_s(false)?),
         ("map_unmap_per_s_trap", pairs_per_s(true)?),
         ("request_ns_alone", alone),
@@ -147,6 +190,7 @@ fn main() -> Result<()> {
         ("translate_ns_65536", translate(65_536)?),
         ("pingpong_ns", host::first_round_trip()?),
     ];
+    rows.extend(host_addresses()?);
     let host = Host::read();
     let mut report = Object::new(&host, "native, release, no virtual machine");
     println!(

@@ -329,6 +329,7 @@ fn the_lists_of_keys_are_kept_at_any_width() {
         ("run", "swap"),
         ("run", "balloon"),
         ("run", "device"),
+        ("run", "iommu-hints"),
         ("serve", "block"),
     ] {
         let program = exitless::Cli::command();

@@ -240,6 +240,16 @@ fn a_mode_of_the_other_iommu_and_what_does_not_go_with_a_paravirtual_one() {
             &["--iommu vtd", "polled and trap"],
         );
     }
+    let virtio = ["--iommu", "virtio", "--iommu-hints"];
+    for (hints, words) in [
+        ("populate=yes", "on or off"),
+        ("prefetch=on", "prefetch"),
+        ("gather=on,gather=on", "twice"),
+    ] {
+        let flags = [&virtio[..], &[hints]].concat();
+        files.refuses(&flags, &["--iommu-hints", words]);
+    }
+    files.refuses(&["--iommu-hints", "gather=on"], &["--iommu virtio"]);
     for option in [
         ["--disk", "socket=a"],
         ["--net", "socket=a"],

@@ -75,6 +75,8 @@ counts! {
         leases_drained,
         /// Fault records written, and requests refused without one (collapsed, overflow).
         faults,
+        /// Times that a device's queue waited for guest memory that was absent.
+        pends,
     }
 }
 
@@ -91,6 +93,11 @@ counts! {
         sleeps,
         /// CPU time of the thread, as the kernel accounts it.
         cpu_ns,
+        /// Page faults of the thread that needed no I/O: mostly pages of guest memory that it
+        /// reached for the first time, itself or by a system call.
+        minor_faults,
+        /// Those that waited for I/O.
+        major_faults,
     }
 }
 
@@ -203,6 +210,15 @@ counts! {
         refused,
         /// Requests that had to wait for accesses under way.
         waits,
+        /// Times that absent pages were asked for at a MAP.
+        gathered,
+        /// MAPs of which not all pages were asked for, since too many were.
+        unasked,
+        /// Windows of 1 MiB that were populated ahead of devices.
+        populated,
+        /// Pages that the guest has given back and that stay in memory, since their window was being
+        /// populated.
+        kept,
     }
 }
 

@@ -71,7 +71,7 @@ const SHOWN: usize = 5;
 type Row<T, Value> = (&'static str, fn(&T) -> Value);
 
 /// Exits by cause, the owner's work, and the sidecore.
-const ROWS: [Row<Window, i64>; 27] = [
+const ROWS: [Row<Window, i64>; 30] = [
     ("exits, total", |w| w.exits.total as i64),
     ("  iommu registers", |w| w.exits.iommu as i64),
     ("  iommu doorbells", |w| w.exits.iommu_doorbell as i64),
@@ -96,6 +96,9 @@ const ROWS: [Row<Window, i64>; 27] = [
     ("waits completed", |w| w.owner.waits as i64),
     ("leases drained", |w| w.owner.leases_drained as i64),
     ("faults", |w| w.owner.faults as i64),
+    ("waits for memory", |w| w.owner.pends as i64),
+    ("sidecore page faults", |w| w.sidecore.minor_faults as i64),
+    ("  with I/O", |w| w.sidecore.major_faults as i64),
     ("sidecore sleeps", |w| w.sidecore.sleeps as i64),
     ("sidecore busy, ms", |w| {
         (w.sidecore.busy_ns / 1_000_000) as i64
@@ -142,7 +145,7 @@ const SWAP_ROWS: [Row<SwapCounts, u64>; 25] = [
 ];
 
 /// The paravirtual IOMMU.
-const PARAVIRTUAL_ROWS: [Row<ParavirtualFigures, u64>; 10] = [
+const PARAVIRTUAL_ROWS: [Row<ParavirtualFigures, u64>; 14] = [
     ("iommu requests", |p| p.counts.requests),
     ("  map", |p| p.counts.maps),
     ("  unmap", |p| p.counts.unmaps),
@@ -153,6 +156,10 @@ const PARAVIRTUAL_ROWS: [Row<ParavirtualFigures, u64>; 10] = [
     ("mappings removed", |p| p.counts.removed),
     ("  there now", |p| p.mappings),
     ("domains", |p| p.domains),
+    ("asked for at a map", |p| p.counts.gathered),
+    ("  not all of it", |p| p.counts.unasked),
+    ("MiB populated ahead", |p| p.counts.populated),
+    ("  given back, kept", |p| p.counts.kept),
 ];
 
 /// The balloon, and the guest's own figures.

@@ -82,6 +82,7 @@ mod follow;
 mod foreign;
 mod iommu;
 mod keep;
+mod last_window;
 mod lease;
 mod map_error;
 mod mapping;
@@ -111,6 +112,7 @@ pub use follow::{Attachment, Found, Next};
 pub use foreign::{ForeignError, ForeignErrorKind, ForeignRam, ForeignRegion, MAX_FOREIGN_BYTES};
 pub use iommu::{Iommu, NoIommu, Run, left_in_span};
 pub use keep::keeps_mapped;
+pub use last_window::LastWindow;
 pub use lease::{
     Budget, DRAIN_LIMIT_NS, DrainTimer, Full, LEASE_SPAN, LeaseId, LeaseRecord, LeaseTable, Leases,
     MAX_LEASES, MAX_RESERVE, Part, SHARES,

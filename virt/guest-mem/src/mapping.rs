@@ -184,6 +184,30 @@ impl Mapping {
         }
     }
 
+    /// Gives the pages of `[offset, offset + len)`, whole pages inside the mapping, memory where
+    /// they have none, and maps them here writable: an access to one of them meets no page fault
+    /// until it is discarded. What they hold stays.
+    pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        let start = self.at(offset, len);
+        match &self.owner {
+            Owner::Memfd { .. } | Owner::Anonymous { .. } => {}
+            Owner::Heap { .. } => return Ok(()),
+            Owner::Foreign { .. } => return Err(io::ErrorKind::Unsupported.into()),
+        }
+        loop {
+            // SAFETY: `at` checked that the range is of this mapping; this advice changes nothing
+            // that is in it.
+            let result = unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
+            match result {
+                0 => return Ok(()),
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+    }
+
     fn fill_zeroes(&self, offset: usize, len: usize) {
         const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
         for done in (0..len).step_by(ZEROES.len()) {

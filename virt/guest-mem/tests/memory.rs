@@ -6,6 +6,7 @@ use guest_mem::{
 use proptest::prelude::*;
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 fn ram(regions: &[(u64, u64)]) -> Result<GuestRam, RamError> {
     let regions: Vec<(Gpa, u64)> = regions.iter().map(|&(g, l)| (Gpa::new(g), l)).collect();
@@ -110,6 +111,60 @@ fn what_is_discarded_reads_as_zeroes_and_the_rest_stays() {
             (u64::MAX - 4095, 4096),
         ] {
             let refused = ram.discard(Gpa::new(gpa), len).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+        }
+    }
+}
+
+/// Page faults of the calling thread so far that needed no I/O.
+fn faults() -> i64 {
+    // SAFETY: all zeroes are a value of this plain structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one structure to where it is told to.
+    assert_eq!(
+        unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) },
+        0
+    );
+    usage.ru_minflt
+}
+
+/// Another thread does it: the one that reaches the pages afterwards meets no fault, and finds what
+/// they held.
+#[test]
+#[cfg_attr(miri, ignore = "no mappings there")]
+fn what_is_populated_meets_no_fault_and_keeps_its_content() {
+    const PAGES: u64 = 200;
+    let regions = [(Gpa::new(0), 4 << 20), (Gpa::new(1 << 32), 64 * KIB)];
+    let kinds = [
+        GuestRam::with_pages(&regions, HugePages::Never).unwrap(),
+        GuestRam::anonymous(&regions, HugePages::Never).unwrap(),
+        GuestRam::in_heap(&regions).unwrap(),
+    ];
+    for (kind, ram) in kinds.iter().enumerate() {
+        ram.write(Gpa::new(MIB + 5), &[7]).unwrap();
+        // Nobody else has touched those of the first half.
+        let touch = |from: u64| {
+            let before = faults();
+            for page in 0..PAGES {
+                ram.write(Gpa::new(from + page * 4 * KIB), &[9]).unwrap();
+            }
+            faults() - before
+        };
+        if kind < 2 {
+            let untouched = touch(3 * MIB);
+            assert!(untouched >= PAGES as i64 - 1, "{untouched}");
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| ram.populate(Gpa::new(MIB), MIB).unwrap());
+        });
+        let populated = touch(MIB);
+        // The heap's pages are the allocator's.
+        assert!(populated < 20 || kind == 2, "kind {kind}: {populated}");
+        let mut found = [0; 6];
+        ram.read(Gpa::new(MIB), &mut found).unwrap();
+        assert_eq!(found, [9, 0, 0, 0, 0, 7]);
+        for (gpa, len) in [(1, 4096), (0, 1), (4 << 20, 4096), (0, 0)] {
+            let refused = ram.populate(Gpa::new(gpa), len).unwrap_err();
             assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
         }
     }

@@ -43,6 +43,8 @@ pub struct FunctionCounts {
     pub requests: u64,
     /// Interrupt messages sent.
     pub interrupts: u64,
+    /// Times a queue waited for memory that was absent.
+    pub pends: u64,
 }
 
 /// What a poll has found.

@@ -22,7 +22,7 @@ use platform::doorbell::Doorbells;
 use platform::interrupt::{InterruptPin, InterruptSink, Message};
 use sidecore::{Nanos, Reply};
 
-use crate::function::{Effects, ResolveFunction};
+use crate::function::{Effects, FunctionCounts, ResolveFunction};
 use crate::interrupts::Interrupts;
 use crate::unit::{HoldId, ResolveUnit, UnitVisitor};
 
@@ -136,6 +136,8 @@ pub struct Totals {
     pub iommu_requests: u64,
     /// Messages sent, the units' own included.
     pub interrupts: u64,
+    /// Times that queues of all functions waited for memory that was absent.
+    pub pends: u64,
     /// Interrupts that remapping has blocked.
     pub blocked_interrupts: u64,
     /// Times the unit's drain limit has passed.
@@ -304,7 +306,10 @@ where
             let doorbells = slot.wires.doorbells.as_ref();
             let rung = doorbells.map_or(0, |bells| bells.rung());
             totals.doorbells += rung;
-            let requests = slot.function.get().counts().requests;
+            let FunctionCounts {
+                requests, pends, ..
+            } = slot.function.get().counts();
+            totals.pends += pends;
             if slot.is_iommu {
                 totals.iommu_doorbells += rung;
                 totals.iommu_requests += requests;

@@ -26,6 +26,11 @@
 //! budget at a time ([`mod@unit`]); what comes behind waits for that. At most [`MAX_REFUSALS`] faults wait for event
 //! buffers; those beyond are counted.
 //!
+//! **Hints.** A MAP says which memory devices are about to reach. Pages that may be absent are asked
+//! for then ([`mod@unit::hints`]), and windows of 1 MiB around others are populated by a thread that
+//! helps ([`populate`]), so that the thread which serves the devices meets no page fault there. Each
+//! is a choice; no answer waits for either, and both are bounded.
+//!
 //! **Bypass** is off at the start: an endpoint that nobody attached reaches nothing.
 //!
 //! **Left out**: page tables of the guest's (ATTACH_TABLE), several request queues, and making a device from its saved state (the unit's: [`unit::saved`]).
@@ -34,10 +39,12 @@
 pub mod class;
 pub mod function;
 pub mod mappings;
+pub mod populate;
 pub mod unit;
 pub mod wire;
 
 pub use class::{Iommu, IommuClass, MAX_REFUSALS, SavedIommu};
 pub use function::IommuFunction;
+pub use unit::hints::{HintCounts, Hints};
 pub use unit::{Config, PvIommu, Stats};
 pub use wire::{Request, Status};

@@ -12,12 +12,15 @@
 //!
 //! A domain that ceases to exist is out of reach at once; its mappings are freed a budget at a time.
 //!
+//! A MAP besides hints at accesses to come ([`hints`]): behind its answer, in the same call.
+//!
 //! `requests`: what each request checks and changes. `revoke`: requests one after the other, and what becomes of accesses under way.
 //! `access`: where an access goes. [`saved`]: the state that is kept while the machine is paused.
 //!
 //! Thread: the owner's only.
 
 mod access;
+pub mod hints;
 mod requests;
 mod revoke;
 pub mod saved;
@@ -25,14 +28,16 @@ pub mod saved;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 
-use guest_mem::{Iova, LeaseTable, Leases, PhysMem, SourceId};
+use guest_mem::{Iova, LeaseTable, Leases, PhysMem, SourceId, Ticket};
 use machine::{
-    Command, Invalidation, RefusedAccess, RemappingUnit, Scope, UnitControl, UnitPoll, UnitSink,
+    Command, Invalidation, RefusedAccess, RemappingUnit, Scope, TicketResult, UnitControl,
+    UnitPoll, UnitSink,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::mappings::{Mapping, Mappings};
 use crate::wire::{self, Request, Status};
+use hints::{HintCounts, Hints};
 use revoke::{Revocation, Waiting};
 
 /// What a unit is made with.
@@ -166,10 +171,14 @@ pub struct PvIommu {
     /// Accesses refused since the last poll.
     refused: VecDeque<RefusedAccess>,
     generation: u64,
+    hints: Hints,
     /// Not asked for yet.
     cost: u64,
     stats: Stats,
 }
+
+/// What asking for a page that may be absent costs, in ns.
+const HINT: u64 = 10;
 
 /// Accesses refused between two polls that are reported; what is beyond is counted.
 const MAX_REFUSED: usize = 64;
@@ -190,9 +199,27 @@ impl PvIommu {
             freed: Vec::new(),
             refused: VecDeque::new(),
             generation: 0,
+            hints: Hints::default(),
             cost: 0,
             stats: Stats::default(),
         }
+    }
+
+    /// The same, by whose MAPs `hints` are taken.
+    #[must_use]
+    pub fn with_hints(mut self, hints: Hints) -> Self {
+        self.hints = hints;
+        self
+    }
+
+    /// Counters of its hints.
+    pub fn hint_counts(&self) -> HintCounts {
+        self.hints.counts()
+    }
+
+    /// Asks for what MAPs have hinted at, behind their answers.
+    fn follow_hints(&mut self, mem: &impl PhysMem) {
+        self.cost += self.hints.ask(mem) * HINT;
     }
 
     /// Sets which endpoints there are.
@@ -228,7 +255,8 @@ impl UnitControl for PvIommu {
         let leases = &self.leases;
         let has_ended = |waiting: &Waiting| !waiting.leases.iter().any(|&id| leases.is_stale(id));
         let may_answer = self.holds == 0 && self.waiting.iter().any(has_ended);
-        self.is_at_work() || may_answer || !self.refused.is_empty()
+        let is_told = self.hints.has_come() || !self.refused.is_empty();
+        self.is_at_work() || may_answer || is_told
     }
 
     fn deadline(&self) -> Option<u64> {
@@ -242,6 +270,10 @@ impl UnitControl for PvIommu {
     fn release(&mut self, holds: u32) {
         self.holds = self.holds.saturating_sub(holds);
     }
+
+    fn ticket_done(&mut self, ticket: Ticket, _result: TicketResult) {
+        self.hints.answered(ticket);
+    }
 }
 
 impl RemappingUnit<Request> for PvIommu {
@@ -252,8 +284,9 @@ impl RemappingUnit<Request> for PvIommu {
         self
     }
 
-    fn poll<M: PhysMem>(&mut self, _mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
+    fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
         let is_busy = self.step(now, sink);
+        self.follow_hints(mem);
         while let Some(refused) = self.refused.pop_front() {
             sink.access_refused(refused);
         }
@@ -266,11 +299,12 @@ impl RemappingUnit<Request> for PvIommu {
     fn command<M: PhysMem>(
         &mut self,
         command: Command<Request>,
-        _mem: &M,
+        mem: &M,
         now: u64,
         sink: &mut impl UnitSink,
     ) {
         self.begin(command, now, sink);
+        self.follow_hints(mem);
     }
 }
 

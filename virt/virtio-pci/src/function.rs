@@ -442,9 +442,11 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 
     fn counts(&self) -> FunctionCounts {
+        let stats = self.device.stats();
         FunctionCounts {
-            requests: self.device.stats().requests,
+            requests: stats.requests,
             interrupts: self.msix.sent(),
+            pends: stats.pends,
         }
     }
 }

@@ -220,6 +220,19 @@ The guest's statistics are asked for each second, and stand in the ledger.
 No IOMMU stands before this one device: Linux's driver hands it guest-physical addresses, as it does elsewhere. It reads what the \
 guest tells it, and writes nothing but the rings of that. Other devices stay confined.";
 
+const HINTS_HELP: &str = "\
+What the guest's MAP requests bring about beside their mappings (--iommu virtio). A list of these, without blanks:
+
+    gather=on|off           off: beside --resident, absent pages that a device may read are not asked for at their MAP, but when \
+it reaches them
+    populate=on|off         on: a thread populates memory ahead of devices, 1 MiB around each MAP
+    cache=on|off            off: each access searches for its place in guest RAM anew
+
+A MAP says what devices are about to reach, and none of this delays its answer. With populate=on the sidecore meets no page fault there: \
+its first access to a page costs one otherwise. The host has to have that memory, up to all of --memory, also where \
+the guest has never touched it; what the guest gives back by --balloon stays given back, but for 1 MiB that was being populated at that \
+moment. populate and cache do not go with --resident, whose pager alone brings pages.";
+
 const REBOOT_HELP: &str = "\
 What a guest that asks for a reset gets.
 
@@ -326,6 +339,11 @@ pub struct RunArgs {
     /// `--iommu virtio` (`polled`, `trap`).
     #[arg(long, value_enum)]
     pub iommu_mode: Option<IommuModeArg>,
+
+    /// What the MAP requests of `--iommu virtio` bring about besides: gather=on|off,
+    /// populate=on|off, cache=on|off (see --help).
+    #[arg(long, value_name = "populate=on,…", long_help = HINTS_HELP)]
+    pub iommu_hints: Option<String>,
 
     /// Host threads that poll the devices. All devices of one VM belong to one of them, so more
     /// than one brings nothing yet.

@@ -65,7 +65,10 @@ impl<'a> Assembly<'a> {
                 let memory = Swapped::new(swap, pieces, self.composition.clone());
                 self.build_over(memory, make)
             }
-            None => self.build_over(Plain(pieces.ram), make),
+            None => {
+                let memory = Plain::new(pieces.ram, self.config.hints);
+                self.build_over(memory, make)
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use super::args::{DmaArg, IdleArg, IommuArg, IommuModeArg, MapperArg, RebootArg,
 use super::balloon::BalloonSpec;
 use super::device::{self, DeviceConfig};
 use super::disks::{self, Disk};
+use super::hints::HintsConfig;
 use super::net::{self, NetBackend, NetConfig};
 use super::ram::{MIN_MEMORY, RamConfig};
 use super::swapped::SwapConfig;
@@ -89,6 +90,8 @@ pub struct Config {
     pub rng: bool,
     /// The VT-d unit's register mode; `None` without an IOMMU.
     pub iommu: Remapping,
+    /// What the guest's MAP requests bring about besides.
+    pub hints: HintsConfig,
     /// Sidecores, 1 to 16.
     pub sidecores: usize,
     /// Host CPUs.
@@ -210,9 +213,10 @@ impl Config {
             has_devices: !devices.is_empty(),
             has_virtio_iommu: args.iommu == IommuArg::Virtio,
         })?;
+        let pages_move = swap.is_some() || composition.moves_pages();
+        let hints = HintsConfig::check(args, pages_move)?;
         // What may have to wait comes last.
         let disks = disks::lock(disks)?;
-        let pages_move = swap.is_some() || composition.moves_pages();
         Ok(Self {
             kernel,
             initrd,
@@ -228,6 +232,7 @@ impl Config {
             devices,
             rng: args.rng,
             iommu: Remapping::of(args.iommu, args.iommu_mode)?,
+            hints,
             sidecores: args.sidecores,
             pin,
             idle: args.idle,

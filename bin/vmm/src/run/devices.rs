@@ -13,7 +13,8 @@ use net_ports::TapPort;
 use platform::interrupt::InterruptSink;
 use platform::layout;
 use platform::power::MarkerSink;
-use pv_iommu::IommuFunction;
+use pv_iommu::populate::Populator;
+use pv_iommu::{Hints, IommuFunction};
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
 use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, Responder};
@@ -30,6 +31,7 @@ use super::config::{Config, Remapping, RingMode};
 use super::disk::DiskConfig;
 use super::disks::Disk;
 use super::ejection;
+use super::hints;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::memory::{Memory, Paging};
 use super::net::{NetBackend, NetConfig};
@@ -82,7 +84,9 @@ pub fn attach<F: Functions, M: Memory<F>>(
         owner = owner.with_hold_limit(REMOTE_HOLD_LIMIT);
     }
     let options = UnitOptions::of(config);
-    let unit = owner.add_unit(units::iommu(&options, parts)?);
+    let windows = memory.windows();
+    let hints = Hints::new(config.hints.gathers, windows.clone());
+    let unit = owner.add_unit(units::iommu(&options, hints, parts)?);
     let mut plugs = Plugs::new(&mut owner, unit);
     // The first: the others translate by what it is asked for.
     let iommu = match options.remapping {
@@ -142,6 +146,9 @@ pub fn attach<F: Functions, M: Memory<F>>(
         assigned: second,
     } = plugs.into_plugged();
     let viot = iommu.map(|number| units::describe_endpoints(&mut owner, unit, number, &beside));
+    let populator = windows.map(|windows| hints::populate(&windows, parts.ram));
+    let populator = populator.transpose();
+    let populator = populator.context("the thread that populates memory")?;
     let core = start(config, owner, composition)?;
     let handle = core.handle(0);
     assigned::follow_policies(&devices, &handle)?;
@@ -197,6 +204,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
         running: Some(Box::new(Devices {
             core,
             _monitor: monitor,
+            _populator: populator,
             reporter,
             names,
             ended: None,
@@ -347,6 +355,8 @@ fn monitor<F: Functions, M: PhysMem + Send>(
 struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     core: Sidecore<Owner<F, M>>,
     _monitor: Monitor,
+    /// Populates memory ahead of devices.
+    _populator: Option<Populator>,
     /// Printer of the lines about a guest that has run.
     reporter: Option<Reporter>,
     /// The disks, by the numbers of their functions.

@@ -4,16 +4,25 @@
 //! a page keeps the one that it had, and what it reads into that is nobody's: a guest that gives pages away while a disk reads
 //! into them has no claim to what was read.
 //!
+//! Where memory is populated ahead of devices, pages of the window that is being populated at that
+//! moment stay too, and no window that the guest has given a page of back is populated from then on
+//! ([`pv_iommu::populate`]).
+//!
 //! A page that an *assigned* device reaches stays: the host's IOMMU would go on leading to the old one, while the guest found another.
+
+use std::sync::Arc;
 
 use assign::reach::Reach;
 use guest_mem::{GuestRam, PAGE_SIZE, Ticket};
+use pv_iommu::populate::{WINDOW, Windows};
 use vio::balloon::{BalloonIo, PageRange};
 
 /// Gives pages of this memory back.
 pub struct Holes {
     ram: GuestRam,
     reach: Reach,
+    /// Populated ahead of devices.
+    windows: Option<Arc<Windows>>,
     has_failed: bool,
 }
 
@@ -23,8 +32,14 @@ impl Holes {
         Self {
             ram,
             reach,
+            windows: None,
             has_failed: false,
         }
+    }
+
+    /// The same, of memory of which these windows are populated ahead.
+    pub fn beside(self, windows: Option<Arc<Windows>>) -> Self {
+        Self { windows, ..self }
     }
 
     fn discard(&mut self, pages: &[PageRange]) {
@@ -33,18 +48,28 @@ impl Holes {
                 self.discard_some(range);
                 continue;
             }
-            // Pages that stay are memory that the host does not get, and nothing else.
-            if let Err(error) = self.ram.discard(range.gpa, range.bytes())
-                && !self.has_failed
-            {
-                self.has_failed = true;
-                tracing::warn!(%error, "pages of the balloon stay in memory");
+            let Some(windows) = self.windows.clone() else {
+                self.discard_now(range);
+                continue;
+            };
+            for piece in in_windows(range) {
+                if windows.give_back(piece.gpa, piece.bytes()) {
+                    self.discard_now(&piece);
+                }
             }
         }
     }
-}
 
-impl Holes {
+    fn discard_now(&mut self, range: &PageRange) {
+        // Pages that stay are memory that the host does not get, and nothing else.
+        if let Err(error) = self.ram.discard(range.gpa, range.bytes())
+            && !self.has_failed
+        {
+            self.has_failed = true;
+            tracing::warn!(%error, "pages of the balloon stay in memory");
+        }
+    }
+
     /// Pages of a range of which devices reach some, one by one.
     #[cold]
     fn discard_some(&mut self, range: &PageRange) {
@@ -57,6 +82,20 @@ impl Holes {
             }
         }
     }
+}
+
+/// A range, cut where windows begin.
+fn in_windows(range: &PageRange) -> impl Iterator<Item = PageRange> + use<> {
+    let mut left = *range;
+    std::iter::from_fn(move || {
+        let in_window = (WINDOW - left.gpa.raw() % WINDOW) / PAGE_SIZE;
+        let pages = left.pages.min(in_window);
+        let piece = PageRange { pages, ..left };
+        // Behind the last one there is nothing, whatever its address.
+        left.gpa = left.gpa.checked_add(pages * PAGE_SIZE).unwrap_or(left.gpa);
+        left.pages -= pages;
+        (pages > 0).then_some(piece)
+    })
 }
 
 impl BalloonIo for Holes {
@@ -124,5 +163,39 @@ mod tests {
         ram.read(Gpa::new(MIB), &mut found).expect("memory");
         assert_eq!(found, [9, 0]);
         assert!(!holes.has_failed);
+    }
+
+    #[test]
+    fn what_is_given_back_of_a_window_is_not_populated_again() {
+        let ram = ram();
+        let pieces = ram.regions().iter().map(|own| (own.gpa, own.len));
+        let windows = Arc::new(Windows::new(pieces));
+        let mut holes = Holes::new(ram.clone(), Reach::default()).beside(Some(windows.clone()));
+        // Across two windows.
+        let across = PageRange {
+            gpa: Gpa::new(MIB - PAGE_SIZE),
+            pages: 2,
+        };
+        holes.inflated(&[across]).expect("done at once");
+        let helper = super::super::hints::populate(&windows, &ram).expect("a thread");
+        for window in [0, 1, 4] {
+            windows.ask(Gpa::new(window * MIB), PAGE_SIZE);
+        }
+        while windows.populated() == 0 {
+            std::thread::yield_now();
+        }
+        drop(helper);
+        // The third alone, whole.
+        assert_eq!((windows.populated(), bytes(&ram)), (1, MIB));
+        holes.reported(&[across]).expect("done at once");
+        assert_eq!((windows.kept(), bytes(&ram)), (0, MIB));
+        let cut: Vec<_> = in_windows(&PageRange {
+            gpa: Gpa::new(MIB - 2 * PAGE_SIZE),
+            pages: 3 + MIB / PAGE_SIZE,
+        })
+        .map(|piece| (piece.gpa.raw(), piece.pages))
+        .collect();
+        let page = PAGE_SIZE;
+        assert_eq!(cut, [(MIB - 2 * page, 2), (MIB, 256), (2 * MIB, 1)]);
     }
 }

@@ -138,7 +138,7 @@ impl<F, M> LedgerSource<F, M> {
         doorbells.map(|(_, count)| count).sum()
     }
 
-    fn sidecore(&self) -> SidecoreCounts {
+    fn sidecore(&self, (minor_faults, major_faults): (u64, u64)) -> SidecoreCounts {
         let stats = self.sidecore.stats();
         SidecoreCounts {
             busy_ns: stats.core.busy_ns,
@@ -146,6 +146,8 @@ impl<F, M> LedgerSource<F, M> {
             asleep_ns: stats.core.asleep_ns,
             sleeps: stats.core.sleeps,
             cpu_ns: u64::try_from(stats.cpu_time.as_nanos()).unwrap_or(u64::MAX),
+            minor_faults,
+            major_faults,
         }
     }
 }
@@ -199,10 +201,12 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
                 })
                 .collect();
             let paravirtual = paravirtual_figures(owner);
-            (balloon, paravirtual, owner_counts(owner), devices)
+            // On the sidecore's thread, whose they are.
+            let faults = faults_of_this_thread();
+            (balloon, paravirtual, owner_counts(owner), devices, faults)
         };
         let figures = self.owner.call(|reply| Request::ask(reply, figures));
-        let (balloon, paravirtual, mut owner, mut devices) = figures.unwrap_or_default();
+        let (balloon, paravirtual, mut owner, mut devices, faults) = figures.unwrap_or_default();
         for device in &mut devices {
             let faults = self.host_faults.as_ref();
             device.counts.host_faults = faults.map_or(0, |faults| faults.of(&device.address));
@@ -215,7 +219,7 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
             page_faults: histogram.and_then(|histogram| histogram.page_faults().ok()?),
             user: self.user_exits(),
             owner,
-            sidecore: self.sidecore(),
+            sidecore: self.sidecore(faults),
             swap: self.pager.as_ref().and_then(|ask| ask()).map(swap),
             paravirtual,
             balloon,
@@ -371,6 +375,17 @@ fn swap_counts(report: Report) -> SwapCounts {
     }
 }
 
+/// Page faults of the calling thread since it began: without I/O, and with.
+fn faults_of_this_thread() -> (u64, u64) {
+    // SAFETY: all zeroes are a value of this plain structure.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one structure to where it is told to.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    assert_eq!(result, 0, "getrusage(2) fails for wrong arguments only");
+    let count = |of| u64::try_from(of).unwrap_or(0);
+    (count(usage.ru_minflt), count(usage.ru_majflt))
+}
+
 /// Major faults of this process's threads so far, but those of vCPUs: of what is not guest memory, since only vCPUs wait for that. Of
 /// threads that have ended none.
 fn major_faults() -> u64 {
@@ -409,6 +424,7 @@ pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) ->
     counts.iommu_doorbells = totals.iommu_doorbells;
     counts.requests = totals.requests;
     counts.interrupts = totals.interrupts;
+    counts.pends = totals.pends;
     counts
 }
 
@@ -436,6 +452,7 @@ fn paravirtual_figures<F: Functions, M: PhysMem>(
         }
     };
     let stats = unit.stats();
+    let hints = unit.hint_counts();
     Some(ParavirtualFigures {
         domains: stats.domains,
         mappings: stats.mappings,
@@ -448,6 +465,10 @@ fn paravirtual_figures<F: Functions, M: PhysMem>(
             removed: stats.removed,
             refused: stats.refused,
             waits: stats.waits,
+            gathered: hints.gathered,
+            unasked: hints.unasked,
+            populated: hints.populated,
+            kept: hints.kept,
         },
     })
 }
@@ -587,6 +608,27 @@ mod tests {
         for broken in ["", "7 (pager", "7 (pager) S 1"] {
             assert_eq!(major_faults_of(broken), None, "{broken:?}");
         }
+    }
+
+    #[test]
+    fn a_thread_s_first_touches_are_its_own_faults() {
+        const PAGES: u64 = 100;
+        let ram = guest_mem::GuestRam::with_pages(
+            &[(guest_mem::Gpa::new(0), PAGES * 4096)],
+            guest_mem::HugePages::Never,
+        );
+        let ram = ram.expect("memory");
+        let touch = || {
+            let before = faults_of_this_thread().0;
+            for page in 0..PAGES {
+                let at = guest_mem::Gpa::new(page * 4096);
+                ram.write(at, &[1]).expect("memory");
+            }
+            faults_of_this_thread().0 - before
+        };
+        let first = touch();
+        assert!((PAGES..PAGES + 20).contains(&first), "{first}");
+        assert!(touch() < 20);
     }
 
     /// Code and data of a program are pages of a file, which the kernel may take from memory.

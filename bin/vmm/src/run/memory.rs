@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use assign::reach::Reach;
-use guest_mem::{GuestRam, PhysMem, SlotMapping};
+use guest_mem::{GuestRam, LastWindow, PhysMem, SlotMapping};
+use pv_iommu::populate::Windows;
 use vio::balloon::BalloonIo;
 use vio::blk::BlockIo;
 
 use super::composed::Request;
 use super::disk::DiskConfig;
+use super::hints::HintsConfig;
 use super::holes::Holes;
 use kvm::control::Control;
 use sidecore::Handle;
@@ -30,6 +32,11 @@ pub trait Memory<F> {
     fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
         let _ = disk;
         Ok(io)
+    }
+
+    /// Windows of it that may be populated ahead of devices, if any are to be.
+    fn windows(&self) -> Option<Arc<Windows>> {
+        None
     }
 
     /// What becomes of pages that the guest does without, but for those that assigned devices reach.
@@ -68,20 +75,40 @@ pub trait Paging {
 }
 
 /// All of it is here.
-pub struct Plain(pub GuestRam);
+pub struct Plain {
+    ram: GuestRam,
+    windows: Option<Arc<Windows>>,
+    hints: HintsConfig,
+}
+
+impl Plain {
+    /// This memory, of a machine with these hints.
+    pub fn new(ram: GuestRam, hints: HintsConfig) -> Self {
+        Self {
+            windows: hints.windows(&ram),
+            ram,
+            hints,
+        }
+    }
+}
 
 impl<F> Memory<F> for Plain {
-    type Ram = GuestRam;
+    type Ram = LastWindow;
 
-    fn ram(&self) -> GuestRam {
-        self.0.clone()
+    fn ram(&self) -> LastWindow {
+        LastWindow::new(self.ram.clone(), self.hints.caches)
+    }
+
+    fn windows(&self) -> Option<Arc<Windows>> {
+        self.windows.clone()
     }
 
     fn balloon(&self, reach: &Reach) -> Result<Box<dyn BalloonIo>> {
-        Ok(Box::new(Holes::new(self.0.clone(), reach.clone())))
+        let holes = Holes::new(self.ram.clone(), reach.clone());
+        Ok(Box::new(holes.beside(self.windows.clone())))
     }
 
-    fn start(self, _: OwnerHandle<F, GuestRam>) -> Result<Option<Box<dyn Paging>>> {
+    fn start(self, _: OwnerHandle<F, LastWindow>) -> Result<Option<Box<dyn Paging>>> {
         Ok(None)
     }
 }

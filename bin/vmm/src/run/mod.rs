@@ -27,6 +27,7 @@ mod disks;
 mod ejection;
 mod eventfds;
 mod followed;
+mod hints;
 mod holes;
 mod host_faults;
 mod ledger;

@@ -12,7 +12,7 @@ use guest_mem::{NoIommu, PhysMem, SourceId};
 use kvm::register_page;
 use platform::acpi::viot;
 use platform::layout;
-use pv_iommu::PvIommu;
+use pv_iommu::{Hints, PvIommu};
 use vtd::{Unit, dmar};
 use vtd_port::VtdPort;
 
@@ -56,21 +56,22 @@ impl UnitOptions {
     }
 }
 
-/// The unit of all functions, in the mode asked for.
+/// The unit of all functions, in the mode asked for; a paravirtual one takes `hints`.
 ///
 /// # Errors
 /// Names what the host lacks or refuses.
-pub fn iommu(options: &UnitOptions, parts: &Parts<'_>) -> Result<Units> {
+pub fn iommu(options: &UnitOptions, hints: Hints, parts: &Parts<'_>) -> Result<Units> {
     if matches!(options.remapping, Remapping::Virtio(_)) {
         messages::say!(
             "--iommu virtio: the guest's devices do no DMA before it has a driver for virtio-iommu (Linux 6.12 has one, which \
              belongs into its initramfs: virtio_iommu)"
         );
-        return Ok(Units::Paravirtual(PvIommu::new(pv_iommu::Config {
+        let unit = PvIommu::new(pv_iommu::Config {
             max_leases: MAX_LEASES,
             drain_limit_ns: options.drain_limit_ns,
             ..pv_iommu::Config::default()
-        })));
+        });
+        return Ok(Units::Paravirtual(unit.with_hints(hints)));
     }
     let units = unit(options.remapping.vtd(), options.unit(), layout::VTD, parts)?;
     // Another unit in the same mode would say the same.

@@ -7,12 +7,14 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
-//! Besides: the network (`net`), how long a released buffer can still be reached (`late`), and one
-//! list of cases against this IOMMU and QEMU's ([`spec`]).
+//! Besides: the network (`net`), how long a released buffer can still be reached (`late`), what the hints of MAPs save (`hopt`), bounce
+//! buffers (`bounces`), and one list of cases against this IOMMU and QEMU's ([`spec`]).
 //!
 //! Counts only: in the lab time means nothing.
 
+mod bounces;
 mod figures;
+mod hopt;
 mod late;
 mod net;
 pub mod spec;
@@ -145,6 +147,7 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
 fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &'static str> {
     let reads = ROWS.iter().map(|row| row.name);
     let rows = reads.chain(net::names()).chain(late::NAMES);
+    let rows = rows.chain(hopt::names()).chain(bounces::NAMES);
     rows.filter(|name| args.is_wanted(name))
 }
 
@@ -163,14 +166,19 @@ fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Resul
         // What has been measured is kept if a later row fails.
         figures.write(&args.report)?;
     }
-    let network = net::measure(&host, &args.report, figures, &|name| args.is_wanted(name))?;
-    let late = Late::measure(&host, |name| args.is_wanted(name))?;
+    let wants = |name: &str| args.is_wanted(name);
+    let mut told = net::measure(&host, &args.report, figures, &wants)?;
+    let late = Late::measure(&host, wants)?;
     for (key, value) in late.values() {
         figures.put(&key, value);
     }
+    told += &late.table();
     figures.write(&args.report)?;
+    for measure in [hopt::measure, bounces::measure] {
+        told += &measure(&host, &args.report, figures, &wants)?;
+    }
     host.shutdown()?;
-    Ok(network + &late.table())
+    Ok(told)
 }
 
 /// The windows of a row: one page, and many.

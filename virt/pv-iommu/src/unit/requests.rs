@@ -169,15 +169,18 @@ impl PvIommu {
         if self.stats.mappings >= self.config.max_mappings as u64 {
             return Err(Status::NoMem);
         }
-        let is_new = there.mappings.insert(Mapping {
+        let mapping = Mapping {
             first,
             last,
             phys,
             can_read: flags & MAP_READ != 0,
             can_write: flags & MAP_WRITE != 0,
-        });
-        if !is_new {
+        };
+        if !there.mappings.insert(mapping) {
             return Err(Status::Inval);
+        }
+        if flags & MAP_MMIO == 0 {
+            self.hints.take(&mapping);
         }
         self.stats.mappings += 1;
         self.stats.maps += 1;

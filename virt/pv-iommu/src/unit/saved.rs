@@ -88,6 +88,7 @@ impl PvIommu {
             freed: _,
             refused: _,
             generation: _,
+            hints: _,
             cost: _,
             stats: _,
         } = self;

@@ -1,5 +1,6 @@
 //! The unit by itself: each status by name, waits, bounds; and against a `model`.
 
+mod hints;
 mod model;
 
 use fake_mem::ArrayMem;

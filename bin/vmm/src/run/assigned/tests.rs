@@ -172,7 +172,7 @@ fn assigned_functions_share_a_second_unit_that_only_they_bring_about() {
         pieces.with(|parts| {
             let mut owner: Owner<TestFunctions, _> =
                 Owner::new("test", parts.ram.clone(), parts.msi.clone());
-            let first = match units::iommu(&options, parts) {
+            let first = match units::iommu(&options, pv_iommu::Hints::default(), parts) {
                 Ok(units) => owner.add_unit(units),
                 Err(error) => return println!("skipped: {mode:?}: {error:#}"),
             };
@@ -217,7 +217,8 @@ fn a_unit_that_cannot_be_made_leaves_nothing_behind() {
         let mut owner: Owner<TestFunctions, _> =
             Owner::new("test", parts.ram.clone(), parts.msi.clone());
         let options = options(Some(IommuMode::Trap));
-        let first = owner.add_unit(units::iommu(&options, parts).unwrap());
+        let first =
+            owner.add_unit(units::iommu(&options, pv_iommu::Hints::default(), parts).unwrap());
         let mut plugs = Plugs::new(&mut owner, first);
         let make = || assigned_unit(&options, parts, &host(0));
         let memory = Arc::new(Nowhere::default());
@@ -277,7 +278,8 @@ fn an_ejected_function_is_gone_from_bus_and_owner_and_no_other_is() {
         let mut owner: Owner<TestFunctions, _> =
             Owner::new("test", parts.ram.clone(), parts.msi.clone());
         let options = options(Some(IommuMode::Trap));
-        let first = owner.add_unit(units::iommu(&options, parts).unwrap());
+        let first =
+            owner.add_unit(units::iommu(&options, pv_iommu::Hints::default(), parts).unwrap());
         let mut plugs = Plugs::new(&mut owner, first);
         let doorbells = kvm::doorbells::KvmDoorbells::new(parts.vm.clone(), 1, 4).unwrap();
         let kept = plugs.add(function(parts), doorbells);

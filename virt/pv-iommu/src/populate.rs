@@ -1,0 +1,423 @@
+//! Guest memory populated ahead of its devices, by what MAP requests say.
+//!
+//! A device's first access to a page costs its sidecore a page fault: the page is not in the
+//! process's page tables yet, and where the guest has not touched it either, it is not in memory. A
+//! MAP says which pages devices are about to reach, and a guest's buffers lie close together. So
+//! the window of 1 MiB that a MAP lies in is populated as a whole, by a thread of its own, and the
+//! next one once a MAP comes within 64 pages of the end:
+//!
+//! ```text
+//! MAP ─▶ Windows::ask ── a bit, once a window ─▶ helper: at = window; given back? ─▶ populate
+//! balloon ─▶ Windows::give_back ── a bit ─▶ at == window? the pages stay : they are discarded
+//! ```
+//! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can
+//! have them.
+//!
+//! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each
+//! MiB of RAM, as many wake-ups of the helper at most. A MAP is looked at for [`WINDOWS_PER_MAP`]
+//! windows, however long it is. What is populated is RAM of the guest's, which it may use in any
+//! case; but the host has to have it: at most all of RAM.
+//!
+//! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by
+//! this. A window with one such page is not populated any more. Who discards says so *before* it
+//! does ([`Windows::give_back`]), and the helper says which window it is at before it looks whether
+//! that was given back. Both are sequentially consistent, so one of the two sees the other: either
+//! the helper leaves the window alone, or the pages stay, which costs the host at most the 1 MiB
+//! that the helper was at, once for each window. Neither waits.
+//!
+//! **Memory whose pages come and go** (`--resident`, a pager) is populated by nobody. A page that
+//! is absent there belongs to the pager: its content is in the store or on a disk, and the hole in
+//! the file is how the pager knows. To populate it would put a page of zeroes there, over the limit
+//! and unknown to the pager, and no look beforehand can exclude that, since the owner lets go of a
+//! page and the pager takes it at any time. There a MAP *asks* for the pages instead (`gather`,
+//! [`mod@crate::unit`]): the request goes the pager's one way, in its order.
+//!
+//! Left out: windows again, once a page that they had was taken by the host's own reclaim.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
+
+use guest_mem::Gpa;
+
+/// Bytes of a window.
+pub const WINDOW: u64 = 1 << 20;
+/// A MAP that ends so many bytes before its window's end, or fewer, asks for the next one.
+pub const REFILL: u64 = 64 * guest_mem::PAGE_SIZE;
+/// Windows that one MAP asks for at most, from its beginning on.
+pub const WINDOWS_PER_MAP: u64 = 64;
+
+/// No window.
+const NONE: u64 = u64::MAX;
+
+/// Which windows of RAM are to be populated, and which not any more. Shared by the owner's thread,
+/// which asks and gives back, and the helper.
+#[derive(Debug)]
+pub struct Windows {
+    /// Asked for, ever. Windows that are not wholly RAM have the bit from the start. Written by the
+    /// owner.
+    asked: Bits,
+    /// Those, a bit each.
+    not_ram: Vec<u64>,
+    /// The guest has given back a page of it. Written by the owner.
+    given_back: Bits,
+    /// The one that the helper populates, or [`NONE`].
+    at: AtomicU64,
+    /// Windows populated. Written by the helper.
+    populated: AtomicU64,
+    /// Pages that stay in memory since the helper was at their window. Written by the owner.
+    kept: AtomicU64,
+    is_over: AtomicBool,
+    helper: OnceLock<Thread>,
+}
+
+impl Windows {
+    /// Of RAM in these pieces: address and bytes.
+    pub fn new(ram: impl Iterator<Item = (Gpa, u64)> + Clone) -> Self {
+        let ends = ram.clone().map(|(gpa, len)| gpa.raw().saturating_add(len));
+        let count = ends.max().unwrap_or(0) / WINDOW;
+        let asked = Bits::new(count);
+        let is_ram = |window: u64| {
+            let (start, end) = (window * WINDOW, (window + 1) * WINDOW);
+            let mut pieces = ram.clone();
+            pieces.any(|(gpa, len)| gpa.raw() <= start && end - gpa.raw() <= len)
+        };
+        for window in (0..count).filter(|&window| !is_ram(window)) {
+            asked.set(window);
+        }
+        Self {
+            not_ram: asked.words(),
+            asked,
+            given_back: Bits::new(count),
+            at: AtomicU64::new(NONE),
+            populated: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            helper: OnceLock::new(),
+        }
+    }
+
+    /// Devices are about to reach `[gpa, gpa + len)`. Does not wait. Owner's thread.
+    pub fn ask(&self, gpa: Gpa, len: u64) {
+        let first = gpa.raw() / WINDOW;
+        let last = gpa.raw().saturating_add(len).saturating_add(REFILL) / WINDOW;
+        let last = last.min(first + (WINDOWS_PER_MAP - 1));
+        let mut is_new = false;
+        for window in first..=last.min(self.asked.count().saturating_sub(1)) {
+            is_new |= self.asked.set(window);
+        }
+        if is_new && let Some(helper) = self.helper.get() {
+            helper.unpark();
+        }
+    }
+
+    /// The guest has given back `[gpa, gpa + len)`, which lies in one window: whether it may be
+    /// discarded. If not, the helper is at it right now, and it stays in memory. Owner's thread.
+    #[must_use]
+    pub fn give_back(&self, gpa: Gpa, len: u64) -> bool {
+        let window = gpa.raw() / WINDOW;
+        self.given_back.set(window);
+        // Sequentially consistent, as the store before and both of the helper's, which come in the
+        // other order. What it has populated when it has left the window is discarded like any
+        // other page.
+        let is_free = self.at.load(Ordering::SeqCst) != window;
+        if !is_free {
+            let pages = len / guest_mem::PAGE_SIZE;
+            self.kept.fetch_add(pages, Ordering::Relaxed);
+        }
+        is_free
+    }
+
+    /// Windows that have been populated.
+    pub fn populated(&self) -> u64 {
+        self.populated.load(Ordering::Relaxed)
+    }
+
+    /// Pages that were given back and stay in memory.
+    pub fn kept(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// A window that was asked for and is not `done`, which it is from now on.
+    fn next(&self, done: &mut [u64]) -> Option<u64> {
+        let words = (0..).zip(self.asked.0.iter().zip(done));
+        for (at, (asked, done)) in words {
+            let left = asked.load(Ordering::SeqCst) & !*done;
+            if left != 0 {
+                let bit = left.trailing_zeros();
+                *done |= 1 << bit;
+                return Some(at * 64 + u64::from(bit));
+            }
+        }
+        None
+    }
+
+    /// Populates a window by `populate`, unless the guest has given back some of it.
+    fn visit(
+        &self,
+        window: u64,
+        populate: &mut impl FnMut(Gpa, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.at.store(window, Ordering::SeqCst);
+        let result = match self.given_back.has(window) {
+            true => Ok(()),
+            false => populate(Gpa::new(window * WINDOW), WINDOW).map(|()| {
+                self.populated.fetch_add(1, Ordering::Relaxed);
+            }),
+        };
+        // Release: whoever sees that it has left finds the pages there.
+        self.at.store(NONE, Ordering::Release);
+        result
+    }
+}
+
+/// A bit for each window.
+#[derive(Debug)]
+struct Bits(Box<[AtomicU64]>, u64);
+
+impl Bits {
+    fn new(count: u64) -> Self {
+        let words = count.div_ceil(64);
+        Self((0..words).map(|_| AtomicU64::new(0)).collect(), count)
+    }
+
+    fn count(&self) -> u64 {
+        self.1
+    }
+
+    /// Sets one; whether it was not set. One beyond the end is.
+    fn set(&self, at: u64) -> bool {
+        let Some(word) = self.word(at) else {
+            return false;
+        };
+        let bit = 1 << (at % 64);
+        // The look first: a bit that is set already is no store.
+        word.load(Ordering::SeqCst) & bit == 0 && word.fetch_or(bit, Ordering::SeqCst) & bit == 0
+    }
+
+    fn has(&self, at: u64) -> bool {
+        self.word(at)
+            .is_some_and(|word| word.load(Ordering::SeqCst) & 1 << (at % 64) != 0)
+    }
+
+    fn word(&self, at: u64) -> Option<&AtomicU64> {
+        let at = (at < self.1).then_some(at / 64)?;
+        self.0.get(usize::try_from(at).ok()?)
+    }
+}
+
+impl Bits {
+    fn words(&self) -> Vec<u64> {
+        let words = self.0.iter();
+        words.map(|word| word.load(Ordering::SeqCst)).collect()
+    }
+}
+
+/// The helper's thread, which ends with this.
+#[derive(Debug)]
+pub struct Populator {
+    windows: Arc<Windows>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Populator {
+    /// Starts it. `populate` is called on its thread for one window at a time, and `failed` once:
+    /// windows are left alone then.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn start(
+        windows: Arc<Windows>,
+        mut populate: impl FnMut(Gpa, u64) -> io::Result<()> + Send + 'static,
+        failed: impl FnOnce(io::Error) + Send + 'static,
+    ) -> io::Result<Self> {
+        let shared = windows.clone();
+        let mut done = shared.not_ram.clone();
+        let thread = thread::Builder::new()
+            .name("populate".into())
+            .spawn(move || {
+                while !shared.is_over.load(Ordering::Acquire) {
+                    match shared.next(&mut done) {
+                        Some(window) => {
+                            if let Err(error) = shared.visit(window, &mut populate) {
+                                failed(error);
+                                return;
+                            }
+                        }
+                        // What was asked for since has left a token, by which this returns at once.
+                        None => thread::park(),
+                    }
+                }
+            })?;
+        let _ = windows.helper.set(thread.thread().clone());
+        // What was asked for before that.
+        thread.thread().unpark();
+        Ok(Self {
+            windows,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Populator {
+    /// Waits for the window that is being populated.
+    fn drop(&mut self) {
+        self.windows.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn windows(ram: &[(u64, u64)]) -> Arc<Windows> {
+        let ram = ram.iter().map(|&(gpa, len)| (Gpa::new(gpa), len));
+        Arc::new(Windows::new(ram))
+    }
+
+    /// Windows that a helper would visit now.
+    fn asked(windows: &Windows) -> Vec<u64> {
+        let mut done = windows.not_ram.clone();
+        std::iter::from_fn(|| windows.next(&mut done)).collect()
+    }
+
+    /// A helper that says which window it is at, and goes on when it is told how that ended.
+    fn helper(windows: &Arc<Windows>) -> (Populator, Receiver<u64>, Sender<io::Result<()>>) {
+        let ((say, at), (go_on, goes_on)) = (channel(), channel());
+        let populate = move |gpa: Gpa, len| {
+            assert_eq!((gpa.raw() % WINDOW, len), (0, WINDOW));
+            say.send(gpa.raw() / WINDOW).expect("the test listens");
+            goes_on.recv().unwrap_or(Ok(()))
+        };
+        let helper = Populator::start(windows.clone(), populate, drop).expect("a thread");
+        (helper, at, go_on)
+    }
+
+    #[test]
+    fn a_map_asks_for_its_window_and_near_its_end_for_the_next() {
+        let page = guest_mem::PAGE_SIZE;
+        for (gpa, len, expected) in [
+            (0, page, &[0][..]),
+            (MIB, page, &[1]),
+            // Its end is 65 pages before the window's, and 64.
+            (2 * MIB - 66 * page, page, &[1]),
+            (2 * MIB - 65 * page, page, &[1, 2]),
+            (2 * MIB - page, page, &[1, 2]),
+            (MIB / 2, 2 * MIB, &[0, 1, 2]),
+            // The last has no next.
+            (8 * MIB - page, page, &[7]),
+            // Neither RAM nor a window that is RAM in part.
+            (9 * MIB, page, &[]),
+            (16 * MIB, page, &[]),
+            (u64::MAX - page + 1, page, &[]),
+            (0, u64::MAX, &[0, 1, 2, 3, 4, 5, 6, 7]),
+        ] {
+            let windows = windows(&[(0, 8 * MIB), (9 * MIB + page, MIB)]);
+            windows.ask(Gpa::new(gpa), len);
+            assert_eq!(asked(&windows), expected, "{gpa:#x}, {len:#x}");
+        }
+        let windows = windows(&[(0, 1 << 30)]);
+        windows.ask(Gpa::new(0), 1 << 30);
+        assert_eq!(asked(&windows).len() as u64, WINDOWS_PER_MAP);
+    }
+
+    #[test]
+    fn each_window_is_populated_once_however_often_it_is_asked_for() {
+        let windows = windows(&[(0, 4 * MIB)]);
+        // Before there is a helper.
+        windows.ask(Gpa::new(0), 1);
+        let (helper, at, go_on) = helper(&windows);
+        assert_eq!(at.recv(), Ok(0));
+        for turn in 0..1_000_000 {
+            windows.ask(Gpa::new(turn % (2 * MIB - REFILL - 1)), 1);
+        }
+        go_on.send(Ok(())).expect("it waits");
+        assert_eq!(at.recv(), Ok(1));
+        go_on.send(Ok(())).expect("it waits");
+        // No third one: the next that comes is of another window.
+        windows.ask(Gpa::new(3 * MIB), 1);
+        assert_eq!(at.recv(), Ok(3));
+        drop(go_on);
+        drop(helper);
+        assert_eq!(windows.populated(), 3);
+    }
+
+    #[test]
+    fn a_window_that_the_guest_gave_back_is_left_alone() {
+        let windows = windows(&[(0, 4 * MIB)]);
+        let (helper, at, go_on) = helper(&windows);
+        assert!(windows.give_back(Gpa::new(MIB + 8192), 4096));
+        windows.ask(Gpa::new(MIB), 4096);
+        windows.ask(Gpa::new(2 * MIB), 4096);
+        // The second alone, which the helper is at now.
+        assert_eq!(at.recv(), Ok(2));
+        assert!(!windows.give_back(Gpa::new(2 * MIB), 8192));
+        assert!(windows.give_back(Gpa::new(3 * MIB), 8192));
+        go_on.send(Ok(())).expect("it waits");
+        drop(go_on);
+        drop(helper);
+        // It has left: what comes later is discarded.
+        assert!(windows.give_back(Gpa::new(2 * MIB), 4096));
+        assert_eq!((windows.populated(), windows.kept()), (1, 2));
+    }
+
+    /// Pages as a host has them: one that was discarded does not come back, whatever the threads do
+    /// meanwhile.
+    #[test]
+    fn no_page_that_was_discarded_comes_back() {
+        const ROUNDS: u64 = 400;
+        for round in 0..ROUNDS {
+            let windows = windows(&[(0, 64 * MIB)]);
+            let is_there: Arc<Vec<AtomicBool>> =
+                Arc::new((0..64).map(|_| AtomicBool::new(false)).collect());
+            let host = is_there.clone();
+            let populate = move |gpa: Gpa, _| {
+                for _ in 0..(round * 11 + gpa.raw() / WINDOW * 5) % 89 {
+                    std::hint::spin_loop();
+                }
+                host[(gpa.raw() / WINDOW) as usize].store(true, Ordering::SeqCst);
+                Ok(())
+            };
+            let helper = Populator::start(windows.clone(), populate, drop).expect("a thread");
+            let mut discarded = Vec::new();
+            for window in 0..64 {
+                windows.ask(Gpa::new(window * MIB), 4096);
+                for _ in 0..(round * 7 + window * 13) % 97 {
+                    std::hint::spin_loop();
+                }
+                if windows.give_back(Gpa::new(window * MIB), 4096) {
+                    is_there[window as usize].store(false, Ordering::SeqCst);
+                    discarded.push(window);
+                }
+            }
+            drop(helper);
+            let back = |&&window: &&u64| is_there[window as usize].load(Ordering::SeqCst);
+            assert_eq!(discarded.iter().find(back), None, "round {round}");
+            assert_eq!(windows.kept(), 64 - discarded.len() as u64);
+        }
+    }
+
+    #[test]
+    fn a_host_that_refuses_is_asked_once() {
+        let windows = windows(&[(0, 4 * MIB)]);
+        let (say, said) = channel();
+        let populate = |_, _| Err(io::ErrorKind::InvalidInput.into());
+        let failed = move |error: io::Error| say.send(error.kind()).expect("the test listens");
+        let helper = Populator::start(windows.clone(), populate, failed).expect("a thread");
+        windows.ask(Gpa::new(0), 4 * MIB);
+        assert_eq!(said.recv(), Ok(io::ErrorKind::InvalidInput));
+        assert!(said.recv().is_err());
+        assert!(windows.give_back(Gpa::new(0), 4096));
+        drop(helper);
+        assert_eq!(windows.populated(), 0);
+    }
+}
