@@ -55,8 +55,9 @@ pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves the host's namespaces for empty ones: users, mounts, network, IPC, names, control groups
-/// and, for children, processes. To be called while there is one thread.
+/// Leaves the host's namespaces for empty ones: users, mounts, network, IPC, names and control
+/// groups. To be called while there is one thread. (Not that of processes: it would be for
+/// children, and a process that has asked for it starts no thread.)
 ///
 /// # Errors
 /// The host allows none of it; nothing has changed.
@@ -65,8 +66,7 @@ pub fn leave_namespaces() -> io::Result<()> {
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
-        | CloneFlags::CLONE_NEWCGROUP
-        | CloneFlags::CLONE_NEWPID;
+        | CloneFlags::CLONE_NEWCGROUP;
     let with_user = unshare(CloneFlags::CLONE_NEWUSER | others);
     // Root needs no namespace of users to have the others.
     let left = with_user.or_else(|error| unshare(others).map_err(|_| error));

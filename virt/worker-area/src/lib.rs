@@ -32,8 +32,8 @@
 mod layout;
 mod owner;
 mod shape;
-mod worker;
 mod words;
+mod worker;
 
 pub use owner::{Answer, Misbehaviour, Owner, Start};
 pub use shape::{MAX_DATA, MAX_SLOTS, Shape, ShapeError, Totals, Window};

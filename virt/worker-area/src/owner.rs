@@ -168,9 +168,9 @@ impl<W: Words> Owner<W> {
     /// How the worker's start stands.
     pub fn start(&self) -> Start {
         match self.words.load_u32(AT_STATE) {
-            STATE_READY => {
-                Start::Ready(std::array::from_fn(|i| self.words.load_u64(AT_FACTS + 8 * i)))
-            }
+            STATE_READY => Start::Ready(std::array::from_fn(|i| {
+                self.words.load_u64(AT_FACTS + 8 * i)
+            })),
             STATE_FAILED => {
                 let len = self.words.load_u32(AT_TEXT_LEN).min(TEXT_LEN as u32);
                 let words = (0..len.div_ceil(8)).map(|i| AT_TEXT + 8 * i as usize);

@@ -42,6 +42,7 @@ mod stopped;
 mod swapped;
 mod switches;
 mod units;
+pub mod worker;
 
 pub use args::RunArgs;
 pub use assembly::{Assembly, MachineComposition};

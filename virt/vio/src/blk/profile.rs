@@ -72,7 +72,9 @@ impl BlkFacts {
             self.completes_in_order,
             self.is_in_memory,
         ];
-        let bits = (0..).zip(bits).map(|(bit, is_set)| u64::from(is_set) << bit);
+        let bits = (0..)
+            .zip(bits)
+            .map(|(bit, is_set)| u64::from(is_set) << bit);
         [
             self.capacity,
             self.alignment.into(),

@@ -15,8 +15,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use worker_area::{Shape, Worker};
 
 use super::{Area, Caged, CagedClass, WorkerEvent, WorkerProcess};
-use crate::blk::tests::support::{Guest, MEMORY, RINGS, image};
 use crate::QueueDevice;
+use crate::blk::tests::support::{Guest, MEMORY, RINGS, image};
 use crate::blk::{BlkConfig, BlkFacts, BlkWorker, BlockIo, MemDisk};
 
 /// What a test knows and says of the process.

@@ -23,7 +23,10 @@ fn sizes_outside_their_ranges_are_refused() {
     assert_eq!(Shape::new(0, 4096, 16, 1), Err(ShapeError::Slots(0)));
     assert_eq!(Shape::new(2048, 4096, 16, 1), Err(ShapeError::Slots(2048)));
     assert_eq!(Shape::new(4, 5000, 16, 1), Err(ShapeError::Data(5000)));
-    assert_eq!(Shape::new(4, 8 << 20, 16, 1), Err(ShapeError::Data(8 << 20)));
+    assert_eq!(
+        Shape::new(4, 8 << 20, 16, 1),
+        Err(ShapeError::Data(8 << 20))
+    );
     assert_eq!(Shape::new(4, 4096, 0, 1), Err(ShapeError::Ends(0)));
     assert_eq!(Shape::new(4, 4096, 16, 4096), Err(ShapeError::Ends(4096)));
 }

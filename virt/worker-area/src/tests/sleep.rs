@@ -27,12 +27,7 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        let indices = [
-            AT_SUBMITTED,
-            AT_OWNER_ASLEEP,
-            AT_ANSWERED,
-            AT_WORKER_ASLEEP,
-        ];
+        let indices = [AT_SUBMITTED, AT_OWNER_ASLEEP, AT_ANSWERED, AT_WORKER_ASLEEP];
         Self {
             indices: indices.map(|at| (at, AtomicU64::new(0))).into(),
             others: std::sync::Mutex::default(),

@@ -138,7 +138,6 @@ impl Guest {
         };
         Self::in_memory(mem, rings, io, config, !0)
     }
-
 }
 
 impl<C: DeviceClass> Guest<C> {
