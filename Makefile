@@ -43,6 +43,7 @@ check: setup ## format, lints, documentation, loom and shuttle models, mistakes 
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-map --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p iova --lib --release model
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p dma-peers --lib --release model
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet -p worker-area --lib --release model
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test --quiet -p iova -p dma-map -p dma-peers --release --test schedules
 	cargo run --release --quiet -p mutants -- --sample 180
 	cargo test --release --quiet --config profile.release.package.vio.opt-level=0 --config profile.release.package.vio.debug-assertions=true -p vio --lib body::tests

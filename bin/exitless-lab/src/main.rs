@@ -128,6 +128,9 @@ enum Command {
     Selftest(selftest::SelftestArgs),
     /// Run a virtual machine as `exitless run` does, with parts that fail on purpose.
     Run(Box<RunArgs>),
+    /// Be the device model of one disk of a machine, as `exitless device-worker` is.
+    #[command(hide = true)]
+    DeviceWorker(vmm::device_worker::DeviceWorkerArgs),
     /// Serve block devices as `exitless serve` does, with parts that fail on purpose.
     Serve(ServeArgs),
     /// Count requests, kicks and exits of reads behind the paravirtual IOMMU, by driver and policy;
@@ -207,6 +210,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             let faults = Faults::parse(Program::Machine, &args.fault)?;
             run::main(&args.run, &(Arc::new(Faulty::new(faults)) as _))
         }
+        Command::DeviceWorker(args) => vmm::device_worker::main(&args),
         Command::Serve(args) => {
             let faults = Faults::parse(Program::Daemon, &args.fault)?;
             serve::main(&args.serve, &Faulty::new(faults))

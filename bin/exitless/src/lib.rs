@@ -17,7 +17,7 @@ use vio::blk::Blk;
 use virtio_pci::VirtioFunction;
 use vmm::composition::Composition;
 use vmm::run::{Assembly, Attached, MachineComposition, MakeFunctions};
-use vmm::{doctor, log, program, run, serve};
+use vmm::{device_worker, doctor, log, program, run, serve};
 
 /// With the commit that it was built from, as far as the makefile has said.
 static VERSION: LazyLock<String> =
@@ -87,6 +87,8 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Serve block devices to any VMM over vhost-user, all on a few cores.
     Serve(serve::ServeArgs),
+    /// Be the device model of one disk of a machine, which starts this by itself (worker=on).
+    DeviceWorker(device_worker::DeviceWorkerArgs),
     /// Say what this host offers to virtual machines, and what to do next.
     #[command(after_long_help = DOCTOR_EXAMPLES)]
     Doctor(doctor::DoctorArgs),
@@ -128,6 +130,7 @@ pub fn main() -> ExitCode {
         |cli| match cli.command {
             Command::Run(args) => run::main(&args, &(Arc::new(Product) as _)),
             Command::Serve(args) => serve::main(&args, &Product),
+            Command::DeviceWorker(args) => device_worker::main(&args),
             Command::Doctor(args) => doctor::main(&args, |_| None),
             Command::Completions(args) => program::completions::<Cli>(&args),
             Command::Man(args) => program::man::<Cli>(&args),

@@ -3,6 +3,7 @@
 //! A program is a list of subcommands, and what it composes ([`composition`]); all else is here.
 //! - [`run`]: one virtual machine on this host's KVM. [`serve`]: block devices for other VMMs.
 //!   [`doctor`]: what this host offers to them.
+//! - [`device_worker`]: the device model of a disk of a machine, in a process of its own.
 //! - [`program`]: from the command line to an exit status. [`help`]: what `--help` and `man` print.
 //!   [`log`]: the options and the form of the log.
 //! - Inside: how a process ends (`ending`), its terminal, its messages (`messages`, `notify`,
@@ -30,6 +31,7 @@ mod terminal;
 mod values;
 
 pub mod composition;
+pub mod device_worker;
 pub mod doctor;
 pub mod help;
 pub mod log;
@@ -45,6 +47,7 @@ pub mod __private {
     pub use vio::Remote;
     pub use vio::balloon::Balloon;
     pub use vio::blk::Blk;
+    pub use vio::caged::Caged;
     pub use vio::net::Net;
     pub use vio::rng::Rng;
     pub use virtio_pci::VirtioFunction;

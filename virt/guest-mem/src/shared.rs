@@ -1,11 +1,15 @@
 //! A piece of a memory file that two processes use word by word: what one leaves there outlives it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::addr::PAGE_SIZE;
+use crate::addr::{Hva, PAGE_SIZE};
 use crate::file::{self, FileError};
+use crate::keep::MappingSet;
 use crate::mapping::{HugePages, Mapping};
+use crate::phys::KeepAlive;
+use crate::volatile::VolatileSlice;
 use crate::word::Word;
 
 /// A mapped piece of a memory file, of our making or received.
@@ -26,9 +30,10 @@ use crate::word::Word;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct SharedFile {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
+    /// Of `mapping` alone.
+    keep: KeepAlive,
     /// `None`: the mapping has it.
     received: Option<OwnedFd>,
     offset: u64,
@@ -66,25 +71,28 @@ impl SharedFile {
         let Some(bytes) = bytes.and_then(|bytes| isize::try_from(bytes).ok()) else {
             return Err(past_end);
         };
-        Ok(Self {
-            mapping: Mapping::memfd(c"shared-file", bytes as usize, HugePages::Advise)?,
-            received: None,
-            offset: 0,
-            // Less than `bytes`.
-            len: len as usize,
-        })
+        let mapping = Mapping::memfd(c"shared-file", bytes as usize, HugePages::Advise)?;
+        // The length is less than `bytes`.
+        Ok(Self::over(mapping, None, 0, len as usize))
     }
 
     /// `len` bytes, at least 1, at `offset`, a multiple of 4096, of a file that another process sent.
     pub fn open(file: OwnedFd, offset: u64, len: u64) -> Result<Self, FileError> {
         let facts = file::inspect(file.as_fd())?;
-        Ok(Self {
-            mapping: Mapping::foreign(file.as_fd(), &facts, offset, len)?,
-            received: Some(file),
+        let mapping = Mapping::foreign(file.as_fd(), &facts, offset, len)?;
+        // A length that has been mapped.
+        Ok(Self::over(mapping, Some(file), offset, len as usize))
+    }
+
+    fn over(mapping: Mapping, received: Option<OwnedFd>, offset: u64, len: usize) -> Self {
+        let mapping = Arc::new(mapping);
+        Self {
+            keep: Arc::new(MappingSet::new([mapping.clone()])),
+            mapping,
+            received,
             offset,
-            // It has been mapped.
-            len: len as usize,
-        })
+            len,
+        }
     }
 
     /// The file, for sending it on.
@@ -110,6 +118,25 @@ impl SharedFile {
     /// since, which nobody else sees.
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
+    }
+
+    /// The `len` bytes at `at`, which the other side may change at any time: for copies.
+    pub fn slice(&self, at: usize, len: u32) -> VolatileSlice<'_> {
+        self.check(at, len as usize);
+        let slice = VolatileSlice::new(&self.keep, self.hva(at), len);
+        slice.expect("inside the mapping, which is kept")
+    }
+
+    /// Where byte `at` is mapped in this process, for the kernel: an address that
+    /// [`keep_alive`](Self::keep_alive) keeps.
+    pub fn hva(&self, at: usize) -> Hva {
+        self.check(at, 0);
+        self.mapping.hva(at)
+    }
+
+    /// What keeps the piece mapped: hold a clone for as long as an address of it is in use.
+    pub fn keep_alive(&self) -> KeepAlive {
+        self.keep.clone()
     }
 
     words!(
@@ -139,5 +166,39 @@ impl SharedFile {
             "{size} bytes at {at} of {} shared bytes",
             self.len
         );
+    }
+}
+
+impl std::fmt::Debug for SharedFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { offset, len, .. } = self;
+        write!(f, "SharedFile {{ offset: {offset}, len: {len} }}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SharedFile;
+    use crate::keeps_mapped;
+
+    #[test]
+    fn bytes_of_a_piece_are_copied_and_kept_mapped() {
+        let ours = SharedFile::create(8192).expect("a file");
+        let again = ours.file().try_clone_to_owned().expect("a descriptor");
+        let theirs = SharedFile::open(again, 4096, 4096).expect("the same file");
+        ours.slice(4096 + 10, 3).write(0, b"abc");
+        let mut bytes = [0; 3];
+        theirs.slice(10, 3).read(0, &mut bytes);
+        assert_eq!(&bytes, b"abc");
+        let (keep, at) = (theirs.keep_alive(), theirs.hva(10));
+        drop(theirs);
+        assert!(keeps_mapped(&keep, at, 3));
+        assert!(!keeps_mapped(&keep, at, 4096));
+    }
+
+    #[test]
+    #[should_panic(expected = "3 bytes at 8190 of 8192 shared bytes")]
+    fn bytes_outside_a_piece_are_a_bug() {
+        SharedFile::create(8192).expect("a file").slice(8190, 3);
     }
 }

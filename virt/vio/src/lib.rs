@@ -13,7 +13,8 @@
 //! ([`Remote`]).
 //!
 //! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed),
-//! `body` and its `class`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`].
+//! `body` and its `class`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`]; [`caged`], a
+//! disk whose device model is in another process.
 //!
 //! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
 //! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
@@ -26,6 +27,7 @@
 pub mod balloon;
 pub mod blk;
 mod body;
+pub mod caged;
 mod device;
 #[cfg(test)]
 mod fake_driver;

@@ -108,6 +108,9 @@ pub enum Violation {
     /// Not the driver's doing: an invalidation could not be answered, because requests hold the
     /// memory that it covers.
     NotReleased,
+    /// Not the driver's doing: the process that is the device's model has ended, or has answered
+    /// what it must not.
+    Worker,
     /// The addresses of a ring lead nowhere, where that is known before the ring is served.
     RingAddress(u16),
     /// Not the driver's doing: the device has written more into a chain than it has room for.
@@ -138,6 +141,7 @@ impl fmt::Display for Violation {
             Self::Journal => f.write_str("a chain could not be recorded as in flight"),
             Self::Truncated => f.write_str("request without header or status byte"),
             Self::Status => f.write_str("the request's status cannot be written"),
+            Self::Worker => f.write_str("the process that serves the device has ended"),
             Self::NotCancellable => f.write_str("a request neither ends nor can be cancelled"),
             Self::MissUnanswered => {
                 f.write_str("a translation that was asked for has not come in time")

@@ -133,7 +133,9 @@ impl Composition for Faulty {
         self.check_disks(machine.disks_in_files.len())?;
         let behind_socket = |number: &&usize| !machine.disks_in_files[**number];
         if let Some(number) = self.faults.disks.keys().find(behind_socket) {
-            bail!("--fault disk{number}:…: another process serves it (--disk socket=…)");
+            bail!(
+                "--fault disk{number}:…: another process serves it (--disk socket=…, or worker=on)"
+            );
         }
         if self.faults.is_punched {
             if machine.has_pager {

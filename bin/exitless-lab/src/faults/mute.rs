@@ -15,7 +15,7 @@ use pv_iommu::{IommuFunction, Request};
 use vio::balloon::Balloon;
 use vio::net::Net;
 use vio::rng::Rng;
-use vio::{Remote, blk::Blk};
+use vio::{Remote, blk::Blk, caged::Caged};
 use virtio_pci::VirtioFunction;
 use vmm::run::{AssignedDevice, Functions};
 
@@ -164,6 +164,7 @@ from!(
     VirtioFunction<Net>,
     VirtioFunction<Rng>,
     VirtioFunction<Remote>,
+    VirtioFunction<Caged>,
     VirtioFunction<Balloon>,
     IommuFunction,
     AssignedDevice

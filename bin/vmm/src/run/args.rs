@@ -88,6 +88,9 @@ A virtio disk, in a file or behind the vhost-user socket of another process; rep
     locking=on|off          off: without locks
     backing=on|off          on: a qcow2 image may have a backing file
     barriers=on|off         off: without the syncs that keep a qcow2 image's tables in order
+    worker=on|off|unconfined
+                            on: the device model is a process of its own, which sees the bytes of its requests alone
+    on-death=restart|fail   of a worker that dies: another one goes on (restart), or the disk needs a reset
     socket=PATH             where another process serves a vhost-user block device
 
 direct needs block=4096 on storage in blocks of 4096 bytes. The file is locked as QEMU locks it, \
@@ -96,6 +99,11 @@ and then nothing keeps two writers apart. What is in the file is said by format,
 may make it look like an image that names any of your files. So without format it is raw, and refused if it begins as a qcow2 image. \
 With barriers=off a power cut may leave the image corrupt. \
 Numbers may have K, M, G or T (powers of 1024).
+
+With worker=on a bug in the device model reaches no memory of the guest's: this process copies what a request gives the device to read, \
+and copies its answer back by the guest's mappings as they are then. An unmap never waits for the worker. It has the file, which is raw, and may \
+make the system calls of its loop alone (seccomp); a host without that refuses it, unless worker=unconfined. With --resident and \
+--mapper on no page stands for a block of such a disk.
 
 The process behind a socket (exitless serve, qemu-storage-daemon, SPDK) has all of guest RAM mapped. With --iommu vtd it has to translate \
 by what it is told of the guest's IOMMU, which exitless serve does; others need --iommu none. What the guest unmaps is told to it, and \

@@ -9,6 +9,7 @@ use machine::{ResolveFunction, units};
 use pv_iommu::{IommuFunction, PvIommu, Request as IommuRequest};
 use vio::Remote;
 use vio::balloon::Balloon;
+use vio::caged::Caged;
 use vio::net::Net;
 use vio::rng::Rng;
 use virtio_pci::VirtioFunction;
@@ -39,6 +40,7 @@ pub trait Functions:
     + From<VirtioFunction<Net>>
     + From<VirtioFunction<Rng>>
     + From<VirtioFunction<Remote>>
+    + From<VirtioFunction<Caged>>
     + From<VirtioFunction<Balloon>>
     + From<IommuFunction>
     + From<AssignedDevice>
@@ -72,6 +74,8 @@ macro_rules! functions {
                 Rng($crate::__private::VirtioFunction<$crate::__private::Rng>),
                 /// A disk that another process serves.
                 Remote($crate::__private::VirtioFunction<$crate::__private::Remote>),
+                /// A disk whose device model is in another process.
+                Caged($crate::__private::VirtioFunction<$crate::__private::Caged>),
                 /// A balloon.
                 Balloon($crate::__private::VirtioFunction<$crate::__private::Balloon>),
                 /// The paravirtual IOMMU.
@@ -82,7 +86,7 @@ macro_rules! functions {
             }
         }
 
-        $crate::functions!(@from $name: Disk(Blk) Net(Net) Rng(Rng) Remote(Remote) Balloon(Balloon));
+        $crate::functions!(@from $name: Disk(Blk) Net(Net) Rng(Rng) Remote(Remote) Caged(Caged) Balloon(Balloon));
 
         impl $crate::run::Functions for $name {
             fn balloon(&mut self) -> Option<&mut $crate::__private::Balloon> {

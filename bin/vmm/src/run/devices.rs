@@ -39,6 +39,7 @@ use super::plugs::{Plugged, Plugs};
 use super::remote;
 use super::switches::Switches;
 use super::units::{self, UnitOptions};
+use super::worker;
 use crate::composition::Composition;
 use crate::ending::storage::{self, Dropping, Names};
 use crate::values::block::serial;
@@ -230,6 +231,13 @@ fn add_disks<F: Functions, M: Memory<F>>(
             Disk::File(disk) => {
                 let name = format!("disk {}", disk.path.display());
                 let queues = disk.queues;
+                if let Some(worker) = disk.worker {
+                    let device =
+                        worker::start(disk.into(), worker).with_context(|| name.clone())?;
+                    let function = VirtioFunction::new(parts.bus.reserve()?, device);
+                    names.insert(plugs.add(function, doorbells(parts, queues)?), name);
+                    continue;
+                }
                 let wrap = |io| composition.disk(index, io);
                 let device = block(disk, config.dma, memory, wrap);
                 let device = device.with_context(|| name.clone())?;

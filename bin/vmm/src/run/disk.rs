@@ -9,6 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
 
+use super::worker::WorkerConfig;
 use crate::ending::signals;
 use crate::values::block::{self, BlockSpec, all_but};
 use crate::values::keys::Keys;
@@ -51,6 +52,8 @@ pub struct DiskConfig {
     pub queue_size: u16,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
+    /// How its device model is run, if that is a process of its own.
+    pub worker: Option<WorkerConfig>,
 }
 
 /// The keys of a block device that a disk in a file takes here.
@@ -97,6 +100,11 @@ impl DiskConfig {
         if id.len() > 20 || !id.bytes().all(|b| b.is_ascii_graphic()) {
             bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
         }
+        let (worker, on_death) = (keys.take("worker"), keys.take("on-death"));
+        let worker = of_disk(WorkerConfig::check(worker, on_death))?;
+        if worker.is_some() && format != Format::Raw {
+            bail!("--disk: worker is for raw files: a worker opens no backing file yet");
+        }
         // Among what is known, where a key is not.
         keys.take("socket");
         let path = spec.path.as_deref().filter(|path| !path.is_empty());
@@ -125,6 +133,7 @@ impl DiskConfig {
             queues,
             queue_size,
             id,
+            worker,
         })
     }
 

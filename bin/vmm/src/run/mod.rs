@@ -43,6 +43,7 @@ mod stopped;
 mod swapped;
 mod switches;
 mod units;
+pub mod worker;
 
 pub use args::RunArgs;
 pub use assembly::{Assembly, MachineComposition};

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::machine::{MIB, Machine, SEED, check_pattern, mixed_summary, with_disk};
-use super::{ballooned, elf, held, net, power, punched, pviommu, swapped, vhost};
+use super::{ballooned, caged, elf, held, net, power, punched, pviommu, swapped, vhost};
 use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
@@ -39,6 +39,7 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     cases.extend(power::quick());
     cases.extend(net::quick());
     cases.extend(pviommu::quick());
+    cases.extend(caged::quick());
     cases.extend(sleeps_under.iter().map(|mode| forced_sleeps(*mode, 200)));
     cases.push(both_programs(Mode::Trap));
     cases.push(idle());

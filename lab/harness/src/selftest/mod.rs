@@ -1,6 +1,7 @@
 //! `exitless-lab selftest`: whole guests and long checks of this build on this host.
 //!
 //! * `ballooned`: guests that give memory back.
+//! * `caged`: guests of disks whose device models are processes.
 //! * `case`, `machine`: one case, and what several boot.
 //! * `cases`: what is booted, and what must come of it.
 //! * `clients`: other people's virtual machines on `exitless serve`.
@@ -18,6 +19,7 @@
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.
 
 mod ballooned;
+mod caged;
 mod case;
 mod cases;
 mod clients;

@@ -12,6 +12,9 @@
 //! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
 //! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
+//! The device in a process of its own, which is given the bytes of requests and no guest memory, is
+//! [`BlkWorker`]: the same check of a request ([`request::check`]) and the same back ends.
+//!
 //! Reading order: this file (what a device is made of), `class` (what the body asks of it), `take`,
 //! `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block
 //! device behind it; [`WorkQueue`], for back ends that have threads.
@@ -41,6 +44,7 @@ mod class;
 mod finish;
 mod mem;
 mod parts;
+mod profile;
 pub mod range;
 #[expect(unsafe_code, reason = "the kernel is given addresses; see the module")]
 mod raw;
@@ -49,20 +53,22 @@ mod slot;
 mod stalled;
 mod take;
 mod work_queue;
+mod worker;
 
 use std::collections::VecDeque;
 
 pub use backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 pub use mem::{MemDisk, NullDisk};
+pub use profile::{BlkFacts, BlkProfile, FactsError};
 pub use raw::{RawDisk, RawDiskError, RawDiskOptions, UringRefusal, UringShare, try_io_uring};
 pub use work_queue::WorkQueue;
+pub use worker::{BlkWorker, worker_shape};
 
 use guest_mem::Dma;
 use serde::{Deserialize, Serialize};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue};
 use crate::line_budget::LineBudget;
-use crate::queue_config::{feature, is_queue_size};
 use crate::ring::Chain;
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
@@ -82,8 +88,6 @@ pub const MAX_PIECES: usize = 1024;
 const MAX_AHEAD: usize = 256;
 /// Most queues.
 pub const MAX_QUEUES: u16 = 16;
-/// Longest discard or write-zeroes request of a disk that does it at once, in sectors: 1 MiB.
-const MAX_INLINE_RANGE_SECTORS: u32 = 2048;
 
 /// How a block device shows itself.
 #[derive(Clone, Copy, Debug)]
@@ -225,75 +229,17 @@ impl SavedState for SavedBlk {
 
 impl Blk {
     /// A device over `io`.
+    ///
+    /// # Errors
+    /// No device can have that configuration over it.
     pub fn new(config: BlkConfig, io: Box<dyn BlockIo>) -> Result<Self, BlkError> {
-        let BlkConfig {
-            logical_block,
-            queues,
-            queue_size,
-            ..
-        } = config;
-        if logical_block != 512 && logical_block != 4096 {
-            return Err(BlkError::LogicalBlock(logical_block));
-        }
-        let bytes = io.capacity();
-        if bytes == 0 || !bytes.is_multiple_of(u64::from(logical_block)) {
-            return Err(BlkError::Capacity {
-                bytes,
-                block: logical_block,
-            });
-        }
-        let needed = io.alignment();
-        if !logical_block.is_multiple_of(needed) {
-            return Err(BlkError::Alignment {
-                needed,
-                block: logical_block,
-            });
-        }
-        if queues == 0 || queues > MAX_QUEUES {
-            return Err(BlkError::Queues(queues));
-        }
-        if !is_queue_size(queue_size, 2) {
-            return Err(BlkError::QueueSize(queue_size));
-        }
-        let read_only = io.is_read_only();
-        let mut features = feature::COMMON
-            | request::feature::SIZE_MAX
-            | request::feature::SEG_MAX
-            | request::feature::BLK_SIZE
-            | request::feature::FLUSH
-            | request::feature::MQ;
-        let in_order = config.packed && io.completes_in_order();
-        for (bit, is_offered) in [
-            (request::feature::RO, read_only),
-            (request::feature::DISCARD, !read_only && io.discards()),
-            (request::feature::WRITE_ZEROES, !read_only && io.zeroes()),
-            (feature::RING_PACKED, config.packed),
-            (feature::IN_ORDER, in_order),
-        ] {
-            features |= if is_offered { bit } else { 0 };
-        }
-        let sectors = bytes / SECTOR;
-        let max_range = match io.transfer() {
-            Transfer::Memory => MAX_INLINE_RANGE_SECTORS,
-            Transfer::Direct | Transfer::Bounce | Transfer::Nothing => request::MAX_RANGE_SECTORS,
-        };
+        let profile = BlkProfile::new(&config, &BlkFacts::of(&*io))?;
         Ok(Self::of(BlkClass {
             config,
-            features,
-            queue_sizes: vec![queue_size; usize::from(queues)],
-            space: request::config_space(
-                sectors,
-                logical_block,
-                queues,
-                max_range,
-                io.discard_block(),
-            ),
-            limits: request::Limits {
-                sectors,
-                read_only,
-                features: 0,
-                max_range,
-            },
+            features: profile.features,
+            queue_sizes: profile.queue_sizes,
+            space: profile.space,
+            limits: profile.limits,
             io,
             slab: Vec::new(),
             free: Vec::new(),
@@ -314,4 +260,4 @@ impl Blk {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -126,22 +126,49 @@ pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Opti
         Err(pending @ Stop::Pending(_)) => return Err(pending),
         Err(Stop::Fault(_)) => return answer(Action::Status(STATUS_IOERR)),
     }
+    let data = Data {
+        readable: readable.len() - HEADER_LEN,
+        writable: status_offset,
+    };
+    let read = |range: &mut [u8]| readable.read(dma, HEADER_LEN, range);
+    answer(check(&header, data, limits, read)?)
+}
+
+/// Bytes of a request between its header and its status.
+#[derive(Clone, Copy, Debug)]
+pub struct Data {
+    /// Those that the device reads.
+    pub readable: u32,
+    /// Those that it writes.
+    pub writable: u32,
+}
+
+/// Checks the request that `header` begins, wherever its bytes lie. `read` copies the first of the
+/// bytes behind the header, if there are as many.
+///
+/// # Errors
+/// `read` has nothing at the moment.
+pub fn check(
+    header: &[u8; HEADER_LEN as usize],
+    data: Data,
+    limits: &Limits,
+    read: impl FnOnce(&mut [u8]) -> Access<()>,
+) -> Access<Action> {
     let kind = u32::from_le_bytes(header[..4].try_into().expect("4 of 16 bytes"));
     let sector = u64::from_le_bytes(header[8..].try_into().expect("8 of 16 bytes"));
-    let action = match kind {
-        kind::IN => transfer(limits, sector, status_offset, false),
-        kind::OUT => transfer(limits, sector, readable.len() - HEADER_LEN, true),
+    Ok(match kind {
+        kind::IN => transfer(limits, sector, data.writable, false),
+        kind::OUT => transfer(limits, sector, data.readable, true),
         kind::FLUSH => Action::Run(Op::Flush),
-        kind::GET_ID => Action::GetId(status_offset.min(ID_LEN as u32)),
+        kind::GET_ID => Action::GetId(data.writable.min(ID_LEN as u32)),
         kind::DISCARD if limits.features & feature::DISCARD != 0 => {
-            range(dma, chain, limits, false)?
+            range(data, limits, false, read)?
         }
         kind::WRITE_ZEROES if limits.features & feature::WRITE_ZEROES != 0 => {
-            range(dma, chain, limits, true)?
+            range(data, limits, true, read)?
         }
         _ => Action::Status(STATUS_UNSUPP),
-    };
-    answer(action)
+    })
 }
 
 /// What is known to be wanted of the request in `chain` before its header is: what the device reads first, and the status byte.
@@ -216,13 +243,17 @@ fn transfer(limits: &Limits, sector: u64, len: u32, write: bool) -> Action {
 }
 
 /// A discard or write-zeroes request (§5.2.6.2): exactly one range, since that is what we advertise.
-fn range<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits, zeroes: bool) -> Access<Action> {
-    let readable = chain.readable();
-    if limits.read_only || readable.len() != HEADER_LEN + RANGE_LEN {
+fn range(
+    data: Data,
+    limits: &Limits,
+    zeroes: bool,
+    read: impl FnOnce(&mut [u8]) -> Access<()>,
+) -> Access<Action> {
+    if limits.read_only || data.readable != RANGE_LEN {
         return Ok(Action::Status(STATUS_IOERR));
     }
     let mut bytes = [0; RANGE_LEN as usize];
-    match readable.read(dma, HEADER_LEN, &mut bytes) {
+    match read(&mut bytes) {
         Ok(()) => {}
         Err(pending @ Stop::Pending(_)) => return Err(pending),
         Err(Stop::Fault(_)) => return Ok(Action::Status(STATUS_IOERR)),

@@ -8,5 +8,5 @@ mod parts;
 mod rounds;
 mod slow;
 mod stalled;
-pub(super) mod support;
+pub(crate) mod support;
 mod waits;

@@ -44,7 +44,8 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Starts them for `file`.
+    /// Starts them for `file`; when this returns they wait for calls, and have made those of a
+    /// thread's own start.
     ///
     /// # Errors
     /// No thread, or no descriptor.
@@ -55,12 +56,22 @@ impl Threads {
             threads: Vec::new(),
             pending: Vec::new(),
         };
+        let (tell, begun) = std::sync::mpsc::channel();
         for number in 0..THREADS {
+            let tell = tell.clone();
             let (queue, file) = (Arc::clone(&own.queue), Arc::clone(file));
             let thread = std::thread::Builder::new()
                 .name(format!("disk-{number}"))
-                .spawn(move || serve(&queue, &file))?;
+                .spawn(move || {
+                    // Nobody waits if another thread could not be started.
+                    let _ = tell.send(());
+                    serve(&queue, &file);
+                })?;
             own.threads.push(thread);
+        }
+        for _ in 0..THREADS {
+            // They say so before anything else.
+            let _ = begun.recv();
         }
         Ok(own)
     }

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Dma, Gpa, Iommu, PhysMem};
 
-use crate::blk::{Blk, BlkConfig, MemDisk, RawDisk, RawDiskOptions, Transfer};
+use crate::blk::{Blk, BlkClass, BlkConfig, MemDisk, RawDisk, RawDiskOptions, Transfer};
+use crate::body::{Device, DeviceClass};
 use crate::fake_driver::{CountIrq, FakeDriver};
 use crate::{Activity, QueueDevice, Service, Visit};
 
@@ -93,10 +94,10 @@ pub fn mem_disk() -> Box<MemDisk> {
 }
 
 /// A guest: memory, one queue, and the device.
-pub struct Guest {
+pub struct Guest<C: DeviceClass = BlkClass> {
     pub mem: ArrayMem,
     pub driver: FakeDriver<ArrayMem>,
-    pub blk: Blk,
+    pub blk: Device<C>,
     pub irq: CountIrq,
 }
 
@@ -125,17 +126,8 @@ impl Guest {
         config: BlkConfig,
         mask: u64,
     ) -> Self {
-        let driver = FakeDriver::new(mem.clone(), Gpa::new(rings), 0, config.queue_size);
-        let mut blk = Blk::new(config, io).expect("a valid configuration");
-        let features = blk.features() & mask;
-        blk.activate(features, &[driver.config()], mem.keep_alive())
-            .expect("a valid activation");
-        Self {
-            mem,
-            driver,
-            blk,
-            irq: CountIrq::default(),
-        }
+        let blk = Blk::new(config, io).expect("a valid configuration");
+        Self::over(mem, rings, blk, config.queue_size, mask)
     }
 
     /// A device with queue size 64 and all its features in memory that others use too: its ring at `rings`.
@@ -145,6 +137,22 @@ impl Guest {
             ..Default::default()
         };
         Self::in_memory(mem, rings, io, config, !0)
+    }
+}
+
+impl<C: DeviceClass> Guest<C> {
+    /// A driver of `blk`, whose queue has so many entries.
+    pub fn over(mem: ArrayMem, rings: u64, mut blk: Device<C>, size: u16, mask: u64) -> Self {
+        let driver = FakeDriver::new(mem.clone(), Gpa::new(rings), 0, size);
+        let features = blk.features() & mask;
+        blk.activate(features, &[driver.config()], mem.keep_alive())
+            .expect("a valid activation");
+        Self {
+            mem,
+            driver,
+            blk,
+            irq: CountIrq::default(),
+        }
     }
 
     /// A door without holes.
@@ -235,7 +243,7 @@ impl Guest {
     }
 }
 
-impl Guest {
+impl<C: DeviceClass> Guest<C> {
     /// Resets the device and sets up a fresh driver, as a guest's driver does on reload.
     pub fn reactivate(&mut self) {
         let mut dma = self.dma();

@@ -1,0 +1,79 @@
+//! Words of the area, as both sides' code accesses them: in a shared file, or in a model.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use guest_mem::SharedFile;
+
+/// Memory of little-endian words that another process uses too. Offsets are bytes, multiples of the
+/// word's size.
+pub trait Words {
+    /// Length in bytes.
+    fn len(&self) -> u64;
+
+    /// One load, with acquire ordering.
+    fn load_u32(&self, at: usize) -> u32;
+
+    /// One store, with release ordering.
+    fn store_u32(&self, at: usize, value: u32);
+
+    /// One load, with acquire ordering.
+    fn load_u64(&self, at: usize) -> u64;
+
+    /// One store, with release ordering.
+    fn store_u64(&self, at: usize, value: u64);
+
+    /// Orders the stores before it ahead of the loads behind it: SeqCst. Pairs with the other
+    /// side's.
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Words for SharedFile {
+    fn len(&self) -> u64 {
+        SharedFile::len(self) as u64
+    }
+
+    fn load_u32(&self, at: usize) -> u32 {
+        SharedFile::load_u32(self, at)
+    }
+
+    fn store_u32(&self, at: usize, value: u32) {
+        SharedFile::store_u32(self, at, value);
+    }
+
+    fn load_u64(&self, at: usize) -> u64 {
+        SharedFile::load_u64(self, at)
+    }
+
+    fn store_u64(&self, at: usize, value: u64) {
+        SharedFile::store_u64(self, at, value);
+    }
+}
+
+impl<W: Words> Words for Arc<W> {
+    fn len(&self) -> u64 {
+        W::len(self)
+    }
+
+    fn load_u32(&self, at: usize) -> u32 {
+        W::load_u32(self, at)
+    }
+
+    fn store_u32(&self, at: usize, value: u32) {
+        W::store_u32(self, at, value);
+    }
+
+    fn load_u64(&self, at: usize) -> u64 {
+        W::load_u64(self, at)
+    }
+
+    fn store_u64(&self, at: usize, value: u64) {
+        W::store_u64(self, at, value);
+    }
+
+    fn fence(&self) {
+        W::fence(self);
+    }
+}

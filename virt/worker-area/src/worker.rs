@@ -1,0 +1,247 @@
+//! The worker's side. It relies on the owner, whose words it checks so far that a mistake ends it.
+
+use std::os::fd::OwnedFd;
+
+use guest_mem::{FileError, Hva, KeepAlive, SharedFile, VolatileSlice};
+
+use crate::Verdict;
+use crate::layout::{
+    AT_ANSWERED, AT_DATA, AT_FACTS, AT_FEATURES, AT_FOOT, AT_HEAD, AT_MAGIC, AT_OWNER_ASLEEP,
+    AT_SLOTS, AT_STATE, AT_SUBMITTED, AT_TEXT, AT_TEXT_LEN, AT_VERSION, AT_WORKER_ASLEEP,
+    FLAG_FIRST, FLAG_LAST, GOES_ON, MAGIC, OVER, STATE_FAILED, STATE_READY, VERSION, halves, word,
+};
+use crate::shape::{Shape, ShapeError, Totals, Window};
+use crate::words::Words;
+
+/// Number of facts that a worker tells at its start.
+pub const FACTS: usize = 7;
+/// Most bytes of the reason why a worker cannot start.
+pub const TEXT_LEN: usize = 1024;
+
+/// Why an area cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It cannot be mapped.
+    #[error("the area cannot be mapped")]
+    Map(#[source] FileError),
+    /// It is something else, or of another version of this program.
+    #[error("no area of this version: magic {magic:#x}, version {version}")]
+    Kind {
+        /// Its first word.
+        magic: u32,
+        /// Its second.
+        version: u32,
+    },
+    /// Its sizes are impossible.
+    #[error("the area's shape: {0}")]
+    Shape(#[from] ShapeError),
+    /// It is shorter than its sizes say.
+    #[error("an area of {len} bytes, which should have {wanted}")]
+    Short {
+        /// Its length.
+        len: u64,
+        /// That of its shape.
+        wanted: u64,
+    },
+}
+
+/// A mistake of the owner's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a submission that does not fit the area: {0:?}")]
+pub struct OwnerError(pub Submission);
+
+/// A window that the owner has submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submission {
+    /// Its slot, below the number of slots.
+    pub slot: u32,
+    /// All of the request.
+    pub totals: Totals,
+    /// The part that is in the slot.
+    pub window: Window,
+}
+
+/// The worker's side of an area.
+#[derive(Debug)]
+pub struct Worker<W> {
+    words: W,
+    shape: Shape,
+    taken: u32,
+    answered: u32,
+    published: u32,
+}
+
+impl Worker<SharedFile> {
+    /// Maps the area in `file`.
+    ///
+    /// # Errors
+    /// It cannot be mapped, or is no area of this version.
+    pub fn open(file: OwnedFd, len: u64) -> Result<Self, OpenError> {
+        Self::new(SharedFile::open(file, 0, len).map_err(OpenError::Map)?)
+    }
+
+    /// The head of a slot's request.
+    pub fn head(&self, slot: u32) -> VolatileSlice<'_> {
+        let Self { words, shape, .. } = self;
+        words.slice(shape.at_slot(slot), shape.head())
+    }
+
+    /// The foot.
+    pub fn foot(&self, slot: u32) -> VolatileSlice<'_> {
+        let Self { words, shape, .. } = self;
+        words.slice(shape.at_foot(slot), shape.foot())
+    }
+
+    /// The data.
+    pub fn data(&self, slot: u32) -> VolatileSlice<'_> {
+        let Self { words, shape, .. } = self;
+        words.slice(shape.at_data(slot), shape.data())
+    }
+
+    /// Address of byte `at` of a slot's data, for the kernel.
+    pub fn data_hva(&self, slot: u32, at: u32) -> Hva {
+        self.words.hva(self.shape.at_data(slot) + at as usize)
+    }
+
+    /// What keeps such addresses mapped.
+    pub fn keep_alive(&self) -> KeepAlive {
+        self.words.keep_alive()
+    }
+}
+
+impl<W: Words> Worker<W> {
+    /// Reads the sizes of the area in `words`.
+    ///
+    /// # Errors
+    /// It is no area of this version.
+    pub fn new(words: W) -> Result<Self, OpenError> {
+        let load = |at| words.load_u32(at);
+        let (magic, version) = (load(AT_MAGIC), load(AT_VERSION));
+        if (magic, version) != (MAGIC, VERSION) {
+            return Err(OpenError::Kind { magic, version });
+        }
+        let shape = Shape::new(load(AT_SLOTS), load(AT_DATA), load(AT_HEAD), load(AT_FOOT))?;
+        let (len, wanted) = (words.len(), shape.area_len());
+        if len < wanted {
+            return Err(OpenError::Short { len, wanted });
+        }
+        Ok(Self {
+            words,
+            shape,
+            taken: 0,
+            answered: 0,
+            published: 0,
+        })
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Tells the owner that submissions are taken from now on. The owner's eventfd is to be
+    /// written.
+    pub fn ready(&self, facts: [u64; FACTS]) {
+        for (i, fact) in facts.into_iter().enumerate() {
+            self.words.store_u64(AT_FACTS + 8 * i, fact);
+        }
+        self.words.store_u32(AT_STATE, STATE_READY);
+    }
+
+    /// Tells the owner why there is no device; cut to [`TEXT_LEN`] bytes. The owner's eventfd is to
+    /// be written.
+    pub fn failed(&self, why: &str) {
+        let bytes = &why.as_bytes()[..why.len().min(TEXT_LEN)];
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.words
+                .store_u64(AT_TEXT + 8 * i, u64::from_le_bytes(word));
+        }
+        self.words.store_u32(AT_TEXT_LEN, bytes.len() as u32);
+        self.words.store_u32(AT_STATE, STATE_FAILED);
+    }
+
+    /// Features that the driver has accepted, as of the submissions taken so far.
+    pub fn features(&self) -> u64 {
+        self.words.load_u64(AT_FEATURES)
+    }
+
+    /// Whether [`next_submission`](Self::next_submission) has something to say.
+    pub fn has_submissions(&self) -> bool {
+        self.words.load_u32(AT_SUBMITTED) != self.taken
+    }
+
+    /// Takes a submission.
+    ///
+    /// # Errors
+    /// It does not fit the area.
+    pub fn next_submission(&mut self) -> Result<Option<Submission>, OwnerError> {
+        if !self.has_submissions() {
+            return Ok(None);
+        }
+        let at = self.shape.at_submission(self.taken);
+        self.taken = self.taken.wrapping_add(1);
+        let (slot, flags) = halves(self.words.load_u64(at));
+        let (all_read, all_written) = halves(self.words.load_u64(at + 8));
+        let (readable, writable) = halves(self.words.load_u64(at + 16));
+        let submission = Submission {
+            slot,
+            totals: Totals {
+                readable: all_read,
+                writable: all_written,
+            },
+            window: Window {
+                at: self.words.load_u64(at + 24),
+                readable,
+                writable,
+                is_last: flags & FLAG_LAST != 0,
+            },
+        };
+        let is_first = flags & FLAG_FIRST != 0;
+        let wanted = self.shape.window(submission.totals, submission.window.at);
+        let fits = slot < self.shape.slots() && submission.window == wanted;
+        match fits && is_first == submission.window.is_first() {
+            true => Ok(Some(submission)),
+            false => Err(OwnerError(submission)),
+        }
+    }
+
+    /// Answers the window in `slot`, of which the first `written` writable bytes are there; and the
+    /// foot, if the request is over.
+    pub fn answer(&mut self, slot: u32, verdict: Verdict, written: u32) {
+        let at = self.shape.at_answer(self.answered);
+        self.answered = self.answered.wrapping_add(1);
+        let verdict = match verdict {
+            Verdict::GoesOn => GOES_ON,
+            Verdict::Over => OVER,
+        };
+        self.words.store_u64(at, word(slot, verdict));
+        self.words.store_u64(at + 8, word(written, 0));
+    }
+
+    /// Shows the owner what was answered; whether it has to be woken.
+    pub fn publish(&mut self) -> bool {
+        if self.published == self.answered {
+            return false;
+        }
+        self.published = self.answered;
+        self.words.store_u32(AT_ANSWERED, self.answered);
+        // With that of `Owner::arm`: either this load sees that it sleeps, or it sees the index.
+        self.words.fence();
+        self.words.load_u32(AT_OWNER_ASLEEP) != 0
+    }
+
+    /// From now on the owner writes the worker's eventfd when it submits. Ask
+    /// [`has_submissions`](Self::has_submissions) before sleeping.
+    pub fn arm(&self) {
+        self.words.store_u32(AT_WORKER_ASLEEP, 1);
+        // With that of `Owner::publish`.
+        self.words.fence();
+    }
+
+    /// The worker looks by itself again.
+    pub fn disarm(&self) {
+        self.words.store_u32(AT_WORKER_ASLEEP, 0);
+    }
+}
