@@ -121,10 +121,8 @@ fn faults() -> i64 {
     // SAFETY: all zeroes are a value of this plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes one structure to where it is told to.
-    assert_eq!(
-        unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) },
-        0
-    );
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    assert_eq!(result, 0);
     usage.ru_minflt
 }
 

@@ -1,6 +1,7 @@
-//! Bounce buffers: copies that a stock guest under `swiotlb=force` makes for its disk's reads, without our module (no IOMMU) and with
-//! it. The paper's comparison with bounce buffers, as counts: events `swiotlb:swiotlb_bounced` of the guest's own kernel, between the
-//! marks of a window of direct 4 KiB reads.
+//! Bounce buffers: copies that a stock guest under `swiotlb=force` makes for its disk's reads,
+//! without our module (no IOMMU) and with it. The paper's comparison with bounce buffers, as
+//! counts: events `swiotlb:swiotlb_bounced` of the guest's own kernel, between the marks of a
+//! window of direct 4 KiB reads.
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,7 +26,8 @@ const READS: u32 = 1000;
 /// Reads before it.
 const WARMUP: u32 = 200;
 
-/// Measures the rows that are wanted: figures of their names, for each read; writes the report after each, and returns their lines.
+/// Measures the rows that are wanted: figures of their names, for each read; writes the report
+/// after each, and returns their lines.
 ///
 /// # Errors
 /// A guest failed, or has no bounce buffers although it is told to; the report cannot be written.
@@ -56,7 +58,8 @@ fn run(host: &Host, name: &str) -> Result<u64> {
         _ => (Mode::None, Driver::Stock),
     };
     let disk = workloads::disk_node(mode, 0);
-    // That the kernel has the buffers shows in its log; what is counted lies between the lines that `workload` has written.
+    // That the kernel has the buffers shows in its log; what is counted lies between the lines that
+    // `workload` has written.
     let script = format!(
         "dmesg | grep 'Using software bounce buffering' && mount -t tracefs t /sys/kernel/tracing && cd /sys/kernel/tracing && \
          echo 1 > events/swiotlb/swiotlb_bounced/enable && \

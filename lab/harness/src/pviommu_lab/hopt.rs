@@ -1,12 +1,15 @@
-//! First touches: page faults that the sidecore takes as devices reach guest memory, and waits of devices for memory that is
-//! absent, with and without each hint that the guest's MAP requests give (`run --iommu-hints`). The paper's host page-table
-//! optimization (HOPT), as counts of what it saves.
+//! First touches: page faults that the sidecore takes as devices reach guest memory, and waits of
+//! devices for memory that is absent, with and without each hint that the guest's MAP requests give
+//! (`run --iommu-hints`). The paper's host page-table optimization (HOPT), as counts of what it
+//! saves.
 //!
 //! One boot each, of Debian's 6.12 with our module, which keeps no mapping.
 //!
-//! * *First touches*: direct 4 KiB reads one at a time, each into another page that no device has reached before; the sidecore polls.
-//! * *Waits*: a guest whose memory is limited (`--resident`) writes 4 MiB to its disk's page cache, then has other memory, so that those
-//!   pages leave; then it syncs. Each page is a request of its own, whose data the disk waits for.
+//! * *First touches*: direct 4 KiB reads one at a time, each into another page that no device has
+//!   reached before; the sidecore polls.
+//! * *Waits*: a guest whose memory is limited (`--resident`) writes 4 MiB to its disk's page cache,
+//!   then has other memory, so that those pages leave; then it syncs. Each page is a request of its
+//!   own, whose data the disk waits for.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -15,9 +18,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::KERNEL;
 use super::figures::Figures;
 use crate::system::guest::{Driver, Guest, Mode};
-use crate::system::host::Host;
+use crate::system::host::{GuestModule, Host, Kernels};
 use crate::system::{squeezed, workloads};
 
 /// A guest that is measured.
@@ -26,35 +30,27 @@ struct Row {
     name: &'static str,
     /// Value of `--iommu-hints`.
     hints: &'static str,
-    /// It has less memory than it believes.
-    is_squeezed: bool,
 }
 
-/// What is measured, in this order. The first of each kind is what others are compared with.
-const ROWS: [Row; 6] = {
-    const fn all_there(name: &'static str, hints: &'static str) -> Row {
-        Row {
-            name,
-            hints,
-            is_squeezed: false,
-        }
+impl Row {
+    const fn new(name: &'static str, hints: &'static str) -> Self {
+        Self { name, hints }
     }
-    const fn squeezed(name: &'static str, hints: &'static str) -> Row {
-        Row {
-            name,
-            hints,
-            is_squeezed: true,
-        }
-    }
-    [
-        all_there(NONE, "gather=off,populate=off,cache=off"),
-        all_there("hopt_populate", "gather=off,populate=on,cache=off"),
-        all_there("hopt_cache", "gather=off,populate=off,cache=on"),
-        all_there("hopt_all", "gather=on,populate=on,cache=on"),
-        squeezed(SQUEEZED_NONE, "gather=off"),
-        squeezed("hopt_gather", "gather=on"),
-    ]
-};
+}
+
+/// Guests whose first touches are measured, in this order.
+const TOUCHES: [Row; 4] = [
+    Row::new(NONE, "gather=off,populate=off,cache=off"),
+    Row::new("hopt_populate", "gather=off,populate=on,cache=off"),
+    Row::new("hopt_cache", "gather=off,populate=off,cache=on"),
+    Row::new("hopt_all", "gather=on,populate=on,cache=on"),
+];
+
+/// Guests whose waits are.
+const WAITS: [Row; 2] = [
+    Row::new(SQUEEZED_NONE, "gather=off"),
+    Row::new("hopt_gather", "gather=on"),
+];
 
 const NONE: &str = "hopt_none";
 const SQUEEZED_NONE: &str = "hopt_gather_off";
@@ -71,9 +67,14 @@ const RESIDENT: u64 = 64;
 /// MiB of zeroes that it has besides.
 const OTHERS: u32 = 72;
 
-/// Names of the rows.
+/// Names of the rows of first touches.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    ROWS.iter().map(|row| row.name)
+    TOUCHES.iter().map(|row| row.name)
+}
+
+/// Names of the rows of waits.
+pub fn names_of_waits() -> impl Iterator<Item = &'static str> {
+    WAITS.iter().map(|row| row.name)
 }
 
 /// Counts of a window, for 1,000 operations: reads, or pages written.
@@ -124,7 +125,8 @@ impl Counts {
 /// A row that was measured.
 type Measured = (&'static str, Counts);
 
-/// Measures the rows whose names are wanted, writes the report after each of them, and returns their table.
+/// Measures the first touches of the rows whose names are wanted, writes the report after each of
+/// them, and returns their table.
 ///
 /// # Errors
 /// A guest failed; the report cannot be written.
@@ -134,14 +136,46 @@ pub fn measure(
     figures: &mut Figures,
     wants: &dyn Fn(&str) -> bool,
 ) -> Result<String> {
+    rows(&TOUCHES, wants, report, figures, |row| {
+        first_touches(host, row)
+    })
+}
+
+/// The same of the waits, on a host of their own: a pager takes a kernel as new as the guest's.
+///
+/// # Errors
+/// As [`measure`], or there is no such host.
+pub fn measure_waits(
+    report: &Path,
+    reads: u32,
+    figures: &mut Option<Figures>,
+    wants: &dyn Fn(&str) -> bool,
+) -> Result<String> {
+    let host = Host::start_with_kernels(Kernels {
+        both: Some(KERNEL),
+        module: Some(GuestModule::Driver),
+        ..Kernels::default()
+    })?;
+    let figures = match figures {
+        Some(figures) => figures,
+        None => figures.insert(Figures::new(&host, reads)?),
+    };
+    let told = rows(&WAITS, wants, report, figures, |row| waits(&host, row))?;
+    host.shutdown()?;
+    Ok(told)
+}
+
+fn rows(
+    all: &[Row],
+    wants: &dyn Fn(&str) -> bool,
+    report: &Path,
+    figures: &mut Figures,
+    measure: impl Fn(&Row) -> Result<Counts>,
+) -> Result<String> {
     let mut rows: Vec<Measured> = Vec::new();
-    for row in ROWS.iter().filter(|row| wants(row.name)) {
+    for row in all.iter().filter(|row| wants(row.name)) {
         eprintln!("pviommu-lab: {}", row.name);
-        let counts = match row.is_squeezed {
-            true => waits(host, row),
-            false => first_touches(host, row),
-        };
-        let counts = counts.with_context(|| row.name)?;
+        let counts = measure(row).with_context(|| row.name)?;
         for (key, value) in counts.values() {
             figures.insert(format!("{}_{key}", row.name), value);
         }
@@ -194,7 +228,7 @@ fn waits(host: &Host, row: &Row) -> Result<Counts> {
          workload marker 1 && sync && workload marker 2",
         PAGES / 16
     );
-    let store = format!("path={},size=512M", host.path("hopt-swap.img"));
+    let store = format!("path={},size=128M", host.path("hopt-swap.img"));
     host.script(&format!("rm -f {}", host.path("hopt-swap.img")))?;
     let mut guest = Guest::new(Mode::Virtio, squeezed::begun(&script));
     prepare(&mut guest, host, row)?;
@@ -216,7 +250,8 @@ fn counts(outcome: crate::system::guest::Outcome, operations: u32) -> Result<Cou
     Counts::of(window, &outcome.ledger["whole"], operations)
 }
 
-/// What the rows have removed, percent of what there is without any hint: faults of the sidecore, and waits of devices.
+/// What the rows have removed, percent of what there is without any hint: faults of the sidecore,
+/// and waits of devices.
 fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
     let counts = |name: &str| {
         let found = rows.iter().find(|(own, _)| *own == name);
@@ -242,7 +277,7 @@ fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
 
 fn table(rows: &[Measured]) -> String {
     let mut text = format!(
-        "\nfor 1,000 reads into new pages; of the last two, for 1,000 pages written that were absent\n  {:<18}{:>10}{:>10}{:>10}{:>10}{:>12}\n",
+        "\nfor 1,000 reads into new pages (hopt_gather…: pages written that were absent)\n  {:<18}{:>10}{:>10}{:>10}{:>10}{:>12}\n",
         "", "faults", "waits", "maps", "asked for", "MiB ahead"
     );
     for (name, counts) in rows {

@@ -7,8 +7,9 @@
 //! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
 //! part of a window.
 //!
-//! Besides: the network (`net`), how long a released buffer can still be reached (`late`), what the hints of MAPs save (`hopt`), bounce
-//! buffers (`bounces`), and one list of cases against this IOMMU and QEMU's ([`spec`]).
+//! Besides: the network (`net`), how long a released buffer can still be reached (`late`), what the
+//! hints of MAPs save (`hopt`), bounce buffers (`bounces`), and one list of cases against this IOMMU
+//! and QEMU's ([`spec`]).
 //!
 //! Counts only: in the lab time means nothing.
 
@@ -131,6 +132,10 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
     let mut told = String::new();
     if in_guests(args).next().is_some() {
         told += &measure_guests(args, &mut figures)?;
+    }
+    if hopt::names_of_waits().any(|name| args.is_wanted(name)) {
+        let wants = |name: &str| args.is_wanted(name);
+        told += &hopt::measure_waits(&args.report, args.reads, &mut figures, &wants)?;
     }
     if args.is_wanted(spec::NAME) {
         told += &spec::measure(args, &mut figures)?.table();
