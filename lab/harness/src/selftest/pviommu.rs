@@ -51,7 +51,6 @@ pub(super) fn soak() -> Vec<Case> {
     for kernel in [None, Some(KERNEL)] {
         cases.extend([late(Policy::OPTIMISTIC, kernel), late(Policy::RTC, kernel)]);
     }
-    cases.extend(Policy::STRICT.map(|policy| late(policy, Some(KERNEL))));
     cases.extend([muted(STRICT, Some(KERNEL)), muted(OPTIMISTIC, None)]);
     cases
 }

@@ -42,22 +42,6 @@ impl Policy {
         limit_ms: 800,
         period_ms: 50,
     };
-    /// Those that keep no mapping.
-    pub const STRICT: [Self; 3] = [
-        Self::strict("none", &[]),
-        Self::strict("shared", &["reuse=shared"]),
-        Self::strict("async", &["reuse=async"]),
-    ];
-
-    /// Two clock ticks: within these `async` sends a removal; the others wait for it.
-    const fn strict(name: &'static str, parameters: &'static [&'static str]) -> Self {
-        Self {
-            name,
-            driver: Driver::Module(parameters),
-            limit_ms: 8,
-            period_ms: 0,
-        }
-    }
 
     /// Age from which on an access has to be blocked, in ms.
     pub fn late_ms(&self) -> u64 {
