@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 
 seconds=${FUZZ_SECONDS:-30}
 jobs=${FUZZ_JOBS:-$(($(nproc) > 1 ? 2 : 1))}
-all=(vhost_user_messages export_session iotlb_messages block_requests split_ring packed_ring net_control iommu_requests dma_mapper iova_allocators vfio_info frame_offloads)
+all=(vhost_user_messages export_session iotlb_messages block_requests split_ring packed_ring net_control iommu_requests dma_mapper iova_allocators vfio_info frame_offloads worker_area)
 if [ "${1:-}" = --list ]; then
     printf '%s\n' "${all[@]}"
     exit 0

@@ -4,7 +4,8 @@
 //! made by code): [`vhost_user_messages`], [`export_session`], [`iotlb_messages`],
 //! [`block_requests`], [`split_ring`], [`packed_ring`], [`net_control`], [`iommu_requests`], [`dma_mapper`] (what drivers
 //! can ask a mapper for), [`iova_allocators`] (histories of address spaces), [`vfio_info`] (what a
-//! kernel says of an IOMMU and a region), [`frame_offloads`] (headers of frames, and segmentation), and
+//! kernel says of an IOMMU and a region), [`frame_offloads`] (headers of frames, and segmentation), [`worker_area`] (what a
+//! device worker stores into the memory that it shares), and
 //! [`self_test`], a planted fault that shows that the set-up finds such things.
 //!
 //! **How they run.** `scripts/fuzz.sh` (`make fuzz`, `make check`) builds the programs in `targets/` with `--cfg fuzzing` and
@@ -37,6 +38,7 @@ pub mod self_test;
 pub mod split_ring;
 pub mod vfio_info;
 pub mod vhost_user_messages;
+pub mod worker_area;
 
 pub use input::{Input, Script};
 #[cfg(not(fuzzing))]

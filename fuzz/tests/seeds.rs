@@ -20,6 +20,7 @@ fn seeds_find_nothing_but_what_was_planted() {
         (fuzz::iommu_requests::seeds, fuzz::iommu_requests::run),
         (fuzz::vfio_info::seeds, fuzz::vfio_info::run),
         (fuzz::frame_offloads::seeds, fuzz::frame_offloads::run),
+        (fuzz::worker_area::seeds, fuzz::worker_area::run),
         (fuzz::self_test::seeds, fuzz::self_test::run),
     ] {
         let seeds = seeds();
