@@ -21,7 +21,7 @@ const SLOTS: u32 = 4;
 struct Plain(Rc<RefCell<Vec<u8>>>);
 
 impl Words for Plain {
-    fn len(&self) -> u64 {
+    fn byte_len(&self) -> u64 {
         self.0.borrow().len() as u64
     }
 

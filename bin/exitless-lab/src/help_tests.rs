@@ -436,7 +436,10 @@ fn the_examples_of_each_document_are_understood_as_they_are_copied() {
 
 /// Targets of a text's links, without anchors; those that lead out of the project are left out.
 fn links(text: &str) -> impl Iterator<Item = &str> {
-    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let targets = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
     let targets = targets.filter_map(|target| target.split('#').next());
     targets.filter(|target| !target.is_empty() && !target.contains([':', ' ']))
 }

@@ -88,6 +88,7 @@ pub enum Command {
     /// Serve block devices to any VMM over vhost-user, all on a few cores.
     Serve(serve::ServeArgs),
     /// Be the device model of one disk of a machine, which starts this by itself (worker=on).
+    #[command(hide = true)]
     DeviceWorker(device_worker::DeviceWorkerArgs),
     /// Say what this host offers to virtual machines, and what to do next.
     #[command(after_long_help = DOCTOR_EXAMPLES)]

@@ -360,7 +360,10 @@ mod tests {
         windows.ask(Gpa::new(2 * MIB), 4096);
         // The second alone, which the helper is at now.
         assert_eq!(at.recv(), Ok(2));
-        assert!(!windows.give_back(Gpa::new(2 * MIB), 8192));
+        assert!(
+            !windows.give_back(Gpa::new(2 * MIB), 8192),
+            "discarded under the helper"
+        );
         assert!(windows.give_back(Gpa::new(3 * MIB), 8192));
         go_on.send(Ok(())).expect("it waits");
         drop(go_on);

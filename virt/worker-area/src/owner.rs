@@ -138,7 +138,10 @@ impl<W: Words> Owner<W> {
     /// # Panics
     /// If they are fewer than the shape's.
     pub fn new(words: W, shape: Shape) -> Self {
-        assert!(words.len() >= shape.area_len(), "an area of another shape");
+        assert!(
+            words.byte_len() >= shape.area_len(),
+            "an area of another shape"
+        );
         for (at, value) in [
             (AT_MAGIC, MAGIC),
             (AT_VERSION, VERSION),

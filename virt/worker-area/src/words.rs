@@ -9,7 +9,7 @@ use guest_mem::SharedFile;
 /// word's size.
 pub trait Words {
     /// Length in bytes.
-    fn len(&self) -> u64;
+    fn byte_len(&self) -> u64;
 
     /// One load, with acquire ordering.
     fn load_u32(&self, at: usize) -> u32;
@@ -31,7 +31,7 @@ pub trait Words {
 }
 
 impl Words for SharedFile {
-    fn len(&self) -> u64 {
+    fn byte_len(&self) -> u64 {
         SharedFile::len(self) as u64
     }
 
@@ -53,8 +53,8 @@ impl Words for SharedFile {
 }
 
 impl<W: Words> Words for Arc<W> {
-    fn len(&self) -> u64 {
-        W::len(self)
+    fn byte_len(&self) -> u64 {
+        W::byte_len(self)
     }
 
     fn load_u32(&self, at: usize) -> u32 {

@@ -121,7 +121,7 @@ impl<W: Words> Worker<W> {
             return Err(OpenError::Kind { magic, version });
         }
         let shape = Shape::new(load(AT_SLOTS), load(AT_DATA), load(AT_HEAD), load(AT_FOOT))?;
-        let (len, wanted) = (words.len(), shape.area_len());
+        let (len, wanted) = (words.byte_len(), shape.area_len());
         if len < wanted {
             return Err(OpenError::Short { len, wanted });
         }

@@ -26,10 +26,8 @@ use vio::blk::{BlkConfig, BlkFacts, worker_shape};
 use vio::caged::{Area, Caged, WorkerEvent, WorkerProcess};
 use worker_area::Start;
 
-use super::disk::DiskConfig;
 use crate::device_worker::{Confined, descriptors};
 use crate::messages::say;
-use crate::values::block::serial;
 
 /// Requests in flight of one disk.
 const SLOTS: u32 = 128;
@@ -92,27 +90,6 @@ pub struct WorkerDisk {
     pub id: String,
     /// Block size, queues.
     pub device: BlkConfig,
-}
-
-impl From<DiskConfig> for WorkerDisk {
-    fn from(disk: DiskConfig) -> Self {
-        Self {
-            // This program, also if its file is gone.
-            program: "/proc/self/exe".into(),
-            name: disk.path.display().to_string(),
-            file: disk.file,
-            read_only: disk.read_only,
-            direct: disk.direct,
-            device: BlkConfig {
-                logical_block: disk.block,
-                queues: disk.queues,
-                queue_size: disk.queue_size,
-                serial: serial(&disk.id),
-                ..BlkConfig::default()
-            },
-            id: disk.id,
-        }
-    }
 }
 
 /// Starts the worker of `disk`, and makes the device of it.

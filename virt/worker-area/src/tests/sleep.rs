@@ -36,7 +36,7 @@ impl Model {
 }
 
 impl Words for Model {
-    fn len(&self) -> u64 {
+    fn byte_len(&self) -> u64 {
         u64::MAX
     }
 
