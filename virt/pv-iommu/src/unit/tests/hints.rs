@@ -115,7 +115,8 @@ fn what_has_come_may_leave_again_though_no_device_uses_it() {
         paged.unit.ticket_done(ticket, Ok(()));
     }
     let _ = RemappingUnit::<Request>::poll(&mut paged.unit, &paged.mem, 0, &mut paged.ear);
-    assert_eq!(paged.mem.let_go(&page, 1), 1);
+    let left = paged.mem.let_go(&page, 1);
+    assert_eq!(left, 1, "the answer to a hint keeps the page");
     assert_eq!(paged.mem.tickets(), []);
 }
 
