@@ -1,20 +1,24 @@
-//! `--replay`: traces of a guest's DMA calls (`make bench-pviommu`), replayed by the policies' models, and what these remove
-//! beside what the guest's driver has removed of the same calls.
+//! `--replay`: traces of a guest's DMA calls (`make bench-pviommu`), replayed by the policies'
+//! models, and what these remove beside what the guest's driver has removed of the same calls.
 //!
-//! A trace says at its head which policy its guest had and how many requests its host counted in each window. Its calls are
-//! replayed from the guest's boot on, each endpoint by itself, as its driver keeps them apart. Without reuse each call is a
-//! request: what is removed is relative to that, in the same window.
+//! A trace says at its head which policy its guest had and how many requests its host counted in
+//! each window. Its calls are replayed from the guest's boot on, each endpoint by itself, as its
+//! driver keeps them apart. Without reuse each call is a request: what is removed is relative to
+//! that, in the same window.
 //!
-//! The models are the mapper's own sharing table and optimistic cache, and the reverse translation cache of `dma-peers`, whose
-//! lifetimes begin with the first release here as in the driver. Live mappings are found in all of them.
+//! The models are the mapper's own sharing table and optimistic cache, and the reverse translation
+//! cache of `dma-peers`, whose lifetimes begin with the first release here as in the driver. Live
+//! mappings are found in all of them.
 //!
-//! Which mappings are removed is the models' answer; how many requests that takes is counted as the driver sends them: what its
-//! worker finds at one of its turns (`residency_ms / 8` or a cycle's eighth apart, a second at most), or what is evicted together,
-//! is removed together, in batches, and mappings whose I/O virtual addresses follow each other share one UNMAP. The addresses are
+//! Which mappings are removed is the models' answer; how many requests that takes is counted as the
+//! driver sends them: what its worker finds at one of its turns (`residency_ms / 8` or a cycle's
+//! eighth apart, a second at most), or what is evicted together, is removed together, in batches,
+//! and mappings whose I/O virtual addresses follow each other share one UNMAP. The addresses are
 //! those of the trace.
 //!
-//! Of the trace without reuse there are two things more, as in PVIOMMU's Table 5 and Tables 6 to 8: how often a page is used in each
-//! window, and what the reverse translation cache and its tree cost for each mapping of the whole trace.
+//! Of the trace without reuse there are two things more, as in PVIOMMU's Table 5 and Tables 6 to 8:
+//! how often a page is used in each window, and what the reverse translation cache and its tree
+//! cost for each mapping of the whole trace.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -35,7 +39,8 @@ use report::Object;
 const MS: u64 = 1_000_000;
 /// Live mappings that are found: more than any endpoint has.
 const LIVE: usize = 1 << 16;
-/// Mappings that the driver's worker removes together (`EXI_EXPIRE_BATCH`), and that one UNMAP covers (`EXI_RANGE_MAX`).
+/// Mappings that the driver's worker removes together (`EXI_EXPIRE_BATCH`), and that one UNMAP
+/// covers (`EXI_RANGE_MAX`).
 const BATCH: usize = 256;
 /// The longest time between two turns of the worker.
 const TURN_MAX_NS: u64 = 1_000_000_000;
@@ -108,8 +113,8 @@ impl Policy {
                 quota,
                 residency_ms,
             } => {
-                // The driver removes what would be too old at its worker's next turn; the model's owner lets go after three
-                // quarters of what its cache is made with.
+                // The driver removes what would be too old at its worker's next turn; the model's
+                // owner lets go after three quarters of what its cache is made with.
                 let whole = residency_ms * MS;
                 let released = whole - self.turn_ns().unwrap_or(0).min(whole);
                 let cache = OptimisticCache::new(quota, released / 3 * 4);
@@ -139,9 +144,11 @@ struct Endpoint {
     sharing: Option<Arc<SharingTable>>,
     cache: Option<Box<dyn ReuseCache>>,
     batch: Batch,
-    /// What is mapped, by what the guest's device was told: as many of the model's mappings as it has uses.
+    /// What is mapped, by what the guest's device was told: as many of the model's mappings as it
+    /// has uses.
     live: HashMap<u64, Vec<(Key, IovaRange)>>,
-    /// Where the driver had mapped what the model did, by the model's range: page of I/O virtual addresses.
+    /// Where the driver had mapped what the model did, by the model's range: page of I/O virtual
+    /// addresses.
     iovas: HashMap<IovaRange, u64>,
     fresh: u64,
     /// Time between two turns of the worker.
@@ -217,7 +224,11 @@ impl Endpoint {
     fn tear_down(&mut self, now_ns: u64) {
         let gone = self.batch.entries().iter();
         let iovas = &mut self.iovas;
-        let spans = gone.filter_map(|gone| Some((iovas.remove(&gone.range)?, span_of(gone.range))));
+        let spans = gone.map(|gone| {
+            let iova = iovas.remove(&gone.range);
+            let iova = iova.expect("`map` has noted the address of each");
+            (iova, span_of(gone.range))
+        });
         self.requests += unmaps(spans.collect());
         if let Some(cache) = &mut self.cache {
             cache.torn_down(&mut self.batch, now_ns);
@@ -255,7 +266,8 @@ impl Endpoint {
     }
 }
 
-/// Pages of addresses that the driver takes for a mapping: a power of two, unless it is large (`EXI_SPAN_CACHED`).
+/// Pages of addresses that the driver takes for a mapping: a power of two, unless it is large
+/// (`EXI_SPAN_CACHED`).
 fn span_of(range: IovaRange) -> u64 {
     match range.pages() {
         pages @ 0..32 => pages.next_power_of_two(),
@@ -263,7 +275,8 @@ fn span_of(range: IovaRange) -> u64 {
     }
 }
 
-/// UNMAPs of mappings that are removed together, each with its first page of addresses and how many it takes.
+/// UNMAPs of mappings that are removed together, each with its first page of addresses and how many
+/// it takes.
 fn unmaps(mut spans: Vec<(u64, u64)>) -> u64 {
     spans.sort_unstable();
     let runs = spans.chunk_by(|(start, pages), (next, _)| start + pages == *next);
@@ -377,8 +390,8 @@ fn uses(calls: &Calls, object: &mut Object) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that a mapping costs in the reverse translation cache, and in its tree alone: all mappings of the trace, none of them torn
-/// down.
+/// Bytes that a mapping costs in the reverse translation cache, and in its tree alone: all mappings
+/// of the trace, none of them torn down.
 fn bytes(calls: &Calls) -> Result<[f64; 2]> {
     let caches = calls.devices.iter().map(|_| RtcCache::new(u64::MAX));
     let mut caches: Vec<_> = caches.collect();
@@ -468,7 +481,8 @@ pub fn run(report: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A kernel that maps pages of one device for reading: `+page` and `-page` at a time in milliseconds, `[` and `]` for markers.
+    /// A kernel that maps pages of one device for reading: `+page` and `-page` at a time in
+    /// milliseconds, `[` and `]` for markers.
     fn trace(policy: &str, requests: u64, calls: &[(u64, &str)]) -> String {
         let mut text = format!("# exitless policy: {policy}\n# exitless window: w {requests}\n");
         for (ms, call) in calls {
@@ -544,8 +558,8 @@ mod tests {
         assert!((0.0..=5.0).contains(&small), "{small}");
     }
 
-    /// Eight pages that are mapped and unmapped at 1 s, each `apart` pages of addresses behind the one before, and what they cost
-    /// until 9 s with mappings that stay for `residency_ms`.
+    /// Eight pages that are mapped and unmapped at 1 s, each `apart` pages of addresses behind the
+    /// one before, and what they cost until 9 s with mappings that stay for `residency_ms`.
     fn requests_of_eight(apart: u64, residency_ms: u64) -> f64 {
         let mut text = format!(
             "# exitless policy: reuse=optimistic residency_ms={residency_ms}\n# exitless window: w 0\n"
@@ -580,7 +594,8 @@ mod tests {
 
     #[test]
     fn the_worker_removes_at_its_turns_what_would_grow_too_old_before_the_next() {
-        // Released at 1 s, turns every 250 ms: at 2.75 s it would be two seconds old at the next one.
+        // Released at 1 s, turns every 250 ms: at 2.75 s it would be two seconds old at the next
+        // one.
         let policy = Policy::parse("reuse=optimistic residency_ms=2000").unwrap();
         let mut endpoint = Endpoint::new(policy);
         let key = Key::new(PhysAddr::new(0x1000), 1, Access::Read).unwrap();

@@ -16,7 +16,7 @@ use std::cell::Cell;
 use crate::access::{Access, Intent};
 use crate::addr::{Gpa, Hva};
 use crate::phys::{KeepAlive, PhysMem};
-use crate::ram::GuestRam;
+use crate::ram::{GuestRam, Region};
 
 /// Bytes of a window, which begins at a multiple of them.
 const WINDOW: u64 = 1 << 20;
@@ -43,6 +43,18 @@ impl Entry {
         len: 0,
         hva: 0,
     };
+
+    /// The window of an address in `region`, as far as the region has it.
+    fn of(gpa: Gpa, region: &Region) -> Self {
+        let start = gpa.raw() / WINDOW * WINDOW;
+        let first = start.max(region.gpa.raw());
+        let inside = first - region.gpa.raw();
+        Self {
+            gpa: first,
+            len: (region.len - inside).min(WINDOW - (first - start)),
+            hva: region.hva.raw() + inside,
+        }
+    }
 }
 
 impl LastWindow {
@@ -55,38 +67,14 @@ impl LastWindow {
         }
     }
 
-    /// The memory behind it.
-    pub fn ram(&self) -> &GuestRam {
-        &self.ram
-    }
-
     /// As [`PhysMem::host`], past the cache; if it is on, the window of `gpa` is in it from now on.
     #[inline(never)]
-    fn search(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva> {
-        let hva = self.ram.host(gpa, len, intent)?;
+    fn search(&self, gpa: Gpa, len: u64) -> Access<Hva> {
+        let (region, inside) = self.ram.find(gpa, len)?;
         if self.is_on {
-            self.hit.set(self.window_of(gpa));
+            self.hit.set(Entry::of(gpa, region));
         }
-        Ok(hva)
-    }
-
-    /// The window of an address that is RAM, as far as its region has it.
-    fn window_of(&self, gpa: Gpa) -> Entry {
-        let start = gpa.raw() / WINDOW * WINDOW;
-        let regions = self.ram.regions().iter();
-        let mut regions = regions.filter(|region| region.gpa <= gpa);
-        // The last that begins no higher, which is RAM's at `gpa`.
-        let Some(region) = regions.next_back() else {
-            return Entry::NONE;
-        };
-        let first = start.max(region.gpa.raw());
-        let inside = first - region.gpa.raw();
-        let left = region.len.saturating_sub(inside);
-        Entry {
-            gpa: first,
-            len: left.min(start + (WINDOW - 1) - first + 1),
-            hva: region.hva.raw() + inside,
-        }
+        Ok(Hva::new(region.hva.raw() + inside))
     }
 }
 
@@ -123,14 +111,14 @@ impl PhysMem for LastWindow {
     }
 
     #[inline]
-    fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva> {
+    fn host(&self, gpa: Gpa, len: u64, _intent: Intent) -> Access<Hva> {
         let hit = self.hit.get();
         // An address below the entry wraps to an offset beyond its length.
         let inside = gpa.raw().wrapping_sub(hit.gpa);
         match hit.len.checked_sub(inside) {
             // An empty range wraps as well, and has no room anywhere.
             Some(room) if len.wrapping_sub(1) < room => Ok(Hva::new(hit.hva + inside)),
-            _ => self.search(gpa, len, intent),
+            _ => self.search(gpa, len),
         }
     }
 

@@ -216,7 +216,7 @@ impl GuestRam {
 
     /// The region that `[gpa, gpa + len)` lies in, and where it starts in there; `len` at least 1.
     #[inline]
-    fn find(&self, gpa: Gpa, len: u64) -> Access<(&Region, u64)> {
+    pub(crate) fn find(&self, gpa: Gpa, len: u64) -> Access<(&Region, u64)> {
         match self.first.inside(gpa, len) {
             Some(inside) => Ok((&self.first, inside)),
             None => self.find_elsewhere(gpa, len),

@@ -14,7 +14,7 @@
 //! have them.
 //!
 //! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each
-//! MiB of RAM, as many wake-ups of the helper at most. A MAP is looked at for [`WINDOWS_PER_MAP`]
+//! MiB up to the end of RAM, as many wake-ups of the helper at most. A MAP is looked at for [`WINDOWS_PER_MAP`]
 //! windows, however long it is. What is populated is RAM of the guest's, which it may use in any
 //! case; but the host has to have it: at most all of RAM.
 //!
@@ -55,12 +55,10 @@ const NONE: u64 = u64::MAX;
 /// which asks and gives back, and the helper.
 #[derive(Debug)]
 pub struct Windows {
-    /// Asked for, ever. Windows that are not wholly RAM have the bit from the start. Written by the
-    /// owner.
+    /// Asked for, ever. Written by the owner.
     asked: Bits,
-    /// Those, a bit each.
-    not_ram: Vec<u64>,
-    /// The guest has given back a page of it. Written by the owner.
+    /// The guest has given back a page of it, or it is not wholly RAM: not to be populated. Written
+    /// by the owner.
     given_back: Bits,
     /// The one that the helper populates, or [`NONE`].
     at: AtomicU64,
@@ -77,19 +75,18 @@ impl Windows {
     pub fn new(ram: impl Iterator<Item = (Gpa, u64)> + Clone) -> Self {
         let ends = ram.clone().map(|(gpa, len)| gpa.raw().saturating_add(len));
         let count = ends.max().unwrap_or(0) / WINDOW;
-        let asked = Bits::new(count);
+        let given_back = Bits::new(count);
         let is_ram = |window: u64| {
             let (start, end) = (window * WINDOW, (window + 1) * WINDOW);
             let mut pieces = ram.clone();
             pieces.any(|(gpa, len)| gpa.raw() <= start && end - gpa.raw() <= len)
         };
         for window in (0..count).filter(|&window| !is_ram(window)) {
-            asked.set(window);
+            given_back.set(window);
         }
         Self {
-            not_ram: asked.words(),
-            asked,
-            given_back: Bits::new(count),
+            asked: Bits::new(count),
+            given_back,
             at: AtomicU64::new(NONE),
             populated: AtomicU64::new(0),
             kept: AtomicU64::new(0),
@@ -139,11 +136,12 @@ impl Windows {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// A window that was asked for and is not `done`, which it is from now on.
+    /// A window that was asked for, was not given back and is not `done`, which it is from now on.
     fn next(&self, done: &mut [u64]) -> Option<u64> {
-        let words = (0..).zip(self.asked.0.iter().zip(done));
-        for (at, (asked, done)) in words {
-            let left = asked.load(Ordering::SeqCst) & !*done;
+        let words = self.asked.0.iter().zip(&self.given_back.0).zip(done);
+        for (at, ((asked, given_back), done)) in (0..).zip(words) {
+            // Not the last look at what is given back: `visit` has that, once the helper is there.
+            let left = asked.load(Ordering::SeqCst) & !given_back.load(Ordering::SeqCst) & !*done;
             if left != 0 {
                 let bit = left.trailing_zeros();
                 *done |= 1 << bit;
@@ -207,13 +205,6 @@ impl Bits {
     }
 }
 
-impl Bits {
-    fn words(&self) -> Vec<u64> {
-        let words = self.0.iter();
-        words.map(|word| word.load(Ordering::SeqCst)).collect()
-    }
-}
-
 /// The helper's thread, which ends with this.
 #[derive(Debug)]
 pub struct Populator {
@@ -233,7 +224,7 @@ impl Populator {
         failed: impl FnOnce(io::Error) + Send + 'static,
     ) -> io::Result<Self> {
         let shared = windows.clone();
-        let mut done = shared.not_ram.clone();
+        let mut done = vec![0; shared.asked.0.len()];
         let thread = thread::Builder::new()
             .name("populate".into())
             .spawn(move || {
@@ -286,7 +277,7 @@ mod tests {
 
     /// Windows that a helper would visit now.
     fn asked(windows: &Windows) -> Vec<u64> {
-        let mut done = windows.not_ram.clone();
+        let mut done = vec![0; windows.asked.0.len()];
         std::iter::from_fn(|| windows.next(&mut done)).collect()
     }
 

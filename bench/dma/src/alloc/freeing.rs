@@ -1,8 +1,10 @@
-//! Random frees of a million live pages: each by itself, in lists, and Linux's. The allocations are not timed.
+//! Random frees of a million live pages: each by itself, in lists, and Linux's. The allocations are
+//! not timed.
 //!
-//! A free looks at the page's state first, which lies in one of some 16,000 lines: more than the caches nearest to the core have;
-//! Linux's magazine looks at nothing. (Tried: a list that reads the states of 16 ranges before it frees them. It was as fast as
-//! one that does not, so the processor overlaps those misses by itself, and it was taken out again.)
+//! A free looks at the page's state first, which lies in one of some 16,000 lines: more than the
+//! caches nearest to the core have; Linux's magazine looks at nothing. (Tried: a list that reads
+//! the states of 16 ranges before it frees them. It was as fast as one that does not, so the
+//! processor overlaps those misses by itself, and it was taken out again.)
 
 use std::time::Instant;
 

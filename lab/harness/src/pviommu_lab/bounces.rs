@@ -72,9 +72,7 @@ fn run(host: &Host, name: &str) -> Result<u64> {
     guest.kernel_options = "swiotlb=force trace_buf_size=4M".into();
     guest.limit = Duration::from_secs(900);
     guest.name = format!("-{name}");
-    if matches!(host, Host::Lab(_)) {
-        guest.pin = Some("2,0".into());
-    }
+    super::pin(&mut guest, host);
     workloads::add_disk(&mut guest, host, 1, "")?;
     bounced(&guest.run(host)?)
 }

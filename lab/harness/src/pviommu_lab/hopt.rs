@@ -191,10 +191,9 @@ fn rows(
     })
 }
 
-/// What both kinds of guests have: our module, hints, and as much of a processor as the lab gives.
+/// Parts that both kinds of guests have: our module, hints, time, a disk.
 fn prepare(guest: &mut Guest, host: &Host, row: &Row) -> Result<()> {
     guest.driver = Driver::Module(&[]);
-    guest.idle = "poll";
     guest.limit = Duration::from_secs(1200);
     guest.name = format!("-{}", row.name);
     guest
@@ -211,9 +210,7 @@ fn first_touches(host: &Host, row: &Row) -> Result<Counts> {
     );
     let mut guest = Guest::new(Mode::Virtio, script);
     prepare(&mut guest, host, row)?;
-    if matches!(host, Host::Lab(_)) {
-        guest.pin = Some("2,0".into());
-    }
+    super::pin(&mut guest, host);
     counts(guest.run(host)?, READS)
 }
 
@@ -232,12 +229,10 @@ fn waits(host: &Host, row: &Row) -> Result<Counts> {
     host.script(&format!("rm -f {}", host.path("hopt-swap.img")))?;
     let mut guest = Guest::new(Mode::Virtio, squeezed::begun(&script));
     prepare(&mut guest, host, row)?;
-    let flags: Vec<_> = squeezed::flags(host, &guest.name, &store).collect();
-    guest.flags.extend(flags);
-    let mut running = squeezed::start(host, &guest)?;
-    squeezed::set_limit_of(host, &guest.name, RESIDENT)?;
-    squeezed::go_on(&mut running)?;
-    let outcome = running.wait()?;
+    guest
+        .flags
+        .extend(squeezed::flags(host, &guest.name, &store));
+    let outcome = squeezed::squeezed(host, &guest, RESIDENT)?.wait()?;
     outcome.check()?;
     counts(outcome, PAGES)
 }

@@ -88,9 +88,7 @@ fn measure(host: &Host, policy: &Policy) -> Result<Counts> {
     let mut guest = Guest::new(Mode::Virtio, "");
     guest.driver = policy.driver;
     guest.limit = Duration::from_secs(600);
-    if matches!(host, Host::Lab(_)) {
-        guest.pin = Some("2,0".into());
-    }
+    super::pin(&mut guest, host);
     let disk = ATTACK.add(&mut guest, host, policy)?;
     let outcome = guest.run(host)?;
     Counts::of(&outcome, disk)

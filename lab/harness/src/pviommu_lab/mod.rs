@@ -186,6 +186,13 @@ fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Resul
     Ok(told)
 }
 
+/// Puts the sidecore of a guest in the lab on the processor that the emulated host keeps free.
+fn pin(guest: &mut Guest, host: &Host) {
+    if matches!(host, Host::Lab(_)) {
+        guest.pin = Some("2,0".into());
+    }
+}
+
 /// The windows of a row: one page, and many.
 fn measure(host: &Host, row: &Row, reads: u32) -> Result<[Window; 2]> {
     let disk = workloads::disk_node(row.mode, 0);
@@ -203,9 +210,7 @@ fn measure(host: &Host, row: &Row, reads: u32) -> Result<[Window; 2]> {
         let flags = ["--iommu-mode", "trap"];
         guest.flags.extend(flags.map(String::from));
     }
-    if matches!(host, Host::Lab(_)) {
-        guest.pin = Some("2,0".into());
-    }
+    pin(&mut guest, host);
     workloads::add_disk(&mut guest, host, 1, "")?;
     let outcome = guest.run(host)?;
     let [one, many]: &[Value; 2] = outcome

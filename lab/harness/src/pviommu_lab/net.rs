@@ -176,9 +176,7 @@ impl Row {
         guest.driver = self.driver;
         guest.limit = Duration::from_secs(1800);
         guest.name = format!("-{}", self.name);
-        if matches!(host, Host::Lab(_)) {
-            guest.pin = Some("2,0".into());
-        }
+        super::pin(&mut guest, host);
         guest.nets.push(format!("tap={}", LINK.tap()));
         if self.is_traced() {
             guest.kernel_options = TRACE_OPTIONS.into();

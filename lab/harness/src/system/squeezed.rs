@@ -68,10 +68,10 @@ pub fn start<'a>(host: &'a Host, guest: &Guest) -> Result<RunningGuest<'a>> {
 
 /// Starts one with so many MiB in memory from its script on.
 pub fn squeezed<'a>(host: &'a Host, guest: &Guest, limit: u64) -> Result<RunningGuest<'a>> {
-    let mut guest = start(host, guest)?;
-    set_limit(host, limit)?;
-    go_on(&mut guest)?;
-    Ok(guest)
+    let mut running = start(host, guest)?;
+    set_limit_of(host, &guest.name, limit)?;
+    go_on(&mut running)?;
+    Ok(running)
 }
 
 /// The word.

@@ -5,13 +5,14 @@
 //!                                                                 ├─ async: into the queue, each with the ticket
 //!                                                                 └─ failed: into the queue, counted as stale
 //! ```
-//! A group has one submission and one ticket, and neighbouring ranges of it one command. That every entry was cleared before the
-//! submission is program order, as in [`unmap`](MapperCore::unmap). What is grouped has a place in the queue in reserve, so that a
-//! failed invalidation leaves each of them where a single unmap would.
+//! A group has one submission and one ticket, and neighbouring ranges of it one command. That every
+//! entry was cleared before the submission is program order, as in [`unmap`](MapperCore::unmap).
+//! What is grouped has a place in the queue in reserve, so that a failed invalidation leaves each
+//! of them where a single unmap would.
 //!
-//! Policies that do not invalidate for a single unmap have nothing to group: deferred ones queue each mapping, optimistic ones
-//! keep it, and what they tear down goes in batches anyway. Groups do not combine with other cores' unmaps: a group is a
-//! batch already.
+//! Policies that do not invalidate for a single unmap have nothing to group: deferred ones queue
+//! each mapping, optimistic ones keep it, and what they tear down goes in batches anyway. Groups do
+//! not combine with other cores' unmaps: a group is a batch already.
 
 use alloc::vec::Vec;
 
@@ -57,14 +58,15 @@ impl Group {
 type Refused<E> = (usize, DmaUnmapError<E>);
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Ends the mappings of a list, in its order, as [`unmap`](Self::unmap) does, but with one submission for up to 32 of them, and
-    /// takes those that have ended out of the list. Those that a policy tears down at once are out of the device's reach when this
-    /// returns, and not before.
+    /// Ends the mappings of a list, in its order, as [`unmap`](Self::unmap) does, but with one
+    /// submission for up to 32 of them, and takes those that have ended out of the list. Those that
+    /// a policy tears down at once are out of the device's reach when this returns, and not before.
     ///
     /// # Errors
-    /// [`UnmapManyError`]; what it names, and whatever comes behind that, is untouched and stays in the list, which begins with it.
-    /// Where an invalidation has failed ([`DmaUnmapError::NotInvalidated`]) it names the first mapping of those that it was for: they
-    /// are out of the list, cleared, and wait, counted as stale, as after a single unmap.
+    /// [`UnmapManyError`]; what it names, and whatever comes behind that, is untouched and stays in
+    /// the list, which begins with it. Where an invalidation has failed
+    /// ([`DmaUnmapError::NotInvalidated`]) it names the first mapping of those that it was for:
+    /// they are out of the list, cleared, and wait, counted as stale, as after a single unmap.
     pub fn unmap_many(
         &mut self,
         mappings: &mut Vec<Mapping>,
@@ -82,14 +84,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         result
     }
 
-    /// Ends some of the first mappings, at least one where nothing is refused; how many, and which was not ended, or not
-    /// completely.
+    /// Ends some of the first mappings, at least one where nothing is refused; how many, and which
+    /// was not ended, or not completely.
     fn unmap_group(&mut self, mappings: &[Mapping]) -> (usize, Result<(), Refused<T::Error>>) {
         let is_grouped = self.is_grouped();
         let (mut group, mut first, mut ended) = (Group::EMPTY, 0, 0);
         let mut refused = None;
         for mapping in mappings {
-            // If the invalidation fails each needs a place in the queue; that there is one, `begin_unmap` sees to.
+            // If the invalidation fails each needs a place in the queue; that there is one,
+            // `begin_unmap` sees to.
             if group.len == GROUP || (group.len > 0 && self.queue.room() <= group.len) {
                 break;
             }
@@ -128,7 +131,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             && !matches!(policy.reuse, Reuse::Optimistic(_))
     }
 
-    /// Clears the entries of a mapping and adds it to a group; nothing, where others use it still, or there is no translation.
+    /// Clears the entries of a mapping and adds it to a group; nothing, where others use it still,
+    /// or there is no translation.
     fn clear_for(
         &mut self,
         mapping: &Mapping,

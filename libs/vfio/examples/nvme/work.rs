@@ -1,13 +1,13 @@
 //! Blocks that are written, read back and verified, many commands at a time.
 //!
-//! Each slot has a stripe of the namespace, as long as two copies of its largest command. It stamps its buffer, has it written to both
-//! places at once (two mappings of the same memory: `shared` makes one of them), reads both back into other pages, and looks
-//! at every word. A buffer is mapped when its command is started and unmapped when that is complete, before anything is
-//! believed of its content. Commands that are found complete together are unmapped together, with one invalidation where the policy
-//! has one for each.
+//! Each slot has a stripe of the namespace, as long as two copies of its largest command. It stamps
+//! its buffer, has it written to both places at once (two mappings of the same memory: `shared`
+//! makes one of them), reads both back into other pages, and looks at every word. A buffer is
+//! mapped when its command is started and unmapped when that is complete, before anything is
+//! believed of its content. Commands that are found complete together are unmapped together, with
+//! one invalidation where the policy has one for each.
 
 use dma_map::{Direction, Mapping};
-use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 use vfio::{DmaBuffer, VfioMap};
@@ -63,11 +63,11 @@ pub struct Work<'a> {
     /// Lists of pages, one for each command: the controller reads them.
     lists: DmaBuffer,
     lists_iova: u64,
-    /// The last one given. It starts with the time: what an earlier run has left behind is not taken for this one's.
+    /// The last one given. It starts with the time: what an earlier run has left behind is not
+    /// taken for this one's.
     stamp: u64,
     commands: u64,
-    /// Commands that were found complete, and what they had mapped.
-    answers: Vec<Completion>,
+    /// Mappings of commands that were found complete together; empty in between.
     ended: Vec<Mapping>,
 }
 
@@ -115,7 +115,6 @@ impl<'a> Work<'a> {
             lists_iova,
             stamp: UNIX_EPOCH.elapsed()?.as_nanos() as u64,
             commands: 0,
-            answers: Vec::new(),
             ended: Vec::new(),
         })
     }
@@ -125,6 +124,7 @@ impl<'a> Work<'a> {
         let (start, before) = (now(), self.commands);
         let (mut verified, mut planned) = (0, 0);
         let (mut ticked, mut heard) = (start, start);
+        let mut answers = Vec::new();
         while verified < blocks.max(planned) {
             for at in 0..self.slots.len() {
                 if self.slots[at].stage == Stage::Idle && planned < blocks {
@@ -132,10 +132,10 @@ impl<'a> Work<'a> {
                 }
             }
             while let Some(answer) = controller.poll()? {
-                self.answers.push(answer);
+                answers.push(answer);
             }
-            self.unmap_answered()?;
-            for answer in mem::take(&mut self.answers) {
+            self.unmap_answered(&answers)?;
+            for answer in answers.drain(..) {
                 let tenths = verified * 10 / blocks;
                 verified += self.complete(controller, answer)?;
                 heard = now();
@@ -211,13 +211,13 @@ impl<'a> Work<'a> {
     }
 
     /// Ends the mappings of the commands that are complete, says the controller.
-    fn unmap_answered(&mut self) -> Result<(), Failure> {
-        for answer in &self.answers {
+    fn unmap_answered(&mut self, answers: &[Completion]) -> Result<(), Failure> {
+        for answer in answers {
             let (at, copy) = place(answer);
             let slot = self.slots.get_mut(at);
             let mapping = slot.and_then(|slot| slot.mappings[copy].take());
-            self.ended
-                .push(mapping.ok_or(format!("{answer:?} to nothing"))?);
+            let mapping = mapping.ok_or_else(|| format!("{answer:?} to nothing"))?;
+            self.ended.push(mapping);
         }
         Ok(self.core.unmap_many(&mut self.ended)?)
     }

@@ -120,10 +120,14 @@ impl Hints {
         if self.pieces.is_empty() {
             return 0;
         }
-        let pieces = std::mem::take(&mut self.pieces);
-        if let Err(Stop::Pending(ticket)) = mem.gather(&pieces) {
-            self.counts.gathered += 1;
-            self.under_way.push(Question { ticket, pieces });
+        match mem.gather(&self.pieces) {
+            Err(Stop::Pending(ticket)) => {
+                self.counts.gathered += 1;
+                let pieces = std::mem::take(&mut self.pieces);
+                self.under_way.push(Question { ticket, pieces });
+            }
+            // All are there, as of most.
+            _ => self.pieces.clear(),
         }
         std::mem::take(&mut self.pages)
     }
