@@ -110,7 +110,7 @@ struct State {
     /// Calls wait.
     is_held: bool,
     /// Calls that may go on while others wait, in their order.
-    permits: u64,
+    permits: usize,
     /// Calls that wait, by their place in the records.
     waiting: VecDeque<usize>,
 }
@@ -228,9 +228,13 @@ impl FakeKernel {
         });
     }
 
-    /// Number of calls that are held now.
+    /// Number of calls that are held now; those that were released are on their way.
     pub fn held(&self) -> usize {
-        self.state().waiting.len()
+        let state = self.state();
+        match state.is_held {
+            true => state.waiting.len().saturating_sub(state.permits),
+            false => 0,
+        }
     }
 
     /// All calls, in the order in which they began.

@@ -1,9 +1,13 @@
-//! A device without a bus, and interrupt lines without a hypervisor: both record their calls.
+//! A device without a bus, and interrupt lines without a hypervisor: both record their calls. A
+//! thread that makes calls, of which it is known whether it has made them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use assign::calls::{Call, CallId, CallThread, Caller, Done};
 use assign::hardware::{Hardware, Notice, Vectors};
 use platform::interrupt::{InterruptLines, Message};
 
@@ -146,5 +150,60 @@ impl InterruptLines for FakeLines {
 
     fn forget(&mut self, line: u16) {
         self.state().kept.remove(&line);
+    }
+}
+
+/// A container's thread, and the number of calls that were asked for and whose ends were not taken.
+pub struct CountedCalls {
+    thread: CallThread,
+    open: OpenCalls,
+}
+
+/// Calls that are under way; a clone is the same number.
+#[derive(Clone, Default)]
+pub struct OpenCalls(Arc<AtomicUsize>);
+
+impl OpenCalls {
+    // All of it is of one thread, the test's.
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl CountedCalls {
+    pub fn new(thread: CallThread, open: OpenCalls) -> Self {
+        Self { thread, open }
+    }
+}
+
+impl Caller for CountedCalls {
+    fn submit(&mut self, id: CallId, call: Call) {
+        self.open.0.fetch_add(1, Ordering::Relaxed);
+        self.thread.submit(id, call);
+    }
+
+    fn take(&mut self) -> Option<Done> {
+        let done = self.thread.take()?;
+        self.open.0.fetch_sub(1, Ordering::Relaxed);
+        Some(done)
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.thread.wake_fd()
+    }
+
+    fn has_done(&mut self) -> bool {
+        self.thread.has_done()
+    }
+
+    fn quiet(&mut self) {
+        self.thread.quiet();
+    }
+}
+
+/// Nobody takes an end any more.
+impl Drop for CountedCalls {
+    fn drop(&mut self) {
+        self.open.0.store(0, Ordering::Relaxed);
     }
 }

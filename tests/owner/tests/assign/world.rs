@@ -27,7 +27,7 @@ use vtd::{AddressWidth, Config, Unit};
 use vtd_guest::{iotlb_domain, iotlb_global, iotlb_pages, wait_status};
 use vtd_port::VtdPort;
 
-use crate::fakes::{FakeHardware, FakeLines};
+use crate::fakes::{CountedCalls, FakeHardware, FakeLines, OpenCalls};
 use crate::images;
 use crate::memory::{Memory, REGIONS};
 
@@ -41,7 +41,7 @@ units! {
 functions! {
     /// The devices.
     pub enum Functions: Infallible {
-        Assigned(Assigned<FakeHardware, CallThread>),
+        Assigned(Assigned<FakeHardware, CountedCalls>),
     }
 }
 
@@ -107,6 +107,15 @@ pub struct Seat {
     pub lines: FakeLines,
     /// Resets that were asked for; each is over when the lock is free.
     pub resets: Arc<Mutex<u32>>,
+    calls: OpenCalls,
+}
+
+impl Seat {
+    /// Whether a call is under way that nothing holds.
+    fn is_busy(&self) -> bool {
+        let is_held = self.kernel.held() > 0 || self.resets.try_lock().is_err();
+        self.calls.get() > 0 && !is_held
+    }
 }
 
 pub struct World<M> {
@@ -186,7 +195,9 @@ impl<M: Memory> World<M> {
         let (container, device) = (kernel.clone(), hardware.clone());
         let hide = move || container.set_detachable(device.device().is_stopped);
         let table = VfioTable::new(kernel.clone(), Held::new(reset, hide), None);
-        let caller = CallThread::start("calls", table).expect("a thread");
+        let thread = CallThread::start("calls", table).expect("a thread");
+        let calls = OpenCalls::default();
+        let caller = CountedCalls::new(thread, calls.clone());
         let pages = |(at, len): (u64, u64)| (at / PAGE_SIZE, len / PAGE_SIZE);
         let limits = Limits {
             ram: REGIONS.map(pages).to_vec(),
@@ -220,6 +231,7 @@ impl<M: Memory> World<M> {
             hardware,
             lines,
             resets,
+            calls,
         });
         place
     }
@@ -278,12 +290,7 @@ impl<M: Memory> World<M> {
             assert!(since.elapsed() < PATIENCE, "it does not come to rest");
             let before = self.progress();
             self.poll();
-            // A call that is not held is on its way.
-            let is_busy = self.seats.iter().any(|seat| {
-                let calls = seat.kernel.calls();
-                let open = calls.iter().filter(|call| call.answer.is_none());
-                open.count() > seat.kernel.held()
-            });
+            let is_busy = self.seats.iter().any(Seat::is_busy);
             quiet = match is_busy || before != self.progress() {
                 true => 0,
                 false => quiet + 1,
@@ -551,7 +558,7 @@ impl<M: Memory> World<M> {
         reached.iter().map(|(page, to, _)| (*page, *to)).collect()
     }
 
-    pub fn assigned(&mut self, seat: usize) -> &mut Assigned<FakeHardware, CallThread> {
+    pub fn assigned(&mut self, seat: usize) -> &mut Assigned<FakeHardware, CountedCalls> {
         let number = self.seats[seat].number;
         match self.owner.function(number) {
             Some(Functions::Assigned(assigned)) => assigned,
