@@ -68,6 +68,8 @@ pub const MSI_WINDOW: (u64, u64) = (0xfee00, 0xfef00);
 pub const REGISTERS: u64 = 0xfed9_0000;
 
 const MS: u64 = 1_000_000;
+/// Time of a turn, ns.
+const TURN: u64 = 100;
 /// Longest time for anything that is expected to happen.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Turns in which nothing that was to happen would be left.
@@ -124,8 +126,9 @@ pub struct World<M> {
     pub owner: Owner<M>,
     pub mem: M,
     pub reach: Reach,
-    /// Lead of the clock over the host's, ns.
-    pub skew: u64,
+    /// The clock, ns. It goes on by [`TURN`] a turn and by [`later`](Self::later), so what has so
+    /// long to happen has it on a busy host, too.
+    clock: Nanos,
     wakes: Wakes,
     tail: u64,
     waits: u32,
@@ -170,7 +173,7 @@ impl<M: Memory> World<M> {
             mem,
             reach: Reach::default(),
             seats: Vec::new(),
-            skew: 0,
+            clock: Nanos::now(),
             wakes: Wakes::by_hand(),
             tail: 0,
             waits: 0,
@@ -236,14 +239,10 @@ impl<M: Memory> World<M> {
         place
     }
 
-    pub fn now(&self) -> Nanos {
-        Nanos(Nanos::now().0 + self.skew)
-    }
-
     /// One turn of the owner.
     pub fn poll(&mut self) {
-        let now = self.now();
-        let _ = self.owner.poll(&mut Turn::new(now, 1600, &mut self.wakes));
+        self.clock.0 += TURN;
+        let _ = self.owner.poll(&mut Turn::new(self.clock, 1600, &mut self.wakes));
         self.check();
     }
 
@@ -305,8 +304,7 @@ impl<M: Memory> World<M> {
     }
 
     pub fn message(&mut self, request: Request<Owner<M>>) {
-        let now = self.now();
-        let mut turn = Turn::new(now, 1600, &mut self.wakes);
+        let mut turn = Turn::new(self.clock, 1600, &mut self.wakes);
         self.owner.message(request, &mut turn);
     }
 
@@ -601,7 +599,7 @@ impl<M: Memory> World<M> {
 
     /// The machine goes on so many ms later.
     pub fn later(&mut self, ms: u64) {
-        self.skew += ms * MS;
+        self.clock.0 += ms * MS;
         self.poll();
     }
 
