@@ -581,7 +581,14 @@ fn a_manual_page_is_formatted_without_complaint_and_keeps_its_examples() {
 
 #[test]
 fn all_pages_are_written_but_those_of_hidden_commands() {
-    let own = ["completions", "doctor", "man", "run", "serve"];
+    let own = [
+        "completions",
+        "device-worker",
+        "doctor",
+        "man",
+        "run",
+        "serve",
+    ];
     let lab = [
         "completions",
         "demo",

@@ -87,8 +87,7 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Serve block devices to any VMM over vhost-user, all on a few cores.
     Serve(serve::ServeArgs),
-    /// Be the device model of one disk of a machine, which starts this by itself (worker=on).
-    #[command(hide = true)]
+    /// Be the device model of one disk; started by a machine whose disk has worker=on.
     DeviceWorker(device_worker::DeviceWorkerArgs),
     /// Say what this host offers to virtual machines, and what to do next.
     #[command(after_long_help = DOCTOR_EXAMPLES)]

@@ -1,7 +1,8 @@
-//! Who may use a disk image beside whom: `exitless serve`, `exitless run` and QEMU's programs, each as a process.
+//! Who may use a disk image beside whom: `exitless serve`, `exitless run` and QEMU's programs, each
+//! as a process.
 //!
-//! Where this machine cannot boot a guest, `run` ends at KVM, after it has locked its disks. To see it hold one lock
-//! it is given a second disk that the test has locked: it waits for that one.
+//! Where this machine cannot boot a guest, `run` ends at KVM, after it has locked its disks. To see
+//! it hold one lock it is given a second disk that the test has locked: it waits for that one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -80,7 +81,8 @@ impl Images {
         run
     }
 
-    /// `exitless serve` with these devices, and the socket of the last one, which is made when all are open.
+    /// `exitless serve` with these devices, and the socket of the last one, which is made when all
+    /// are open.
     fn serve(&self, blocks: &[&str]) -> (Command, PathBuf) {
         let mut serve = Command::new(EXITLESS);
         serve.args(["serve", "--idle", "sleep"]);
@@ -185,7 +187,8 @@ impl Program {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: a plain system call; the child has not been waited for, so the number is still its own.
+        // SAFETY: a plain system call; the child has not been waited for, so the number is still
+        // its own.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
@@ -482,7 +485,8 @@ fn a_signal_ends_the_wait_for_an_image() {
     assert_eq!(daemon.end(), Some(0), "{}", daemon.said());
 }
 
-/// Has `daemon` write a block of ones at the beginning of its disk, and returns when the kernel holds the write.
+/// Has `daemon` write a block of ones at the beginning of its disk, and returns when the kernel
+/// holds the write.
 fn hold_a_write(fs: &HeldFs, name: &str, socket: &Path) -> Client {
     let mut client = Client::connect(socket, Options::new(1, 4096)).unwrap();
     let (memory, layout, queues) = client.parts();
@@ -501,8 +505,9 @@ fn hold_a_write(fs: &HeldFs, name: &str, socket: &Path) -> Client {
     client
 }
 
-/// A daemon is killed while the kernel holds a write of its to `file`: `block` is what it serves, `successor` what its
-/// successor does, and the write is held for `hold` after that one has said that it waits.
+/// A daemon is killed while the kernel holds a write of its to `file`: `block` is what it serves,
+/// `successor` what its successor does, and the write is held for `hold` after that one has said
+/// that it waits.
 fn killed_in_mid_write(fs: &HeldFs, file: &str, block: &str, successor: &str, hold: Duration) {
     let images = Images::new();
     let (serve, socket) = images.serve(&[block]);

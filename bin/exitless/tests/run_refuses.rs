@@ -1,5 +1,5 @@
-//! `exitless run` with a request that cannot start: one line on standard error that names the culprit, exit
-//! status 2, nothing started and nothing left behind.
+//! `exitless run` with a request that cannot start: one line on standard error that names the
+//! culprit, exit status 2, nothing started and nothing left behind.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

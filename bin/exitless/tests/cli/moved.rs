@@ -1,5 +1,5 @@
-//! Subcommands, options and keys that are `exitless-lab`'s: each is refused with one line that names
-//! its place.
+//! Subcommands, options and keys that are `exitless-lab`'s: each is refused with one line that
+//! names its place.
 
 use std::fs;
 

@@ -231,7 +231,8 @@ fn a_socket_that_a_successor_has_made_in_its_place_is_left_alone() {
 /// Processor time of a process so far.
 fn cpu_time(pid: u32) -> Duration {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // `utime` and `stime`, in ticks of 10 ms, proc(5); the name, which may hold anything, ends at the last parenthesis.
+    // `utime` and `stime`, in ticks of 10 ms, proc(5); the name, which may hold anything, ends at
+    // the last parenthesis.
     let fields = text.rsplit_once(')').unwrap().1.split_whitespace();
     let ticks: u64 = fields
         .skip(11)

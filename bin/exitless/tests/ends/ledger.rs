@@ -11,7 +11,8 @@ use tempfile::{NamedTempFile, TempDir};
 use crate::program::{Program, has_kvm, run};
 use spawned::guest::Steps;
 
-/// What a machine says at its end whose guest marks one window and waits, and whether it had tracepoints set up meanwhile.
+/// What a machine says at its end whose guest marks one window and waits, and whether it had
+/// tracepoints set up meanwhile.
 fn marked(ledger: Option<&Path>) -> (String, bool) {
     let mut kernel = NamedTempFile::new().unwrap();
     let steps = Steps::default().mark(1).mark(2).say(b'!');

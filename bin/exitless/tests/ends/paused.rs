@@ -1,5 +1,5 @@
-//! A guest with less memory than it uses, whose swap store is full: it is paused with the reason, goes on when the store has grown,
-//! finds all that it stored, and ends.
+//! A guest with less memory than it uses, whose swap store is full: it is paused with the reason,
+//! goes on when the store has grown, finds all that it stored, and ends.
 
 use std::fs;
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! A guest that asks for a reset gets its machine again, in the same process, or the end of the run.
+//! A guest that asks for a reset gets its machine again, in the same process, or the end of the
+//! run.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -145,7 +146,8 @@ fn a_signal_between_the_last_look_and_the_restart_ends_the_run() {
     let Some(place) = Place::new(on_request(Steps::default())) else {
         return;
     };
-    // Standard error is full, so that the last words wait for their reader, and with them the restart.
+    // Standard error is full, so that the last words wait for their reader, and with them the
+    // restart.
     const PIPE: usize = 4096;
     let (_reader, mut writer) = std::io::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&writer, PIPE).unwrap();

@@ -1,5 +1,5 @@
-//! `exitless run` with a disk whose storage the kernel holds: it says so, ends when the storage answers, or at once by a second
-//! signal.
+//! `exitless run` with a disk whose storage the kernel holds: it says so, ends when the storage
+//! answers, or at once by a second signal.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,7 +25,8 @@ struct Machine {
     _kernel: NamedTempFile,
 }
 
-/// A machine whose guest has made a request of its disk that is held, and then does `steps` when it is told to. `None`: skipped.
+/// A machine whose guest has made a request of its disk that is held, and then does `steps` when it
+/// is told to. `None`: skipped.
 fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Option<Machine> {
     let fs = HeldFs::mount_or_skip()?;
     if !has_kvm() {
@@ -92,7 +93,8 @@ impl Machine {
         assert!(self.program.is_alive(), "{}", self.program.said());
     }
 
-    /// Lets the storage answer; the machine ends with this status, and everything its console showed is answered.
+    /// Lets the storage answer; the machine ends with this status, and everything its console
+    /// showed is answered.
     #[track_caller]
     fn ends_with_its_storage(mut self, status: i32) -> String {
         let since = Instant::now();

@@ -1,5 +1,6 @@
-//! Hosts that forbid or lack what `serve` and `run` use of the kernel, one thing at a time: docs/host-interfaces.md as a test. Each is
-//! done in another way, which real requests then show, or not offered, or refused with an advice that works.
+//! Hosts that forbid or lack what `serve` and `run` use of the kernel, one thing at a time:
+//! docs/host-interfaces.md as a test. Each is done in another way, which real requests then show,
+//! or not offered, or refused with an advice that works.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod both;
@@ -28,8 +29,8 @@ const EITHER: [i32; 2] = [libc::EPERM, libc::ENOSYS];
 enum Outcome {
     /// It works, and says so once, if there is anything to be said.
     Works(Option<&'static str>),
-    /// It refuses in one line with these words. With the other arguments, as the line advises, it works; `None`: the advice is for
-    /// the host.
+    /// It refuses in one line with these words. With the other arguments, as the line advises, it
+    /// works; `None`: the advice is for the host.
     Refuses(&'static [&'static str], Option<&'static [&'static str]>),
 }
 
@@ -63,7 +64,8 @@ fn host_with(
 }
 
 impl Host {
-    /// Whether what a program said when it worked is what is to be said. Lines with `always` are said anyway.
+    /// Whether what a program said when it worked is what is to be said. Lines with `always` are
+    /// said anyway.
     fn check_said(&self, said: &str, always: &str) -> Result<(), String> {
         let Outcome::Works(word) = &self.outcome else {
             return Ok(());
@@ -125,7 +127,8 @@ fn ended(mut command: Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Has `check` look at each host, in both ways of saying no, and names all that are not as they should be.
+/// Has `check` look at each host, in both ways of saying no, and names all that are not as they
+/// should be.
 fn walk(hosts: &[Host], check: impl Fn(&Host, i32) -> Result<(), String>) {
     let mut wrong = Vec::new();
     for host in hosts {

@@ -1,4 +1,5 @@
-//! `exitless run`: each machine is checked first (`--check`), and then run, with a guest that writes to its disk and powers off.
+//! `exitless run`: each machine is checked first (`--check`), and then run, with a guest that
+//! writes to its disk and powers off.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

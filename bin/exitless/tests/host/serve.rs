@@ -151,7 +151,8 @@ impl Place {
         self.0.path().join(format!("s{number}"))
     }
 
-    /// A daemon for all of them, on a host that denies this; `more` are further keys of each disk and further arguments.
+    /// A daemon for all of them, on a host that denies this; `more` are further keys of each disk
+    /// and further arguments.
     fn command(&self, denied: Denied, more: &[&str]) -> Command {
         let mut command = exitless(&["serve", "--idle", "sleep"]);
         let (keys, arguments): (Vec<&str>, Vec<&str>) =

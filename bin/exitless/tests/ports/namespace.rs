@@ -59,7 +59,8 @@ pub fn up(name: &str) {
     assert!(ip(&format!("link set dev {name} up")));
 }
 
-/// Frames that an interface of this thread's namespace has received: of a TAP, those that were written to it.
+/// Frames that an interface of this thread's namespace has received: of a TAP, those that were
+/// written to it.
 pub fn received(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/thread-self/net/dev").expect("the kernel's");
     let line = text.lines().find_map(|line| {

@@ -49,7 +49,8 @@ impl Served {
         self.folder.path().join(name)
     }
 
-    /// A front end of a device, whose driver takes and leaves undone what the device offers of checksums and TCP to be segmented.
+    /// A front end of a device, whose driver takes and leaves undone what the device offers of
+    /// checksums and TCP to be segmented.
     pub fn client(&self, id: &str, pairs: u16) -> Client {
         let options = Options {
             buffer_len: 2_048,
@@ -94,7 +95,8 @@ pub fn receive(client: &mut Client, pair: usize) -> Vec<Packet> {
     }
 }
 
-/// Two devices joined by their drivers: what one hands over, the other is given to send, with what is left undone in it.
+/// Two devices joined by their drivers: what one hands over, the other is given to send, with what
+/// is left undone in it.
 pub fn join(ends: &mut [Client; 2], is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let mut has_moved = false;
@@ -102,7 +104,8 @@ pub fn join(ends: &mut [Client; 2], is_over: &AtomicBool) {
             let packets = ends[at].take_frames(0).expect("a right ring");
             has_moved |= !packets.is_empty();
             for (mut header, frame) in packets {
-                // Of the flags a driver may send only NEEDS_CSUM; the number of buffers is the receiver's.
+                // Of the flags a driver may send only NEEDS_CSUM; the number of buffers is the
+                // receiver's.
                 header[0] &= 1;
                 header[10..].fill(0);
                 send(&mut ends[1 - at], &(header, frame));

@@ -15,7 +15,8 @@ fn plain(n: u8) -> Packet {
     ([0; 12], frame)
 }
 
-/// TCP over IPv4 that is said to be TCP over IPv4 to be segmented, by `gso_type`, or something else.
+/// TCP over IPv4 that is said to be TCP over IPv4 to be segmented, by `gso_type`, or something
+/// else.
 fn segmented(gso_type: u8) -> Packet {
     let mut frame = vec![
         0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0,
@@ -41,7 +42,8 @@ fn a_wrong_header_costs_its_frame_alone() {
         send(&mut client, &segmented(1));
         send(&mut client, &plain(1));
         until("two frames that are right", || received("t") == before + 2);
-        // Of the device: outside the frame. Of the kernel, by EINVAL: the type against the protocol, in 4 bytes of payload too.
+        // Of the device: outside the frame. Of the kernel, by EINVAL: the type against the
+        // protocol, in 4 bytes of payload too.
         let mut outside = segmented(1);
         outside.0[6..8].copy_from_slice(&60_000u16.to_le_bytes());
         let mut short = segmented(1);

@@ -1,4 +1,5 @@
-//! The kernel's own TCP and UDP between two namespaces, over two TAP interfaces whose devices' drivers are joined.
+//! The kernel's own TCP and UDP between two namespaces, over two TAP interfaces whose devices'
+//! drivers are joined.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -14,7 +15,8 @@ use crate::served::{OFFLOADS, Served, frames, join};
 const HERE: &str = "10.9.0.1";
 const THERE: &str = "10.9.0.2";
 
-/// Two interfaces with their devices, `a` here and `b` there, joined for as long as `test` runs. The counters of both.
+/// Two interfaces with their devices, `a` here and `b` there, joined for as long as `test` runs.
+/// The counters of both.
 fn joined(idle: &str, options: &str, test: impl FnOnce(&Served, &Other)) -> serde_json::Value {
     tap("a", " vnet_hdr");
     tap("b", " vnet_hdr");
@@ -120,8 +122,9 @@ fn tcp_over_tap_goes_in_large_segments() {
     });
 }
 
-/// One datagram there and back, again and again, with pauses in which the core goes to sleep: each frame has to wake it, that of the
-/// interface and that of the driver. None is sent twice, so one lost wake-up is the end.
+/// One datagram there and back, again and again, with pauses in which the core goes to sleep: each
+/// frame has to wake it, that of the interface and that of the driver. None is sent twice, so one
+/// lost wake-up is the end.
 #[test]
 fn no_wake_up_of_a_sleeping_core_is_lost() {
     namespace::in_one(|| {
