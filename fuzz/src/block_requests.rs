@@ -2,12 +2,14 @@
 //!
 //! The first byte of the input chooses between two ways to look.
 //!
-//! **Step by step** (`steps`): a disk in memory, a split ring, one chain per visit, and a model (`model`) that reads
-//! the same memory by the specification and says what every byte of memory and disk must be afterwards.
+//! **Step by step** (`steps`): a disk in memory, a split ring, one chain per visit, and a model
+//! (`model`) that reads the same memory by the specification and says what every byte of memory and
+//! disk must be afterwards.
 //!
-//! **In flight** (`flight`): a disk whose operations end when and how the input says, either ring layout, and a driver that
-//! stores between the device's accesses. Every operation must lie inside the disk and match the protocol of
-//! [`BlockIo`](vio::blk::BlockIo); no lease may be left; as much is returned as was taken.
+//! **In flight** (`flight`): a disk whose operations end when and how the input says, either ring
+//! layout, and a driver that stores between the device's accesses. Every operation must lie inside
+//! the disk and match the protocol of [`BlockIo`](vio::blk::BlockIo); no lease may be left; as much
+//! is returned as was taken.
 
 mod flight;
 mod irq;

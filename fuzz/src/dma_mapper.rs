@@ -1,10 +1,11 @@
-//! A DMA mapper: any sequence of maps, unmaps, wrong unmaps, ticks and parks, under any policy, with a device that
-//! forgets nothing by itself.
+//! A DMA mapper: any sequence of maps, unmaps, wrong unmaps, ticks and parks, under any policy,
+//! with a device that forgets nothing by itself.
 //!
-//! The first byte chooses the policy, the second the allocator and how much table memory there is; then operations of
-//! a few bytes each, by two cores in turn. The model is a list of live mappings: the device reaches each as its
-//! direction allows, whoever unmaps anything else is refused, nothing is reached once its promise has run out, and in
-//! the end nothing is out, stale or allocated.
+//! The first byte chooses the policy, the second the allocator and how much table memory there is;
+//! then operations of a few bytes each, by two cores in turn. The model is a list of live mappings:
+//! the device reaches each as its direction allows, whoever unmaps anything else is refused,
+//! nothing is reached once its promise has run out, and in the end nothing is out, stale or
+//! allocated.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -324,7 +325,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// For every policy: pages mapped and unmapped again by both cores, with everything else in between.
+/// For every policy: pages mapped and unmapped again by both cores, with everything else in
+/// between.
 pub fn seeds() -> Vec<Vec<u8>> {
     (0..20u8)
         .map(|number| {

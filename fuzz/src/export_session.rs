@@ -1,8 +1,9 @@
-//! A front end and the whole of `vhost-export`: a real socket, real memory files and eventfds, rings that are served, and
-//! connections that end in the middle of it.
+//! A front end and the whole of `vhost-export`: a real socket, real memory files and eventfds,
+//! rings that are served, and connections that end in the middle of it.
 //!
-//! The harness plays both sides of a [`Export`]: the front end with its guest (`front_end`),
-//! and the sidecore that calls it, on one thread, with a clock that the input moves on. What is checked:
+//! The harness plays both sides of a [`Export`]: the front end with its guest (`front_end`), and
+//! the sidecore that calls it, on one thread, with a clock that the input moves on. What is
+//! checked:
 //!
 //! * nothing panics or waits;
 //! * once a front end has gone and the disk has ended what it was doing, nothing of it is left: no
@@ -10,7 +11,8 @@
 //! * the disk is asked only for what it has (see `held_disk`).
 //!
 //! Left out: bytes that come in pieces with descriptors in the middle of a message, which
-//! [`vhost_user_messages`](crate::vhost_user_messages) sends; moves between two cores at the same time.
+//! [`vhost_user_messages`](crate::vhost_user_messages) sends; moves between two cores at the same
+//! time.
 
 mod front_end;
 mod seeds;

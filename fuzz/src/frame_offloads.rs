@@ -1,9 +1,11 @@
-//! Headers of frames (`net-offload`), with checksums and segmentation, and the switch's look at a frame (`net-switch`): any
-//! header over any bytes, as any driver's offloads have it, for any receiver.
+//! Headers of frames (`net-offload`), with checksums and segmentation, and the switch's look at a
+//! frame (`net-switch`): any header over any bytes, as any driver's offloads have it, for any
+//! receiver.
 //!
-//! Of what is delivered: the number that was announced; a receiver gets nothing that it has not taken on; the payloads of all
-//! segments are the frame's, in order; no segment has more than `gso_size`; the transport's checksum of a completed
-//! segment is right if and only if that of each other one is.
+//! Of what is delivered: the number that was announced; a receiver gets nothing that it has not
+//! taken on; the payloads of all segments are the frame's, in order; no segment has more than
+//! `gso_size`; the transport's checksum of a completed segment is right if and only if that of each
+//! other one is.
 use std::ops::Range;
 
 use net_offload::{
@@ -79,7 +81,8 @@ pub fn run(data: &[u8]) {
                     at = Some(end);
                 }
                 assert!(at == Some(frame.len()) && segments.remaining() == 0);
-                // What the pseudo header adds differs by the length alone; all but the last are of one.
+                // What the pseudo header adds differs by the length alone; all but the last are of
+                // one.
                 let sums = &sums[..sums.len().saturating_sub(1)];
                 let same = |sum: &u16| sum % 0xffff == sums[0] % 0xffff;
                 assert!(sums.iter().all(same), "{sums:x?}");

@@ -1,9 +1,10 @@
-//! Requests of a driver of virtio-iommu, through its rings, with accesses of two devices between them. Each is given back with a
-//! status or unwritten; what a device reaches is what the requests that succeeded have mapped; no request that takes something
-//! away is answered while an access that began before it can reach that.
+//! Requests of a driver of virtio-iommu, through its rings, with accesses of two devices between
+//! them. Each is given back with a status or unwritten; what a device reaches is what the requests
+//! that succeeded have mapped; no request that takes something away is answered while an access
+//! that began before it can reach that.
 //!
-//! The input: actions of one byte, and what each has behind it. Requests are half made of small numbers, so that they
-//! meet, and half of any bytes.
+//! The input: actions of one byte, and what each has behind it. Requests are half made of small
+//! numbers, so that they meet, and half of any bytes.
 
 use std::collections::BTreeMap;
 
@@ -235,7 +236,8 @@ impl World {
             }
             let after = self.reached();
             let changed = self.leases.iter().zip(before.iter().zip(&after));
-            // One that was out of reach by then, and is in reach of something again, has lost nothing now.
+            // One that was out of reach by then, and is in reach of something again, has lost
+            // nothing now.
             let taken = changed
                 .filter(|((.., gpa), (before, after))| **before == Some(*gpa) && before != after);
             let waits = taken.map(|((lease, ..), _)| *lease).collect();
@@ -274,8 +276,8 @@ impl World {
         self.mem.put_u16(Gpa::new(desc + 14), nth + 1);
     }
 
-    /// Makes a request available that is cut into two, with this much room for its answer. It is waited for unless leases
-    /// may hold it.
+    /// Makes a request available that is cut into two, with this much room for its answer. It is
+    /// waited for unless leases may hold it.
     fn ask(&mut self, bytes: &[u8], cut: usize, room: u32) {
         if self.device.in_flight() != 0 {
             // Its descriptors are in use.

@@ -1,9 +1,10 @@
 //! IOVA allocators: any sequence of phases (`iova::testing`), beside a map of what is out.
 //!
-//! The first byte chooses the allocator, the second the space and how many cores work in turn; then phases of ten bytes each:
-//! share of allocations, largest size, limit, what is freed, how many operations, and the seed by which these are chosen. So a
-//! mutation changes the history of a space, not one operation among thousands. In the end everything is freed, and all
-//! of the space is had again.
+//! The first byte chooses the allocator, the second the space and how many cores work in turn; then
+//! phases of ten bytes each: share of allocations, largest size, limit, what is freed, how many
+//! operations, and the seed by which these are chosen. So a mutation changes the history of a
+//! space, not one operation among thousands. In the end everything is freed, and all of the space
+//! is had again.
 use dma_peers::{
     EiovaRAllocator, IdentityAllocator, LinearAllocator, MagazineAllocator, MagazineConfig,
     SlabAllocator, SlabConfig,
@@ -106,7 +107,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// For every allocator: a space that fills, falls to pieces, is filled again below a limit, and falls to pieces there.
+/// For every allocator: a space that fills, falls to pieces, is filled again below a limit, and
+/// falls to pieces there.
 pub fn seeds() -> Vec<Vec<u8>> {
     const ANY: u8 = 0;
     const LOWEST_OF_EIGHT: u8 = 1;

@@ -1,8 +1,8 @@
-//! Commands of a network device's control queue. Each is answered or breaks the protocol, what it sets stays bounded, and
-//! frames are filtered without a panic.
+//! Commands of a network device's control queue. Each is answered or breaks the protocol, what it
+//! sets stays bounded, and frames are filtered without a panic.
 //!
-//! The input: features of the driver (8 bytes), number of pairs (1), then commands: length (2), where they are cut into two
-//! buffers (1), their bytes.
+//! The input: features of the driver (8 bytes), number of pairs (1), then commands: length (2),
+//! where they are cut into two buffers (1), their bytes.
 
 use fake_mem::{ArrayMem, FlatDma};
 use guest_mem::{Gpa, Iova, KeepAlive, PhysMem};
@@ -140,7 +140,8 @@ pub fn run(data: &[u8]) {
         }
         put_desc(&mem, control, desc, (ANSWER, 1), 2);
         mem.put(Gpa::new(ANSWER), &[0xee]);
-        // Head 0 each time, and one receive buffer, unless a frame that was not wanted has left the last one.
+        // Head 0 each time, and one receive buffer, unless a frame that was not wanted has left the
+        // last one.
         put_desc(&mem, 0, 0, (BUFFER, 2048), 2);
         mem.put_u16(Gpa::new(place(control) + 0x1002), nth);
         let received = mem.get_u16(Gpa::new(place(0) + 0x2002));

@@ -12,9 +12,9 @@ pub(crate) trait Memory {
     fn load(&self, at: u64) -> u16;
 }
 
-/// Makes a chain of a header, up to three buffers and a status byte available, in either layout. Takes from the input: first
-/// descriptor, flags (packed: AVAIL and USED), address of the header, kind, sector, number of buffers, then length and
-/// address of each.
+/// Makes a chain of a header, up to three buffers and a status byte available, in either layout.
+/// Takes from the input: first descriptor, flags (packed: AVAIL and USED), address of the header,
+/// kind, sector, number of buffers, then length and address of each.
 pub(crate) fn offer(
     input: &mut Input<'_>,
     queue: &QueueConfig,

@@ -1,5 +1,5 @@
-//! A packed ring in the hands of a hostile driver. What the input says, and what must hold, is the same for both layouts: see
-//! `ring`.
+//! A packed ring in the hands of a hostile driver. What the input says, and what must hold, is the
+//! same for both layouts: see `ring`.
 
 /// The body.
 ///

@@ -1,8 +1,9 @@
 //! A driver that changes memory while the device looks at it.
 //!
-//! A ring reaches memory through windows, and asks its [`Dma`] for the generation before each use of one. [`Racing`]
-//! stores what the script says at that moment: between any two of the device's accesses, at a place that the input chooses
-//! and that repeats. That is what a second thread could do, but for values torn inside one access.
+//! A ring reaches memory through windows, and asks its [`Dma`] for the generation before each use
+//! of one. [`Racing`] stores what the script says at that moment: between any two of the device's
+//! accesses, at a place that the input chooses and that repeats. That is what a second thread could
+//! do, but for values torn inside one access.
 
 use std::cell::RefCell;
 
@@ -78,8 +79,8 @@ impl Racing {
         self.driver.borrow_mut().plan = stores;
     }
 
-    /// [`plan`](Self::plan) of `count` stores as the input says, of up to 16 bytes, that each wait for `longest` accesses at most, a power of
-    /// two less one.
+    /// [`plan`](Self::plan) of `count` stores as the input says, of up to 16 bytes, that each wait
+    /// for `longest` accesses at most, a power of two less one.
     pub(crate) fn plan_from(&self, input: &mut Input<'_>, count: u8, longest: u8) {
         let store = |_| {
             let wait = input.u8() & longest;
@@ -113,7 +114,8 @@ impl Racing {
         bytes
     }
 
-    /// Checks that the device has changed nothing but bytes inside `allowed`, and takes note of those.
+    /// Checks that the device has changed nothing but bytes inside `allowed`, and takes note of
+    /// those.
     ///
     /// # Panics
     /// If it has.

@@ -1,17 +1,21 @@
-//! A hostile driver on one ring: bytes anywhere, also between the device's single accesses; ends in any order;
-//! pages that go; journals; and successors that take the ring over where a killed process left it.
+//! A hostile driver on one ring: bytes anywhere, also between the device's single accesses; ends in
+//! any order; pages that go; journals; and successors that take the ring over where a killed
+//! process left it.
 //!
 //! What must hold, whatever memory says:
 //!
-//! * nothing panics, and no call does more than a ring's worth of work (the harness would time out);
+//! * nothing panics, and no call does more than a ring's worth of work (the harness would time
+//!   out);
 //! * a stop parks the ring, and a violation parks it until the end;
-//! * a chain that is handed out has buffers that are not empty, do not wrap, and of fewer than 4 GiB in all;
-//! * taken and not published are never more than the ring has entries, and exactly those that the harness holds;
-//! * the ring writes nothing but its own areas, and there, where the driver does not interfere, exactly the used elements of
-//!   chains that were taken and staged;
+//! * a chain that is handed out has buffers that are not empty, do not wrap, and of fewer than 4
+//!   GiB in all;
+//! * taken and not published are never more than the ring has entries, and exactly those that the
+//!   harness holds;
+//! * the ring writes nothing but its own areas, and there, where the driver does not interfere,
+//!   exactly the used elements of chains that were taken and staged;
 //! * the position moves by what was taken and published, and by nothing else;
-//! * a journal is told of every request once, batches are closed before they are shown, and a successor that starts
-//!   from it takes exactly what was in flight first.
+//! * a journal is told of every request once, batches are closed before they are shown, and a
+//!   successor that starts from it takes exactly what was in flight first.
 
 mod journal;
 mod used;
@@ -369,7 +373,8 @@ impl World {
             self.check_interrupt(before, is_wanted);
         }
         if self.is_in_order() {
-            // Which of those staged were shown only the order of taking tells; the journal and the counts check it.
+            // Which of those staged were shown only the order of taking tells; the journal and the
+            // counts check it.
             self.staged.drain(..usize::from(staged));
         } else {
             if is_quiet {
@@ -379,8 +384,8 @@ impl World {
         }
     }
 
-    /// Nobody interfered: an interrupt is wanted exactly if the driver's event field, or its flags, say so (virtio 1.2
-    /// §2.7.7, §2.8.10); also if they cannot be read.
+    /// Nobody interfered: an interrupt is wanted exactly if the driver's event field, or its flags,
+    /// say so (virtio 1.2 §2.7.7, §2.8.10); also if they cannot be read.
     fn check_interrupt(&self, before: RingPosition, is_wanted: bool) {
         let has_event_idx = self.features & feature::EVENT_IDX != 0;
         let area = self.config.avail.raw();
@@ -556,8 +561,8 @@ impl World {
     }
 }
 
-/// Valid traffic: every combination of features, chains of every shape, two laps, ends in both orders, a race, and a
-/// successor.
+/// Valid traffic: every combination of features, chains of every shape, two laps, ends in both
+/// orders, a race, and a successor.
 pub(crate) fn seeds(is_packed: bool) -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for choice in 0..32 {

@@ -1,7 +1,7 @@
 //! What found something in requests to a disk, and must not come back.
 
-/// The data of a failed read may be anything, also where it lies over what the driver says of interrupts: the model took it for
-/// what it had been before.
+/// The data of a failed read may be anything, also where it lies over what the driver says of
+/// interrupts: the model took it for what it had been before.
 #[test]
 fn an_interrupt_that_depends_on_data_of_a_failed_read_may_be_sent_or_not() {
     fuzz::block_requests::run(&[

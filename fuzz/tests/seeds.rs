@@ -1,4 +1,5 @@
-//! Every seed runs through its target, and the planted fault is one. A single test, because descriptors are counted.
+//! Every seed runs through its target, and the planted fault is one. A single test, because
+//! descriptors are counted.
 
 use std::panic::catch_unwind;
 

@@ -1,9 +1,9 @@
 //! The agent: starts programs and moves files inside the emulated host, on request.
 //!
-//! Started by the image's `/init` ([`crate::host_image`]) as the only other long-lived process. It owns
-//! the virtio-serial port [`PORT`]. One thread reads frames and never blocks on a program; each
-//! program has a thread per pipe and one that waits. When the host's end closes, because it is done
-//! or was killed, the agent returns and `/init` powers the emulated host off.
+//! Started by the image's `/init` ([`crate::host_image`]) as the only other long-lived process. It
+//! owns the virtio-serial port [`PORT`]. One thread reads frames and never blocks on a program;
+//! each program has a thread per pipe and one that waits. When the host's end closes, because it is
+//! done or was killed, the agent returns and `/init` powers the emulated host off.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -62,8 +62,8 @@ pub fn serve() -> io::Result<()> {
 
 /// The device of [`PORT`]; the driver creates it some time after its module was loaded.
 ///
-/// Now and then, on a loaded machine, QEMU's first messages about its ports do not arrive: the driver
-/// is bound again then, which has QEMU send them again.
+/// Now and then, on a loaded machine, QEMU's first messages about its ports do not arrive: the
+/// driver is bound again then, which has QEMU send them again.
 fn find_port() -> io::Result<PathBuf> {
     const AGAIN: Duration = Duration::from_secs(10);
     const TRIES: u32 = 4;
@@ -273,8 +273,9 @@ fn start(spawn: &Spawn) -> io::Result<Child> {
         .filter(|(program, _)| !program.is_empty())
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program named"))?;
     let mut command = if spawn.tty {
-        // A new session whose controlling terminal is the console, so that ^C and job control work. The session is a
-        // group of its own too; a child that already led a group would have to fork, and would seem to end at once.
+        // A new session whose controlling terminal is the console, so that ^C and job control work.
+        // The session is a group of its own too; a child that already led a group would have to
+        // fork, and would seem to end at once.
         let mut command = Command::new("/bin/busybox");
         let tty = OpenOptions::new().read(true).write(true).open(TTY)?;
         command.args(["setsid", "-c", program]);

@@ -41,8 +41,8 @@ pub fn device_mapper() -> Result<PathBuf, LabError> {
     static_program("lab", "--bin", "lab-dm", &["lab/src"])
 }
 
-/// The NVMe driver in user space, built if its sources or those of what it is made of changed. No lab has it unless it is
-/// included.
+/// The NVMe driver in user space, built if its sources or those of what it is made of changed. No
+/// lab has it unless it is included.
 ///
 /// # Errors
 /// [`LabError::Build`] with the compiler's last words.

@@ -1,12 +1,12 @@
 //! A writer of `newc` archives, the format of a Linux initramfs.
 //!
 //! Source: the kernel's `Documentation/driver-api/early-userspace/buffer-format.rst`: per entry a
-//! 110-byte header of ASCII hexadecimal fields, the name with its NUL, padding to 4 bytes, the data,
-//! padding to 4 bytes; an entry `TRAILER!!!` ends the archive.
+//! 110-byte header of ASCII hexadecimal fields, the name with its NUL, padding to 4 bytes, the
+//! data, padding to 4 bytes; an entry `TRAILER!!!` ends the archive.
 //!
 //! Deterministic: entries come out sorted by path, owned by root, dated 1 January 1970, with inode
-//! numbers in order, so the same input gives the same bytes on every machine. Parent directories are
-//! added by themselves. Left out: hard links, extended attributes, checksums (`070702`).
+//! numbers in order, so the same input gives the same bytes on every machine. Parent directories
+//! are added by themselves. Left out: hard links, extended attributes, checksums (`070702`).
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

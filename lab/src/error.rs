@@ -3,7 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A failure of the lab itself; a program that fails inside is an [`Output`](crate::Output) instead.
+/// A failure of the lab itself; a program that fails inside is an [`Output`](crate::Output)
+/// instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A Debian package could not be fetched or unpacked; `hint` says what to do.

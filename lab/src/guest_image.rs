@@ -11,16 +11,17 @@
 //! | `exitless.iommu=stock\|module\|none` | the driver of a virtio-iommu: see below |
 //! | `MODULE.PARAMETER=VALUE` | as `modprobe` takes it; underscores in the name, no quotes |
 //!
-//! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`] finds
-//! it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to a
-//! program of its own, `lab-load vlan` the one for VLANs. Modules are loaded in the order of their dependencies: on 6.1.192
-//! `virtio` needs `virtio_ring` first.
+//! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`]
+//! finds it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to
+//! a program of its own, `lab-load vlan` the one for VLANs. Modules are loaded in the order of
+//! their dependencies: on 6.1.192 `virtio` needs `virtio_ring` first.
 //!
 //! # Drivers of a virtio-iommu
 //! An image has Linux's own where the kernel does (`stock`), and the module of
 //! [`build_with_module`] (`module`), which is the default where there is one. After
 //! `exitless.iommu=none` a script loads either by `lab-load iommu-stock` or
-//! `lab-load iommu-module [PARAMETER=VALUE …]`, waits for its devices by `lab-bind`, and unloads it by `rmmod`.
+//! `lab-load iommu-module [PARAMETER=VALUE …]`, waits for its devices by `lab-bind`, and unloads it
+//! by `rmmod`.
 //!
 //! Either is loaded before the drivers of endpoints. A kernel that knows the ACPI table VIOT (from
 //! 6.12 on) binds no driver to an endpoint before the IOMMU has one. A kernel that does not (6.1)

@@ -1,11 +1,11 @@
 //! A module of the workspace for the guest's kernel: built by kbuild, out of the kernel's tree,
 //! against headers of exactly that kernel.
 //!
-//! [`build()`] hashes the sources first. The result is a folder of the cache, `module-HASH`, for each
-//! build of a kernel and each state of the sources, so the second start of a lab compiles nothing
-//! and asks for no headers. The folder has the module without debugging information, which goes
-//! into the guest's image, and `NAME.ko.debug` with it, for `addr2line` and the like. Folders that
-//! were used longest ago go by themselves ([`prune`]).
+//! [`build()`] hashes the sources first. The result is a folder of the cache, `module-HASH`, for
+//! each build of a kernel and each state of the sources, so the second start of a lab compiles
+//! nothing and asks for no headers. The folder has the module without debugging information, which
+//! goes into the guest's image, and `NAME.ko.debug` with it, for `addr2line` and the like. Folders
+//! that were used longest ago go by themselves ([`prune`]).
 //!
 //! A copy of the sources is built, so nothing is left beside them; messages name the sources.
 //! Left out: signatures, BTF, modules of several files of which one kernel module needs another.

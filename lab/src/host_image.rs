@@ -12,8 +12,8 @@
 //! | `/root` | where programs start |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
 //!
-//! `/init` loads the modules, mounts proc, sysfs, devtmpfs, devpts, cgroup 2, tracefs and debugfs, and runs the
-//! agent. A program that ends the agent ends the machine.
+//! `/init` loads the modules, mounts proc, sysfs, devtmpfs, devpts, cgroup 2, tracefs and debugfs,
+//! and runs the agent. A program that ends the agent ends the machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,10 +41,10 @@ const MODULES: &[&str] = &[
     "vfio_pci",
 ];
 
-/// What is loaded when somebody asks for it (`lab-load NAME`): every module takes an emulated processor a while.
-/// zram compresses by `lzo_rle`, which newer kernels have inside it.
-/// Another target of device-mapper is one more name here. `xts`, by which dm-crypt encrypts, needs `ecb` and does not say so
-/// as other modules do: nobody would load it.
+/// What is loaded when somebody asks for it (`lab-load NAME`): every module takes an emulated
+/// processor a while. zram compresses by `lzo_rle`, which newer kernels have inside it. Another
+/// target of device-mapper is one more name here. `xts`, by which dm-crypt encrypts, needs `ecb`
+/// and does not say so as other modules do: nobody would load it.
 const ON_DEMAND: &[ModuleList] = &[
     ("storage", &["loop", "dm_mod"]),
     (
@@ -113,7 +113,8 @@ pub fn build(
     Ok(archive)
 }
 
-/// Whether this is a program, which brings its libraries: it goes into the image. Other files are copied afterwards.
+/// Whether this is a program, which brings its libraries: it goes into the image. Other files are
+/// copied afterwards.
 pub(crate) fn is_program(file: &Path) -> bool {
     let mut magic = [0; 4];
     let read = fs::File::open(file).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut magic));

@@ -1,17 +1,18 @@
 //! An emulated AMD host for machines without hardware virtualization.
 //!
-//! **What.** [`Lab::start`] boots Debian's stock cloud kernel in QEMU (`-accel tcg -cpu max`, SVM with
-//! nested paging emulated), loads `kvm-amd`, and runs programs inside, on a real `/dev/kvm`. The
-//! program under test is usually `exitless run`, whose guest is the same kernel with the image of
-//! [`guest_image`]. Words: *L1* or *lab* is the emulated host, *L2* or *guest* is the machine it runs.
+//! **What.** [`Lab::start`] boots Debian's stock cloud kernel in QEMU (`-accel tcg -cpu max`, SVM
+//! with nested paging emulated), loads `kvm-amd`, and runs programs inside, on a real `/dev/kvm`.
+//! The program under test is usually `exitless run`, whose guest is the same kernel with the image
+//! of [`guest_image`]. Words: *L1* or *lab* is the emulated host, *L2* or *guest* is the machine it
+//! runs.
 //!
 //! **How work flows.** [`packages`] fetches QEMU, the kernel and busybox from Debian packages and
-//! unpacks them in the user's cache directory without installing. [`build`] links the guest's `workload` and the
-//! lab's agent statically, [`guest_module`] a kernel module for the guest. [`guest_image`] and
-//! [`host_image`] write the two initramfs files with
-//! [`cpio`]. [`Lab`] starts QEMU and talks to the agent over a virtio-serial port by the frames of
-//! [`protocol`]; the kernel's console is a separate serial line, so kernel messages never mix with
-//! a program's output.
+//! unpacks them in the user's cache directory without installing. [`build`] links the guest's
+//! `workload` and the lab's agent statically, [`guest_module`] a kernel module for the guest.
+//! [`guest_image`] and [`host_image`] write the two initramfs files with [`cpio`]. [`Lab`] starts
+//! QEMU and talks to the agent over a virtio-serial port by the frames of [`protocol`]; the
+//! kernel's console is a separate serial line, so kernel messages never mix with a program's
+//! output.
 //!
 //! **Who calls.** `exitless-lab lab`, and tests of the whole system:
 //!
@@ -53,8 +54,9 @@ pub use error::LabError;
 pub use qemu::{LabConfig, in_option};
 pub use session::{Lab, LabCommand, Output, Running, Stream};
 
-/// What keeps [`Lab::start`] from starting here, as far as this can be told without trying; nothing, if all is well. Looks at the
-/// cache, its disk, tools, sources and built programs, and changes none of them; not at memory or the network.
+/// What keeps [`Lab::start`] from starting here, as far as this can be told without trying;
+/// nothing, if all is well. Looks at the cache, its disk, tools, sources and built programs, and
+/// changes none of them; not at memory or the network.
 #[must_use]
 pub fn obstacles(needs: &packages::Needs) -> Vec<String> {
     let mut found = packages::obstacles(&packages::cache_dir(), needs);

@@ -1,7 +1,9 @@
-//! Time limits that know the load: a second counts as less while other programs have the processors.
+//! Time limits that know the load: a second counts as less while other programs have the
+//! processors.
 //!
-//! An emulated host on a busy machine is slow, not dead. A `Limit` is in seconds of a machine that has nothing else to
-//! do; with as many runnable threads for each processor as [`stretch`] says, it lasts that many times longer.
+//! An emulated host on a busy machine is slow, not dead. A `Limit` is in seconds of a machine that
+//! has nothing else to do; with as many runnable threads for each processor as [`stretch`] says, it
+//! lasts that many times longer.
 
 use std::fs;
 use std::thread;
@@ -45,7 +47,8 @@ impl Limit {
     }
 }
 
-/// Runnable threads for each processor, over the last minute: 1 when there are no more than processors, 10 at most.
+/// Runnable threads for each processor, over the last minute: 1 when there are no more than
+/// processors, 10 at most.
 #[must_use]
 pub fn stretch() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -102,7 +102,8 @@ impl Frame {
     /// Reads one frame; `None` when the stream ends between frames.
     ///
     /// # Errors
-    /// The reader's own; `InvalidData` for a frame that breaks the format; `UnexpectedEof` within one.
+    /// The reader's own; `InvalidData` for a frame that breaks the format; `UnexpectedEof` within
+    /// one.
     pub fn read(input: &mut impl Read) -> io::Result<Option<Self>> {
         let mut header = [0; HEADER];
         loop {

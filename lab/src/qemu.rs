@@ -13,9 +13,10 @@ use crate::guest_module::ModuleSources;
 use crate::packages::Needs;
 use crate::{LabError, guest_module};
 
-/// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills up while guests run:
-/// an emulated processor that stops the others to empty it may make them take an interrupt twice (see the README,
-/// «What QEMU gets wrong»). A guest adds some 70 MiB; what a lab has not translated takes no memory.
+/// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills
+/// up while guests run: an emulated processor that stops the others to empty it may make them take
+/// an interrupt twice (see the README, «What QEMU gets wrong»). A guest adds some 70 MiB; what a
+/// lab has not translated takes no memory.
 const TCG: &str = "tcg,tb-size=2047";
 
 /// What a lab consists of.
@@ -28,8 +29,9 @@ pub struct LabConfig {
     /// Its processors, 1 to 16. With three or more the last is kept free of other work, for a
     /// sidecore, and the last two take no timer ticks while they run a single thread.
     pub cpus: u32,
-    /// They take turns in one thread instead of having one each: as little in parallel as that is, a guest whose pages are
-    /// taken away while it runs is only right so (see the README, «What QEMU gets wrong»). If QEMU delivers interrupts once.
+    /// They take turns in one thread instead of having one each: as little in parallel as that is,
+    /// a guest whose pages are taken away while it runs is only right so (see the README, «What
+    /// QEMU gets wrong»). If QEMU delivers interrupts once.
     pub one_thread: bool,
     /// The `exitless` program to run inside; none if only other programs are of interest.
     pub exitless: Option<PathBuf>,
@@ -38,11 +40,11 @@ pub struct LabConfig {
     /// Sources of a kernel module: it is [built](crate::guest_module::build()) for the guests'
     /// kernel, and is in their image as the driver of a virtio-iommu.
     pub guest_module: Option<ModuleSources>,
-    /// More files to include: path here, path inside. Programs bring the libraries they link to. All of them lie
-    /// in the memory of the emulated host.
+    /// More files to include: path here, path inside. Programs bring the libraries they link to.
+    /// All of them lie in the memory of the emulated host.
     pub files: Vec<(PathBuf, String)>,
-    /// Files and block devices that are its disks, `/dev/vda` and on: attached, not copied; what is written there
-    /// is written here. Images are raw, or qcow2 by their first bytes.
+    /// Files and block devices that are its disks, `/dev/vda` and on: attached, not copied; what is
+    /// written there is written here. Images are raw, or qcow2 by their first bytes.
     pub disks: Vec<PathBuf>,
     /// More arguments for QEMU (devices to assign, for example).
     pub qemu_args: Vec<String>,
@@ -141,7 +143,8 @@ impl LabConfig {
         self.check_room()
     }
 
-    /// Files lie in a tmpfs that takes half of the memory at most, beside programs, kernels and modules.
+    /// Files lie in a tmpfs that takes half of the memory at most, beside programs, kernels and
+    /// modules.
     fn check_room(&self) -> Result<(), LabError> {
         const OWN_MIB: u64 = 192;
         let len = |path: &PathBuf| fs::metadata(path).map_or(0, |data| data.len());
@@ -183,8 +186,9 @@ impl LabConfig {
         line
     }
 
-    /// QEMU's arguments; `scratch` holds the initramfs and the two sockets. Without `interrupts_once` each processor has a thread
-    /// whatever is asked for: taking turns, they are asked to leave so often that hardly a guest would live.
+    /// QEMU's arguments; `scratch` holds the initramfs and the two sockets. Without
+    /// `interrupts_once` each processor has a thread whatever is asked for: taking turns, they are
+    /// asked to leave so often that hardly a guest would live.
     pub(crate) fn qemu_args(
         &self,
         kernel: &Path,
@@ -291,8 +295,9 @@ impl Drop for Scratch {
 }
 
 /// The value of `-smp` for so many processors. There may be more of them than one: QEMU's TCG
-/// translates for a single one without the fences of locked instructions, and Linux's barrier between
-/// its avail index and a device's event index is one of those (x86 `smp_mb()`, virtio 1.2 §2.7.10).
+/// translates for a single one without the fences of locked instructions, and Linux's barrier
+/// between its avail index and a device's event index is one of those (x86 `smp_mb()`, virtio 1.2
+/// §2.7.10).
 fn processors(count: u32) -> String {
     format!("{count},maxcpus={}", count.max(2))
 }

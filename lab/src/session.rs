@@ -1,8 +1,8 @@
 //! A running lab: starts QEMU, runs programs inside, moves files, notices its death.
 //!
 //! Threads: one reads frames and routes them by request number; one reads QEMU's standard output
-//! (the emulated host's console), one its standard error; both feed [`Tail`]. All of [`Lab`]'s methods
-//! take `&self`, so several threads may run programs in one lab at the same time.
+//! (the emulated host's console), one its standard error; both feed [`Tail`]. All of [`Lab`]'s
+//! methods take `&self`, so several threads may run programs in one lab at the same time.
 //!
 //! QEMU never outlives this process: a small shell between us holds the other end of a pipe and
 //! kills QEMU when that pipe closes, however we ended.
@@ -71,9 +71,10 @@ struct Shared {
     next_id: AtomicU32,
 }
 
-/// What went wrong while the emulated host started, if it is the emulator's own: nothing that the lab
-/// is for runs by then. Seen: a panic with QEMU 7.2, once in thousands of starts, and with 10.0 its assertion that a memory section
-/// which a translation buffer names is there, in two starts one after the other.
+/// What went wrong while the emulated host started, if it is the emulator's own: nothing that the
+/// lab is for runs by then. Seen: a panic with QEMU 7.2, once in thousands of starts, and with 10.0
+/// its assertion that a memory section which a translation buffer names is there, in two starts one
+/// after the other.
 fn emulators_own(error: &LabError) -> Option<&'static str> {
     let LabError::Died { console, .. } = error else {
         return None;
@@ -211,7 +212,8 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Copies what is not in the image: unpacking that takes memory twice, and an emulated processor's time.
+    /// Copies what is not in the image: unpacking that takes memory twice, and an emulated
+    /// processor's time.
     fn copy_files(&self, config: &LabConfig) -> Result<(), LabError> {
         let files = config.files.iter();
         for (host, inside) in files.filter(|(host, _)| !host_image::is_program(host)) {
@@ -262,8 +264,8 @@ impl Lab {
         LabCommand::new(self, program)
     }
 
-    /// The lab's interactive terminal, for a command started with [`LabCommand::on_terminal`]; given
-    /// out once.
+    /// The lab's interactive terminal, for a command started with [`LabCommand::on_terminal`];
+    /// given out once.
     pub fn take_terminal(&mut self) -> Option<UnixStream> {
         self.tty.take()
     }

@@ -37,8 +37,8 @@ fn sh(lab: &Lab, script: &str) -> String {
     out.stdout_text()
 }
 
-/// All in one lab, since a start costs more than what is done in it. The doctor needs the program: `EXITLESS_PROGRAM`, else
-/// what `make build` leaves in target/release.
+/// All in one lab, since a start costs more than what is done in it. The doctor needs the program:
+/// `EXITLESS_PROGRAM`, else what `make build` leaves in target/release.
 #[test]
 fn a_complete_host() {
     if !may_start() {
@@ -157,7 +157,8 @@ fn groups_and_compressed_memory(lab: &Lab) {
     assert!(sh(lab, "cat /proc/swaps").contains("zram0"));
 }
 
-/// Storage that holds what it is given for as long as a test wants: what slow disks are tested with.
+/// Storage that holds what it is given for as long as a test wants: what slow disks are tested
+/// with.
 fn a_suspended_device_keeps_requests(lab: &Lab) {
     sh(lab, "lab-load storage && lab-load storage");
     sh(
@@ -194,7 +195,8 @@ fn a_suspended_device_keeps_requests(lab: &Lab) {
     assert!(out.stderr_text().contains("No such device"), "{out:?}");
 }
 
-/// A program on the terminal was once started so that it seemed to end at once, with status 0 and its output lost.
+/// A program on the terminal was once started so that it seemed to end at once, with status 0 and
+/// its output lost.
 fn a_program_on_the_terminal_is_waited_for(lab: &Lab) {
     let out = lab
         .command("/bin/sh")

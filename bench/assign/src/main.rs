@@ -22,8 +22,9 @@
 //! Cycles are of the time-stamp counter. Of a round the middle submission is taken; figures are
 //! medians of rounds, in which all cases take turns.
 //!
-//! **Three threads work for one submission** (guest, sidecore, call thread). On fewer CPUs the guest yields while it waits, which
-//! `mode` says, and the hand-over is to a CPU that one of the other threads has to leave.
+//! **Three threads work for one submission** (guest, sidecore, call thread). On fewer CPUs the
+//! guest yields while it waits, which `mode` says, and the hand-over is to a CPU that one of the
+//! other threads has to leave.
 //!
 //! Left out: the exit of a trapped register, which needs a guest; what the host's kernel does in a
 //! call (pinning, its own IOMMU's tables and invalidation).

@@ -12,7 +12,8 @@ use crate::{PerOp, below};
 /// Ranges that each core holds.
 pub const WINDOW: usize = 256;
 
-/// Operations of each core before counting begins, beside the filling of its window, and while it counts.
+/// Operations of each core before counting begins, beside the filling of its window, and while it
+/// counts.
 const WARM: usize = 512;
 const OPS: usize = 1024;
 
@@ -40,8 +41,9 @@ pub fn claim<A: IovaAllocator>(allocator: &A, cores: usize) -> Result<Vec<A::Cor
     (0..cores).map(claim).collect()
 }
 
-/// Runs `turn` for random cores: `warm` operations of each on average, then `counted` while it counts. A turn is half an
-/// operation, its end or its new beginning, so that other cores come between the two.
+/// Runs `turn` for random cores: `warm` operations of each on average, then `counted` while it
+/// counts. A turn is half an operation, its end or its new beginning, so that other cores come
+/// between the two.
 ///
 /// # Errors
 /// The first of `turn`.
@@ -88,8 +90,8 @@ pub fn windows<A: IovaAllocator>(allocator: A, cores: usize, size: Size) -> Resu
     })
 }
 
-/// `b32`: the cores of a pair allocate and free batches of 32; at most 8 batches wait. The ring between them is not
-/// counted.
+/// `b32`: the cores of a pair allocate and free batches of 32; at most 8 batches wait. The ring
+/// between them is not counted.
 ///
 /// # Errors
 /// The allocator's.

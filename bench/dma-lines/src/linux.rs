@@ -1,14 +1,17 @@
-//! Re-models of what stock kernels do, for comparison: the shape of the shared data, written from its public description,
-//! with every shared word told to the line probe. They allocate and wait correctly but are no kernel's code.
+//! Re-models of what stock kernels do, for comparison: the shape of the shared data, written from
+//! its public description, with every shared word told to the line probe. They allocate and wait
+//! correctly but are no kernel's code.
 //!
-//! **Tree** (the path behind the per-CPU caches): one lock; ranges in a balanced tree, a node of one line each; a
-//! cursor at the range allocated last. Allocating walks down the address space from the cursor, neighbour by
-//! neighbour, to the first gap; freeing searches from the root and moves the cursor up. The tree is taken to
-//! be perfectly balanced, and rebalancing to write only the parent: to the kernel's advantage.
+//! **Tree** (the path behind the per-CPU caches): one lock; ranges in a balanced tree, a node of
+//! one line each; a cursor at the range allocated last. Allocating walks down the address space
+//! from the cursor, neighbour by neighbour, to the first gap; freeing searches from the root and
+//! moves the cursor up. The tree is taken to be perfectly balanced, and rebalancing to write only
+//! the parent: to the kernel's advantage.
 //!
-//! **Queue** (strict, Intel): one lock per unit around the ring of descriptors and their states. An unmap writes its
-//! invalidation and a wait descriptor (16 bytes each, and an `int` of state each) and polls the state of its wait
-//! under the lock, letting go of it between two looks. That the hardware writes these states is not counted.
+//! **Queue** (strict, Intel): one lock per unit around the ring of descriptors and their states. An
+//! unmap writes its invalidation and a wait descriptor (16 bytes each, and an `int` of state each)
+//! and polls the state of its wait under the lock, letting go of it between two looks. That the
+//! hardware writes these states is not counted.
 
 use anyhow::Result;
 use line_probe::{touch_read, touch_write};
@@ -147,7 +150,8 @@ impl Queue {
         }
     }
 
-    /// Writes an invalidation and a wait; gives the place of the wait and when the hardware does it.
+    /// Writes an invalidation and a wait; gives the place of the wait and when the hardware does
+    /// it.
     fn submit(&mut self, now: u64) -> (usize, u64) {
         let wait = (self.tail + 1) % RING;
         touch_write(&self.descriptors[wait / 4][..2]);
@@ -158,7 +162,8 @@ impl Queue {
     }
 }
 
-/// `dstr_busy` on the queue: submit, then look under the lock until it is done, and take the descriptors back.
+/// `dstr_busy` on the queue: submit, then look under the lock until it is done, and take the
+/// descriptors back.
 ///
 /// # Errors
 /// None, unless a simulated core panics.

@@ -1,5 +1,6 @@
-//! `cargo run --release -p dma-lines --features probe`: remote cache lines and locks per operation, **counted** for up to
-//! 128 simulated cores («model»: no time is measured, and no machine has these cores).
+//! `cargo run --release -p dma-lines --features probe`: remote cache lines and locks per operation,
+//! **counted** for up to 128 simulated cores («model»: no time is measured, and no machine has
+//! these cores).
 //!
 //! | workload | one operation | scheduler |
 //! |---|---|---|
@@ -11,14 +12,15 @@
 //! | `dstr` | the same, strict, no two cores at once | " |
 //! | `dstr_busy` | the same, all cores at once: who waits hands over to the next core | round robin at each wait |
 //!
-//! The crates run as they are, with the atomics and locks of `lines` replaced by its probe; plain memory that a core
-//! owns is not seen, nor what lies on the heap behind a lock or passes from core to core (so `tree` is counted too low,
-//! and `magazine` lacks the 16 lines of each magazine that changes hands: 0.13 in `b32`). Beside them stand
-//! re-models of what stock kernels do ([`linux`]). The same seed gives the same counts.
+//! The crates run as they are, with the atomics and locks of `lines` replaced by its probe; plain
+//! memory that a core owns is not seen, nor what lies on the heap behind a lock or passes from core
+//! to core (so `tree` is counted too low, and `magazine` lacks the 16 lines of each magazine that
+//! changes hands: 0.13 in `b32`). Beside them stand re-models of what stock kernels do ([`linux`]).
+//! The same seed gives the same counts.
 //!
-//! Numbers are steady state: a warm-up fills windows, caches and tables first. `transfers` are lines fetched from
-//! another core, and copies ended there where the line itself need not move; `fetches` the former alone; `locks`
-//! are locks taken, contended or not.
+//! Numbers are steady state: a warm-up fills windows, caches and tables first. `transfers` are
+//! lines fetched from another core, and copies ended there where the line itself need not move;
+//! `fetches` the former alone; `locks` are locks taken, contended or not.
 #![forbid(unsafe_code)]
 
 mod alloc;
@@ -102,7 +104,8 @@ fn main() -> Result<()> {
     let args = Args::parse();
     ensure!((2..=128).contains(&args.cores), "--cores is 2 to 128");
     let host = Host::read();
-    // One of the simulated cores runs at a time: handing over within a CPU is quicker than waking another.
+    // One of the simulated cores runs at a time: handing over within a CPU is quicker than waking
+    // another.
     if let Some(cpu) = report::host::cpus()?.first() {
         report::host::pin(*cpu)?;
     }

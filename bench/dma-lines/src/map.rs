@@ -32,7 +32,8 @@ pub const STRICT: [(&str, Policy, Option<f64>); 2] = [
     ("combining", Policy::STRICT_COMBINING, Some(3.0)),
 ];
 
-/// How many turns of everybody a flush takes: 500 ns, where a core's look at a waiting line takes about 100.
+/// How many turns of everybody a flush takes: 500 ns, where a core's look at a waiting line takes
+/// about 100.
 pub const FLUSH_ROUNDS: u64 = 5;
 
 type Table = IoPageTable<VtdSecondLevel, HostMemory>;
@@ -145,9 +146,10 @@ pub fn alone<A: IovaAllocator>(allocator: A, cores: usize, policy: Policy) -> Re
     random_turns(cores, (1024, 1024), |core| workers[core].turn())
 }
 
-/// Hardware that does one batch after the other, in rounds of the simulated cores. The least that a queue of commands
-/// shares is counted: the word by which a place is taken, and the lines of the descriptors, one of 16 bytes for each
-/// command and one for the wait. Its registers are no cache lines, and whoever waits has a status to itself.
+/// Hardware that does one batch after the other, in rounds of the simulated cores. The least that a
+/// queue of commands shares is counted: the word by which a place is taken, and the lines of the
+/// descriptors, one of 16 bytes for each command and one for the wait. Its registers are no cache
+/// lines, and whoever waits has a status to itself.
 struct Hardware {
     rounds: Rounds,
     flush_rounds: u64,
@@ -246,7 +248,8 @@ mod tests {
     #[test]
     fn cores_that_share_leaf_tables_pay_for_it_and_counts_repeat() {
         let two = tables(tree(2), 2).unwrap();
-        // Beside the lock's line at half of the four calls: entries next to those of the other core.
+        // Beside the lock's line at half of the four calls: entries next to those of the other
+        // core.
         assert!(two.transfers > 1.2, "{two:?}");
         let busy = || busy(tree(4), 4, Policy::STRICT).unwrap();
         assert_eq!(busy(), busy());

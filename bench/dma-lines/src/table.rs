@@ -55,7 +55,8 @@ impl Table {
         Ok(())
     }
 
-    /// `WORKLOAD_SUBJECT_CORES_transfers`, `_fetches` and `_locks` per operation, and `WORKLOAD_SUBJECT_goal_transfers`.
+    /// `WORKLOAD_SUBJECT_CORES_transfers`, `_fetches` and `_locks` per operation, and
+    /// `WORKLOAD_SUBJECT_goal_transfers`.
     pub fn keys(&self, object: &mut Object) {
         for row in &self.rows {
             let name = format!("{}_{}", row.workload, row.subject.replace('-', "_"));

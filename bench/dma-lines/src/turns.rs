@@ -1,9 +1,9 @@
 //! Simulated cores that wait for each other: a thread for each, of which one runs at a time.
 //!
-//! A core runs until it spins (any `lines::spin_loop`, any lock that is held); then the next core, in order, goes on
-//! from where it spun. When all have had their turn, a round is over: the clock of [`Rounds`] by which simulated hardware
-//! works. The machine of the line probe goes from thread to thread with the turn. So the result does not depend on
-//! the threads' scheduler.
+//! A core runs until it spins (any `lines::spin_loop`, any lock that is held); then the next core,
+//! in order, goes on from where it spun. When all have had their turn, a round is over: the clock
+//! of [`Rounds`] by which simulated hardware works. The machine of the line probe goes from thread
+//! to thread with the turn. So the result does not depend on the threads' scheduler.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,12 +16,14 @@ use line_probe::{self as probe, Machine};
 
 use crate::PerOp;
 
-/// Operations of each core that [`count`] counts, if not too many cores wait: combining changes its ways every 256.
+/// Operations of each core that [`count`] counts, if not too many cores wait: combining changes its
+/// ways every 256.
 const OPS: usize = 260;
 /// The least.
 const OPS_MIN: usize = 8;
-/// Above so many cores there are fewer: behind a lock the turns grow as the square of the cores. Combining with 32, 64
-/// and 128 cores counted the same to 2 % with 16 operations and with 1,040; behind a lock 4 % less with 8 than with 16.
+/// Above so many cores there are fewer: behind a lock the turns grow as the square of the cores.
+/// Combining with 32, 64 and 128 cores counted the same to 2 % with 16 operations and with 1,040;
+/// behind a lock 4 % less with 8 than with 16.
 const OPS_CORES: usize = 24;
 /// Operations of each core before: until cores know that they are not alone.
 const WARM_UP: usize = 8;
@@ -106,8 +108,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; gives the machine back. A task is told
-/// its core and a function with which it hands over of its own accord.
+/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; gives the machine
+/// back. A task is told its core and a function with which it hands over of its own accord.
 ///
 /// # Errors
 /// The first error of a core, or that one panicked.
@@ -160,8 +162,8 @@ pub fn run<T: Send>(
     machine.ok_or_else(|| anyhow!("the machine was lost"))
 }
 
-/// Counts what all cores do at once: `play` makes so many operations of each core on a machine, and some before counting
-/// begins.
+/// Counts what all cores do at once: `play` makes so many operations of each core on a machine, and
+/// some before counting begins.
 ///
 /// # Errors
 /// Those of `play`.

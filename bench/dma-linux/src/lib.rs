@@ -1,11 +1,14 @@
-//! Linux's own IOVA allocator (`iova.c`) and IOMMU page tables (`generic_pt`, VT-d second stage), unmodified, in user space.
+//! Linux's own IOVA allocator (`iova.c`) and IOMMU page tables (`generic_pt`, VT-d second stage),
+//! unmodified, in user space.
 //!
-//! `scripts/linux-iova.sh` builds them outside this tree, from Debian's kernel source and the shim in `shim/`, into a shared
-//! object; [`Linux::load`] opens it. Where it cannot be had, nothing here is measured, and whoever reports ratios says
-//! so. What the shim leaves out (interrupts, timers, statistics) flatters Linux: `shim/shim.h` lists it.
+//! `scripts/linux-iova.sh` builds them outside this tree, from Debian's kernel source and the shim
+//! in `shim/`, into a shared object; [`Linux::load`] opens it. Where it cannot be had, nothing here
+//! is measured, and whoever reports ratios says so. What the shim leaves out (interrupts, timers,
+//! statistics) flatters Linux: `shim/shim.h` lists it.
 //!
-//! A [`Domain`] is an IOVA space and a table. A thread says once which CPU it is ([`Linux::enter`]); CPUs share nothing but
-//! what Linux's do. Numbers are page numbers of 4 KiB; 0 is no page.
+//! A [`Domain`] is an IOVA space and a table. A thread says once which CPU it is
+//! ([`Linux::enter`]); CPUs share nothing but what Linux's do. Numbers are page numbers of 4 KiB; 0
+//! is no page.
 //!
 //! UNSAFETY: the whole crate is the interface to a C library that is loaded at run time.
 
@@ -57,8 +60,9 @@ impl Linux {
             let found = unsafe { libc::dlsym(library, name.as_ptr()) };
             NonNull::new(found).with_context(|| format!("no {} in it", name.to_string_lossy()))
         };
-        // Each is declared with this very signature in `shim/abi.c` or, for the first two, by the kernel's `iova.h` (a
-        // domain begins with its space), and stays where it is, since the library is never closed.
+        // Each is declared with this very signature in `shim/abi.c` or, for the first two, by the
+        // kernel's `iova.h` (a domain begins with its space), and stays where it is, since the
+        // library is never closed.
         macro_rules! function {
             ($name:literal) => {
                 // SAFETY: as said above.
@@ -98,8 +102,8 @@ impl Linux {
         unsafe { (self.set_cpu)(cpu as c_uint) }
     }
 
-    /// Bytes that all domains together use: ranges, magazines, tables. As the difference of two calls of a thread between
-    /// which no other one works.
+    /// Bytes that all domains together use: ranges, magazines, tables. As the difference of two
+    /// calls of a thread between which no other one works.
     pub fn bytes(&self) -> i64 {
         // SAFETY: it reads one word.
         unsafe { (self.bytes)() }
@@ -112,7 +116,8 @@ pub struct Domain {
     raw: NonNull<c_void>,
 }
 
-// SAFETY: a kernel uses a domain on every CPU at once; its allocator locks, and its table says what callers must not do.
+// SAFETY: a kernel uses a domain on every CPU at once; its allocator locks, and its table says what
+// callers must not do.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
@@ -134,8 +139,8 @@ impl Domain {
         self.linux
     }
 
-    /// `pages` pages, aligned to the power of two that holds them, none above `last`; 0 where there are none. With
-    /// `flushes` the caches of all CPUs are emptied before it gives up.
+    /// `pages` pages, aligned to the power of two that holds them, none above `last`; 0 where there
+    /// are none. With `flushes` the caches of all CPUs are emptied before it gives up.
     #[inline]
     pub fn alloc(&self, pages: u64, last: u64, flushes: bool) -> u64 {
         // SAFETY: a domain begins with its space, and is there for as long as this.
@@ -185,7 +190,8 @@ impl Domain {
     /// Unmaps them and frees the pages, strictly in this order.
     ///
     /// # Safety
-    /// [`dma_map`](Self::dma_map) gave `first` for the same size and number, and nobody else unmaps it.
+    /// [`dma_map`](Self::dma_map) gave `first` for the same size and number, and nobody else unmaps
+    /// it.
     #[inline]
     pub unsafe fn dma_unmap(&self, first: u64, size: usize, n: usize) {
         // SAFETY: the caller's promise.

@@ -1,4 +1,5 @@
-//! Linux's allocator and table through the interface, where `EXITLESS_LINUX_IOVA` names them (`scripts/linux-iova.sh`).
+//! Linux's allocator and table through the interface, where `EXITLESS_LINUX_IOVA` names them
+//! (`scripts/linux-iova.sh`).
 #![expect(
     unsafe_code,
     reason = "Linux's table trusts its callers to keep to pages of their own"

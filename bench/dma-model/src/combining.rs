@@ -1,17 +1,19 @@
 //! Combining, as `dma_map::invalidate::Combiner` has it: cores that meet in generations.
 //!
-//! Shared are two lines: the **seat**, where posts come one after the other, each with the line's transfer and a
-//! read-modify-write, and the **word of the hardware**, which a submitter fetches if another wrote it last. A report reaches
-//! the others three transfers after the flush has begun (the word is claimed, the report written, the report read), and
-//! matters only where a flush is shorter.
+//! Shared are two lines: the **seat**, where posts come one after the other, each with the line's
+//! transfer and a read-modify-write, and the **word of the hardware**, which a submitter fetches if
+//! another wrote it last. A report reaches the others three transfers after the flush has begun
+//! (the word is claimed, the report written, the report read), and matters only where a flush is
+//! shorter.
 //!
-//! What is to be seen: all who return from one batch ask again at the same moment, the first's look at the seat queues behind
-//! their posts, and so nearly all meet in the next. That is to the advantage of combining: `bench/dma-lines`, where cores
-//! take turns, finds that of four cores two meet at a time. With many cores the hardware idles while they post, and who has
-//! gone alone finds it idle and stays alone: a few cores make a good part of all operations.
+//! What is to be seen: all who return from one batch ask again at the same moment, the first's look
+//! at the seat queues behind their posts, and so nearly all meet in the next. That is to the
+//! advantage of combining: `bench/dma-lines`, where cores take turns, finds that of four cores two
+//! meet at a time. With many cores the hardware idles while they post, and who has gone alone finds
+//! it idle and stays alone: a few cores make a good part of all operations.
 //!
-//! Left out: ranges and their words (a batch is one domain command, as dear as a page), joining others in the middle of
-//! a wait, cores that are stopped, failures.
+//! Left out: ranges and their words (a batch is one domain command, as dear as a page), joining
+//! others in the middle of a wait, cores that are stopped, failures.
 
 use crate::Constants;
 use crate::events::{Ask, Cores, Step};
@@ -119,7 +121,8 @@ pub(crate) fn play(cores: &mut Cores, c: Constants, own: f64, gather: f64) {
 }
 
 impl Play<'_> {
-    /// When a read-modify-write of the seat is done that `core` begins at `at`. They come one after the other.
+    /// When a read-modify-write of the seat is done that `core` begins at `at`. They come one after
+    /// the other.
     fn seat(&mut self, at: f64, core: usize) -> f64 {
         let moved = self.seat.comes_to(core, self.c.line_ns);
         let done = at.max(self.seat.free_at) + moved + self.c.lock_ns;

@@ -96,7 +96,8 @@ impl Cores {
         self.flushes += 1;
     }
 
-    /// `core` made `count` operations, the last at `at`, and asks again at `again`. False when the run is over.
+    /// `core` made `count` operations, the last at `at`, and asks again at `again`. False when the
+    /// run is over.
     pub(crate) fn made(&mut self, core: usize, count: u64, at: f64, again: f64) -> bool {
         self.total += count;
         self.end = self.end.max(at);
@@ -136,7 +137,8 @@ impl Cores {
         }
     }
 
-    /// Own work alone until the queue is full; then what an earlier flush covers leaves it, or there is a flush.
+    /// Own work alone until the queue is full; then what an earlier flush covers leaves it, or
+    /// there is a flush.
     pub(crate) fn deferred(&mut self, c: Constants, own: f64, entries: u32) {
         let entries = entries as usize;
         let mut queues = vec![VecDeque::with_capacity(entries); self.cores];

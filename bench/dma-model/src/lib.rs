@@ -1,11 +1,13 @@
 //! What many cores would reach: a discrete-event **model**, never a measurement.
 //!
-//! **What.** Cores that repeat one operation, and what they queue for: a lock, a serial flush, a line on which they meet. Time
-//! comes from [`Constants`] measured in the same run on one and two cores; [`run`] plays the events for any number.
-//! [`validate`] puts the model beside measured values at the core counts that exist, and says how far it is off.
+//! **What.** Cores that repeat one operation, and what they queue for: a lock, a serial flush, a
+//! line on which they meet. Time comes from [`Constants`] measured in the same run on one and two
+//! cores; [`run`] plays the events for any number. [`validate`] puts the model beside measured
+//! values at the core counts that exist, and says how far it is off.
 //!
-//! **How work flows.** `bench/dma` measures, fills [`Constants`] and [`System`], prints [`validate`], and only then
-//! [`sweep`] to 128 cores. Everything it prints from here carries the word «model» ([`Outcome`]'s `Display` does).
+//! **How work flows.** `bench/dma` measures, fills [`Constants`] and [`System`], prints
+//! [`validate`], and only then [`sweep`] to 128 cores. Everything it prints from here carries the
+//! word «model» ([`Outcome`]'s `Display` does).
 //!
 //! | [`System`] | one operation |
 //! |---|---|
@@ -15,9 +17,10 @@
 //! | `TreeLock` | twice: lock handed over, work under it, the lines under it that another core wrote last |
 //! | `Private` | own work, and the remote lines that the line probe counts per operation |
 //!
-//! **Left out**, all to the advantage of the locks: crowds of spinners that slow the holder (queued locks have none),
-//! sockets (one transfer costs the same everywhere), memory bandwidth, interrupts. Waiting lines are served in order
-//! of arrival; a real test-and-set lock may favour whoever released it.
+//! **Left out**, all to the advantage of the locks: crowds of spinners that slow the holder (queued
+//! locks have none), sockets (one transfer costs the same everywhere), memory bandwidth,
+//! interrupts. Waiting lines are served in order of arrival; a real test-and-set lock may favour
+//! whoever released it.
 #![forbid(unsafe_code)]
 
 mod combining;
@@ -30,9 +33,11 @@ use events::Cores;
 /// Costs measured in the same run, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Constants {
-    /// One cache line from one core to another, one way: half of the round trip that the line probe measures.
+    /// One cache line from one core to another, one way: half of the round trip that the line probe
+    /// measures.
     pub line_ns: f64,
-    /// Taking and releasing a lock that is already in the own cache; combining's read-modify-writes are taken for as dear.
+    /// Taking and releasing a lock that is already in the own cache; combining's read-modify-writes
+    /// are taken for as dear.
     pub lock_ns: f64,
     /// One page-selective or batched flush; flushes are serial.
     pub flush_ns: f64,
@@ -41,8 +46,8 @@ pub struct Constants {
 }
 
 impl Default for Constants {
-    /// A two-processor guest on a Xeon of the Sapphire Rapids class: 58 ns per line, 9 ns per lock; flushes as the
-    /// workloads define them, 500 ns and 1 µs.
+    /// A two-processor guest on a Xeon of the Sapphire Rapids class: 58 ns per line, 9 ns per lock;
+    /// flushes as the workloads define them, 500 ns and 1 µs.
     fn default() -> Self {
         Self {
             line_ns: 58.0,
@@ -61,7 +66,8 @@ pub enum System {
         /// The operation on one core without its flush, lock included.
         own_ns: f64,
     },
-    /// Strict protection, unmaps of many cores meet in one flush, which takes as long as that of one page.
+    /// Strict protection, unmaps of many cores meet in one flush, which takes as long as that of
+    /// one page.
     StrictCombining {
         /// The operation on one core without its flush.
         own_ns: f64,
@@ -81,7 +87,8 @@ pub enum System {
         own_ns: f64,
         /// Work under the lock per pair, on one core, lock included.
         critical_ns: f64,
-        /// Lines under the lock, per pair, that another core wrote last; [`TREE_LINES`] where nobody counted.
+        /// Lines under the lock, per pair, that another core wrote last; [`TREE_LINES`] where
+        /// nobody counted.
         lines: f64,
     },
     /// An allocator whose cores work on lines of their own.
@@ -93,14 +100,15 @@ pub enum System {
     },
 }
 
-/// Line transfers when a contended lock changes hands: the release takes the line back from who waits, the waiter
-/// reads it, and takes it for itself.
+/// Line transfers when a contended lock changes hands: the release takes the line back from who
+/// waits, the waiter reads it, and takes it for itself.
 pub const HANDOVER_LINES: f64 = 3.0;
 
 /// How long `dma-map`'s combining waits for others: 256 looks without a pause.
 pub const GATHER_NS: f64 = 500.0;
 
-/// Remote lines under the lock of a tree of ranges: root and two nodes, at each of the two operations.
+/// Remote lines under the lock of a tree of ranges: root and two nodes, at each of the two
+/// operations.
 pub const TREE_LINES: f64 = 6.0;
 
 /// The numbers of cores that [`sweep`] plays.
@@ -237,7 +245,8 @@ impl fmt::Display for Check {
     }
 }
 
-/// The model beside what was measured: pairs of cores and millions of operations per second, all cores together.
+/// The model beside what was measured: pairs of cores and millions of operations per second, all
+/// cores together.
 #[must_use]
 pub fn validate(system: System, constants: Constants, measured: &[(usize, f64)]) -> Vec<Check> {
     let check = |&(cores, measured_mps)| Check {

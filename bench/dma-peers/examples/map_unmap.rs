@@ -1,9 +1,11 @@
-//! What mapping and unmapping one page costs: `cargo run --release -p dma-peers --example map_unmap [turns]`.
+//! What mapping and unmapping one page costs:
+//! `cargo run --release -p dma-peers --example map_unmap [turns]`.
 //!
-//! The tables are there, and of S = 256 pages (65,536 in the second block) one is chosen at random, mapped and
-//! unmapped. Two threads take alternate pages, so that both write every leaf table (`shared`), or halves whose
-//! leaf tables differ (`disjoint`: two chunks). The locks of *Utilizing the IOMMU Scalably* stand beside. Prints the least
-//! and the median of `turns` (5) runs of 0.2 s, in ns on the CPU for a map and an unmap, loop included.
+//! The tables are there, and of S = 256 pages (65,536 in the second block) one is chosen at random,
+//! mapped and unmapped. Two threads take alternate pages, so that both write every leaf table
+//! (`shared`), or halves whose leaf tables differ (`disjoint`: two chunks). The locks of *Utilizing
+//! the IOMMU Scalably* stand beside. Prints the least and the median of `turns` (5) runs of 0.2 s,
+//! in ns on the CPU for a map and an unmap, loop included.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, OnceLock};
@@ -44,8 +46,8 @@ fn one(pfn: u64) -> IovaRange {
     IovaRange::new(IovaPfn::new(pfn), 1).expect("a page below 2^52")
 }
 
-/// Time of this thread on a CPU, in ns: what others run meanwhile is not our cost. Wall time where the kernel does
-/// not tell.
+/// Time of this thread on a CPU, in ns: what others run meanwhile is not our cost. Wall time where
+/// the kernel does not tell.
 fn on_cpu() -> f64 {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     let began = BEGAN.get_or_init(Instant::now);

@@ -1,10 +1,12 @@
-//! The caches for reuse, side by side: ns for a map and the unmap that follows, hit rate, bytes per mapping.
+//! The caches for reuse, side by side: ns for a map and the unmap that follows, hit rate, bytes per
+//! mapping.
 //!
-//! `cargo run --release -p dma-peers --example reuse`. Two sequences of pages: a ring of buffers that comes round, and pages
-//! drawn by Zipf's law, of which 64 are in use at a time. Each pair acquires a page, and releases the page of 64
-//! pairs before; a miss makes a mapping (here: a new number). The clock advances by 500 ns a pair.
-//! Time is the CPU time of the thread (Linux), the median of 5 runs with least and most.
-//! The time of the loop itself (the sequence, the window) is measured with a cache that does nothing and taken off.
+//! `cargo run --release -p dma-peers --example reuse`. Two sequences of pages: a ring of buffers
+//! that comes round, and pages drawn by Zipf's law, of which 64 are in use at a time. Each pair
+//! acquires a page, and releases the page of 64 pairs before; a miss makes a mapping (here: a new
+//! number). The clock advances by 500 ns a pair. Time is the CPU time of the thread (Linux), the
+//! median of 5 runs with least and most. The time of the loop itself (the sequence, the window) is
+//! measured with a cache that does nothing and taken off.
 
 use std::collections::VecDeque;
 use std::hint::black_box;

@@ -1,8 +1,9 @@
-//! An adaptive radix tree over eight-byte keys (Leis et al., ICDE 2013), in safe Rust: nodes of 4, 16, 48 and 256
-//! children in an arena each, referred to by number.
+//! An adaptive radix tree over eight-byte keys (Leis et al., ICDE 2013), in safe Rust: nodes of 4,
+//! 16, 48 and 256 children in an arena each, referred to by number.
 //!
-//! A path without branches is compressed into the prefix of the node below it, and a leaf stands for the whole rest
-//! of its key. The tree holds numbers only; the key of a number is the caller's to say (`key_of`).
+//! A path without branches is compressed into the prefix of the node below it, and a leaf stands
+//! for the whole rest of its key. The tree holds numbers only; the key of a number is the caller's
+//! to say (`key_of`).
 
 mod node;
 #[cfg(test)]
@@ -298,8 +299,9 @@ impl Art {
         }
     }
 
-    /// Removes the child under `byte`; what stands in the node's place then. A node shrinks well below the size at
-    /// which it grew, so that one key coming and going does not copy it each time.
+    /// Removes the child under `byte`; what stands in the node's place then. A node shrinks well
+    /// below the size at which it grew, so that one key coming and going does not copy it each
+    /// time.
     fn cut(&mut self, node: Ref, byte: u8) -> Ref {
         const MISSING: &str = "the way here led through this child";
         let number = node.number();

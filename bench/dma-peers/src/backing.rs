@@ -1,7 +1,9 @@
-//! What lies behind caches: the tree that has the ranges, and the byte per page that says which of them are out.
+//! What lies behind caches: the tree that has the ranges, and the byte per page that says which of
+//! them are out.
 //!
-//! Small ranges (up to 2^9 pages, powers of two) have bytes; for the tree they are out whether a caller or a cache
-//! holds them. Large ranges have none and are out as the tree says. Shared by the allocators with caches.
+//! Small ranges (up to 2^9 pages, powers of two) have bytes; for the tree they are out whether a
+//! caller or a cache holds them. Large ranges have none and are out as the tree says. Shared by the
+//! allocators with caches.
 
 use lines::{AtomicU64, Lock, Ordering};
 
@@ -58,7 +60,8 @@ impl Backing {
         pages
     }
 
-    /// A cached range back to the tree. The second copy of one that two cores freed at once is dropped.
+    /// A cached range back to the tree. The second copy of one that two cores freed at once is
+    /// dropped.
     pub(crate) fn give_one(&self, tree: &mut Tree, first: u64, order: u8) {
         if self.states.clear(first, order) {
             let freed = tree.free(range_at(first, 1 << order));
@@ -66,8 +69,8 @@ impl Backing {
         }
     }
 
-    /// Frees an allocated range. A small one is marked cached, and its order given: it is the caller's to keep. A large one
-    /// (`None`) is the tree's again.
+    /// Frees an allocated range. A small one is marked cached, and its order given: it is the
+    /// caller's to keep. A large one (`None`) is the tree's again.
     #[inline]
     pub(crate) fn release(&self, range: IovaRange) -> Result<Option<u8>, FreeError> {
         if let Some(order) = Self::small_order(range)
@@ -110,8 +113,8 @@ impl Backing {
         }
     }
 
-    /// Does something to a range that only the tree knows. Small ones are in the tree too, cached and all, so they
-    /// are refused here: their bytes decided already.
+    /// Does something to a range that only the tree knows. Small ones are in the tree too, cached
+    /// and all, so they are refused here: their bytes decided already.
     fn with_large<R>(
         &self,
         range: IovaRange,
@@ -159,8 +162,8 @@ impl Backing {
     }
 }
 
-/// What a core has done, as a difference: sums over all cores are the truth, one core's may be negative
-/// (modulo 2^64). Written by the core alone.
+/// What a core has done, as a difference: sums over all cores are the truth, one core's may be
+/// negative (modulo 2^64). Written by the core alone.
 #[derive(Default)]
 pub(crate) struct Counters {
     ranges: AtomicU64,
@@ -176,14 +179,16 @@ pub(crate) struct Counts {
     pub(crate) ranges: u64,
     /// The same in pages.
     pub(crate) pages: u64,
-    /// Pages got from the others and the tree less pages given: less `pages`, what the core has cached.
+    /// Pages got from the others and the tree less pages given: less `pages`, what the core has
+    /// cached.
     pub(crate) taken: u64,
     /// Operations that left the core's memory.
     pub(crate) slow: u64,
 }
 
 impl Counters {
-    /// Relaxed, as all of these: each is a number of its own, and sums while others work are approximate.
+    /// Relaxed, as all of these: each is a number of its own, and sums while others work are
+    /// approximate.
     pub(crate) fn load(&self) -> Counts {
         Counts {
             ranges: self.ranges.load(Ordering::Relaxed),

@@ -1,4 +1,5 @@
-//! The cores of a space whose handles cache ranges: who has a handle, what each has counted, and who was asked to drain.
+//! The cores of a space whose handles cache ranges: who has a handle, what each has counted, and
+//! who was asked to drain.
 //!
 //! A core writes its own line of counters; its flag is set by others and cleared by itself.
 

@@ -1,26 +1,28 @@
-//! `IdentityAllocator`: the IOVA of memory is its physical address plus what the device may do with it (*Utilizing the
-//! IOMMU Scalably*, USENIX ATC 2015, §4.1, "dynamic identity mapping").
+//! `IdentityAllocator`: the IOVA of memory is its physical address plus what the device may do with
+//! it (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.1, "dynamic identity mapping").
 //!
-//! With `b` physical address bits the space has four regions of `2^b` bytes: region 1 is the physical space as
-//! read-only, 2 as write-only, 3 as both ([`Access`] is the region's number). A page wanted for two kinds of
-//! access at once thus has two IOVAs, and no permission has to change. Region 0, and whatever lies above region 3, is
-//! the fallback: a [`TreeAllocator`](iova::TreeAllocator)'s space.
+//! With `b` physical address bits the space has four regions of `2^b` bytes: region 1 is the
+//! physical space as read-only, 2 as write-only, 3 as both ([`Access`] is the region's number). A
+//! page wanted for two kinds of access at once thus has two IOVAs, and no permission has to change.
+//! Region 0, and whatever lies above region 3, is the fallback: a
+//! [`TreeAllocator`](iova::TreeAllocator)'s space.
 //!
-//! Flow: [`alloc_for`](IdentityCore::alloc_for) computes the range; nothing is looked up, nothing stored. It
-//! falls back to the tree where that is no answer: the aperture ends below region 3; a
-//! reserved region or the request's limit is in the way; memory not aligned as the request wants (its size's power of
-//! two at least, as everywhere). `free` tells the two apart by address.
+//! Flow: [`alloc_for`](IdentityCore::alloc_for) computes the range; nothing is looked up, nothing
+//! stored. It falls back to the tree where that is no answer: the aperture ends below region 3; a
+//! reserved region or the request's limit is in the way; memory not aligned as the request wants
+//! (its size's power of two at least, as everywhere). `free` tells the two apart by address.
 //!
-//! **Exactness.** Identity ranges may overlap and repeat: two buffers in one page give the same IOVA twice, and both
-//! are freed. So this allocator cannot tell a double free of an identity range, or a partial one, from a right
-//! one, and does not try: that is the page table's part, which counts ([`CountedTable`](crate::CountedTable)) and refuses to
-//! unmap what is not mapped. `pin` of an identity range excludes nobody for the same reason. Only ranges that are no identity
+//! **Exactness.** Identity ranges may overlap and repeat: two buffers in one page give the same
+//! IOVA twice, and both are freed. So this allocator cannot tell a double free of an identity
+//! range, or a partial one, from a right one, and does not try: that is the page table's part,
+//! which counts ([`CountedTable`](crate::CountedTable)) and refuses to unmap what is not mapped.
+//! `pin` of an identity range excludes nobody for the same reason. Only ranges that are no identity
 //! range at all are refused. Fallback ranges are checked exactly, like all of the tree's.
 //!
 //! Who owns what: a handle owns two counters, in a line of its own; the tree is behind one lock.
 //!
-//! Cost: an identity range costs a few compares (and a search of the usable ranges, of which there are as many as
-//! reserved regions); the fallback what the tree costs.
+//! Cost: an identity range costs a few compares (and a search of the usable ranges, of which there
+//! are as many as reserved regions); the fallback what the tree costs.
 //!
 //! Left out: splitting a request into identity and fallback parts.
 
@@ -65,7 +67,8 @@ struct Fallback {
     slow: u64,
 }
 
-/// Identity ranges allocated less freed, by one core, and their pages; modulo 2^64. Written by the core alone.
+/// Identity ranges allocated less freed, by one core, and their pages; modulo 2^64. Written by the
+/// core alone.
 #[derive(Default)]
 struct Counters {
     ranges: AtomicU64,
@@ -73,12 +76,13 @@ struct Counters {
 }
 
 impl IdentityAllocator {
-    /// All of `aperture` free, for `cores` cores (1 to [`MAX_CORES`](iova::MAX_CORES)) and memory of `phys_bits`
-    /// address bits (more than 12). Where the aperture lacks `phys_bits + 2` bits every request falls back
-    /// ([`Self::has_identity`]).
+    /// All of `aperture` free, for `cores` cores (1 to [`MAX_CORES`](iova::MAX_CORES)) and memory
+    /// of `phys_bits` address bits (more than 12). Where the aperture lacks `phys_bits + 2` bits
+    /// every request falls back ([`Self::has_identity`]).
     ///
     /// # Errors
-    /// [`ApertureError::Cores`]; [`ApertureError::Empty`] where the identity regions leave no page to the fallback.
+    /// [`ApertureError::Cores`]; [`ApertureError::Empty`] where the identity regions leave no page
+    /// to the fallback.
     pub fn new(aperture: Aperture, cores: usize, phys_bits: u32) -> Result<Self, ApertureError> {
         let region_pages = Self::region_pages(&aperture, phys_bits);
         let claims = Claims::new(cores)?;
@@ -92,8 +96,8 @@ impl IdentityAllocator {
         })))
     }
 
-    /// Whether `range` stands for the memory behind it, so that several mappings may have it at once: whoever maps counts,
-    /// then.
+    /// Whether `range` stands for the memory behind it, so that several mappings may have it at
+    /// once: whoever maps counts, then.
     pub fn is_counted(&self, range: IovaRange) -> bool {
         self.0.is_identity(range).unwrap_or(false)
     }
@@ -147,7 +151,8 @@ impl Shared {
         (range.last() <= wanted.last && self.aperture.allows(range)).then_some(range)
     }
 
-    /// Whether a range lies in the identity regions. An error where it lies there but can be no identity range.
+    /// Whether a range lies in the identity regions. An error where it lies there but can be no
+    /// identity range.
     #[inline]
     fn is_identity(&self, range: IovaRange) -> Result<bool, FreeError> {
         let Some(pages) = self.region_pages else {

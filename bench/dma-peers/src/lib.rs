@@ -12,13 +12,15 @@
 //! | | [`RtcCache`] | Reverse Translation Cache (PVIOMMU, KSII TIIS 2016): no bound, 3 to 4 cycles of 10 s |
 //! | [`dma_map::invalidate`] | [`SerialFlush`] | hardware that works on one command at a time, each taking a given time |
 //!
-//! They have the interfaces of the product and are built from its parts (the features `parts` of `iova`, `testing` of `dma-map`).
-//! Caches have a trait of their own, [`ReuseCache`](reuse::ReuseCache), that what the mapper uses has too. Allocators keep what `iova`
-//! promises: a range that is freed twice, in part or with another size is refused, caches are drained before a space is
-//! exhausted. `tests/` holds them to it, in phases beside a model, on threads and, with `--cfg shuttle`, under random
-//! schedules; `magazine/model.rs` is a loom model.
+//! They have the interfaces of the product and are built from its parts (the features `parts` of
+//! `iova`, `testing` of `dma-map`). Caches have a trait of their own,
+//! [`ReuseCache`](reuse::ReuseCache), that what the mapper uses has too. Allocators keep what
+//! `iova` promises: a range that is freed twice, in part or with another size is refused, caches
+//! are drained before a space is exhausted. `tests/` holds them to it, in phases beside a model, on
+//! threads and, with `--cfg shuttle`, under random schedules; `magazine/model.rs` is a loom model.
 //!
-//! **Left out**: whatever a user of the product would want them for. Nothing but `bench/`, `fuzz/` and tests needs this crate.
+//! **Left out**: whatever a user of the product would want them for. Nothing but `bench/`, `fuzz/`
+//! and tests needs this crate.
 #![deny(unsafe_code)]
 
 extern crate alloc;

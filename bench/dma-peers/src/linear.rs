@@ -1,22 +1,24 @@
-//! `LinearAllocator`: stock Linux as it was in 2015, one lock and a linear scan; and `EiovaRAllocator`, the same with
-//! lists of freed ranges before it. Baselines and oracles, not for use.
+//! `LinearAllocator`: stock Linux as it was in 2015, one lock and a linear scan; and
+//! `EiovaRAllocator`, the same with lists of freed ranges before it. Baselines and oracles, not for
+//! use.
 //!
-//! Modelled from what the papers say of it (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §2 and §4.1;
-//! *Efficient Intra-Operating System Protection Against Harmful DMAs*, FAST 2015, §3 and §4), not from its code: the
-//! allocated ranges are kept in order of address; an allocation walks down from a cached range, past every range
-//! that leaves no gap below it large enough, and what it takes becomes the cached range; freeing at or above the
-//! cached range moves it up to the next range above. A walk that reaches the bottom starts once more at the top. A
-//! request with a limit of its own starts at the limit.
+//! Modelled from what the papers say of it (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §2 and
+//! §4.1; *Efficient Intra-Operating System Protection Against Harmful DMAs*, FAST 2015, §3 and §4),
+//! not from its code: the allocated ranges are kept in order of address; an allocation walks down
+//! from a cached range, past every range that leaves no gap below it large enough, and what it
+//! takes becomes the cached range; freeing at or above the cached range moves it up to the next
+//! range above. A walk that reaches the bottom starts once more at the top. A request with a limit
+//! of its own starts at the limit.
 //!
-//! FAST'15 found that ring buffers defeat the cached range, so that the walk is as long as the ring; its EiovaR
-//! keeps what is freed in lists by size, under the same lock, and falls back to the walk. The paper's lists hold
-//! powers of two and so do ours: sizes are rounded up. At most [`MAX_LISTED`] ranges are kept per size, and all are
-//! given back before an allocation fails.
+//! FAST'15 found that ring buffers defeat the cached range, so that the walk is as long as the
+//! ring; its EiovaR keeps what is freed in lists by size, under the same lock, and falls back to
+//! the walk. The paper's lists hold powers of two and so do ours: sizes are rounded up. At most
+//! [`MAX_LISTED`] ranges are kept per size, and all are given back before an allocation fails.
 //!
 //! Who owns what: all of it lies behind one [`lines::Lock`]; a walk happens under it.
 //!
-//! Cost: one contended line per operation; a walk of up to every range that is out. Here a step of the walk is
-//! a step in a B-tree's leaf, cheaper than the pointer that Linux chased.
+//! Cost: one contended line per operation; a walk of up to every range that is out. Here a step of
+//! the walk is a step in a B-tree's leaf, cheaper than the pointer that Linux chased.
 
 use alloc::{collections::BTreeMap, vec, vec::Vec};
 use core::ops::Bound;
@@ -32,7 +34,8 @@ locked_allocator! {
 }
 
 locked_allocator! {
-    /// The linear scan with lists of freed ranges by size, under the same lock (EiovaR, FAST'15): the second baseline.
+    /// The linear scan with lists of freed ranges by size, under the same lock (EiovaR, FAST'15):
+    /// the second baseline.
     EiovaRAllocator, EiovaRCore, EiovaR
 }
 

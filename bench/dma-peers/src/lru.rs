@@ -1,8 +1,9 @@
 //! The idle mappings of one core, kept by that core alone.
 //!
-//! The same decisions as [`OptimisticCache`](dma_map::testing::reuse::OptimisticCache) in the same order, without anything that
-//! others could see: what the shared slab costs is the difference, and what it is worth is the age bound, which
-//! here ends with the owner's calls. The property tests hold the two against each other.
+//! The same decisions as [`OptimisticCache`](dma_map::testing::reuse::OptimisticCache) in the same
+//! order, without anything that others could see: what the shared slab costs is the difference, and
+//! what it is worth is the age bound, which here ends with the owner's calls. The property tests
+//! hold the two against each other.
 
 use iova::IovaRange;
 
@@ -31,8 +32,8 @@ pub struct LruCache {
 }
 
 impl LruCache {
-    /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
-    /// `residency_ns` while its owner calls.
+    /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for
+    /// at most `residency_ns` while its owner calls.
     pub fn new(quota: usize, residency_ns: u64) -> Self {
         let slots = SlotMap::new(quota);
         let evict = evicted_together(slots.places());

@@ -1,31 +1,35 @@
-//! `MagazineAllocator`: free ranges kept in magazines by each core (*Utilizing the IOMMU Scalably*, USENIX ATC 2015,
-//! §4.3, after Bonwick and Adams, *Magazines and Vmem*, USENIX ATC 2001).
+//! `MagazineAllocator`: free ranges kept in magazines by each core (*Utilizing the IOMMU Scalably*,
+//! USENIX ATC 2015, §4.3, after Bonwick and Adams, *Magazines and Vmem*, USENIX ATC 2001).
 //!
-//! Sizes up to 2^9 pages are rounded up to a power of two and belong to a class per power; a range asked for with more
-//! alignment than that is of the class of its alignment. A core has two magazines of [`MagazineConfig::size`] ranges
-//! per class. `alloc` pops, `free` pushes, whoever allocated; when the loaded magazine is empty (full) it
-//! trades places with the other; when both are, one is exchanged at the class's depot. So at least a
-//! magazine's worth of operations lies between two visits of a depot (the replenishment guarantee; a magazine that
-//! the tree could fill only in part near exhaustion is the exception). A depot with nothing to give sends
-//! the core to the [tree](iova::TreeAllocator), which fills a magazine under one lock; a depot that is full sends the
-//! magazine's ranges back there, so that caches are bounded. Larger ranges come from the tree and go back to it.
+//! Sizes up to 2^9 pages are rounded up to a power of two and belong to a class per power; a range
+//! asked for with more alignment than that is of the class of its alignment. A core has two
+//! magazines of [`MagazineConfig::size`] ranges per class. `alloc` pops, `free` pushes, whoever
+//! allocated; when the loaded magazine is empty (full) it trades places with the other; when both
+//! are, one is exchanged at the class's depot. So at least a magazine's worth of operations lies
+//! between two visits of a depot (the replenishment guarantee; a magazine that the tree could fill
+//! only in part near exhaustion is the exception). A depot with nothing to give sends the core to
+//! the [tree](iova::TreeAllocator), which fills a magazine under one lock; a depot that is full
+//! sends the magazine's ranges back there, so that caches are bounded. Larger ranges come from the
+//! tree and go back to it.
 //!
-//! **Limits.** Classes exist twice: for ranges within 32 bits, and for the rest. A request that allows the whole
-//! aperture takes from the upper ones, one that allows 32 bits or more from the lower ones; no magazine is ever searched.
-//! A limit below 32 bits goes to the tree.
+//! **Limits.** Classes exist twice: for ranges within 32 bits, and for the rest. A request that
+//! allows the whole aperture takes from the upper ones, one that allows 32 bits or more from the
+//! lower ones; no magazine is ever searched. A limit below 32 bits goes to the tree.
 //!
-//! **Checks.** One byte per page tells what starts there ([`states`](crate::states), which also says what two buggy
-//! frees at the same instant can do). Freeing twice, in part, or what was never allocated is an error.
+//! **Checks.** One byte per page tells what starts there ([`states`](crate::states), which also
+//! says what two buggy frees at the same instant can do). Freeing twice, in part, or what was never
+//! allocated is an error.
 //!
-//! **Exhaustion.** The core gives its magazines and all depots back to the tree and tries again; then it raises the
-//! flag of every core that holds cached ranges. They give everything back at their next operation or when parked;
-//! the error says how many were asked.
+//! **Exhaustion.** The core gives its magazines and all depots back to the tree and tries again;
+//! then it raises the flag of every core that holds cached ranges. They give everything back at
+//! their next operation or when parked; the error says how many were asked.
 //!
-//! Who owns what: magazines belong to the handle, depots and the tree have a [`lines::Lock`] each, of which no two are
-//! held at once. Counters are the core's, in a line of its own, stored relaxed and summed by `stats`.
+//! Who owns what: magazines belong to the handle, depots and the tree have a [`lines::Lock`] each,
+//! of which no two are held at once. Counters are the core's, in a line of its own, stored relaxed
+//! and summed by `stats`.
 //!
-//! Cost: `alloc` and `free` that hit a magazine touch only memory of their core and the page's byte. Bound of
-//! cached ranges per class: `2 * size` per core and `size * depot` in the depot.
+//! Cost: `alloc` and `free` that hit a magazine touch only memory of their core and the page's
+//! byte. Bound of cached ranges per class: `2 * size` per core and `size * depot` in the depot.
 //!
 //! Left out: magazines that shrink by age; chunk ownership (`retire` never has one).
 
@@ -282,8 +286,8 @@ impl MagazineCore {
         }
     }
 
-    /// A second copy of a range that two cores freed at once: it is gone from the caches, and was counted free
-    /// twice.
+    /// A second copy of a range that two cores freed at once: it is gone from the caches, and was
+    /// counted free twice.
     #[cold]
     fn drop_copy(&mut self, order: u8) {
         self.count(1, 1 << order);
@@ -308,7 +312,8 @@ impl MagazineCore {
             };
             let first = range.first().raw();
             if shared.class_of(range.last().raw(), order) != class {
-                // The upper space has run out: this one belongs to the lower class when it comes back.
+                // The upper space has run out: this one belongs to the lower class when it comes
+                // back.
                 shared.backing.states.set_allocated(first, order);
                 direct = Some(first);
                 break;

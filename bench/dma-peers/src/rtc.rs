@@ -1,19 +1,21 @@
 //! Reverse Translation Cache, as PVIOMMU (KSII TIIS 2016) describes it.
 //!
-//! A map from pages to mappings, an adaptive radix tree, and a first-in-first-out list of *cycles*. A mapping is in
-//! the tree from its first use on; its REUSING bit says that a driver has it. A release clears the bit and lists
-//! the mapping in the current cycle; the cycle that leaves the list takes along what was released in it and
-//! neither used nor released since. With cycles of 10 s, four of them, a mapping rests for 30 to 40 s.
+//! A map from pages to mappings, an adaptive radix tree, and a first-in-first-out list of *cycles*.
+//! A mapping is in the tree from its first use on; its REUSING bit says that a driver has it. A
+//! release clears the bit and lists the mapping in the current cycle; the cycle that leaves the
+//! list takes along what was released in it and neither used nor released since. With cycles of 10
+//! s, four of them, a mapping rests for 30 to 40 s.
 //!
-//! There is no bound on the entries, and so none on stale mappings: the paper gives none, and none is added here,
-//! so that the structure can be compared as it is. Nor can anybody but the owner expire its entries. The tree and
-//! the lists grow; a removed entry's memory is used again but not given back.
+//! There is no bound on the entries, and so none on stale mappings: the paper gives none, and none
+//! is added here, so that the structure can be compared as it is. Nor can anybody but the owner
+//! expire its entries. The tree and the lists grow; a removed entry's memory is used again but not
+//! given back.
 //!
-//! *From its first use on* is one reading of the paper; [`RtcCache::from_first_release`] is the other, in which a mapping's
-//! lifetime does not begin anew when it is released again.
+//! *From its first use on* is one reading of the paper; [`RtcCache::from_first_release`] is the
+//! other, in which a mapping's lifetime does not begin anew when it is released again.
 //!
-//! A page that is in use (REUSING) is not found a second time: the bit does not count users. A second mapping of
-//! such a page is unknown here until its release, and is then torn down.
+//! A page that is in use (REUSING) is not found a second time: the bit does not count users. A
+//! second mapping of such a page is unknown here until its release, and is then torn down.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -52,7 +54,8 @@ pub struct RtcCache {
     free: Vec<u32>,
     /// Entries released in each of the last cycles, the current one at the back.
     cycles: VecDeque<VecDeque<u32>>,
-    /// What was released in cycles that have passed; some of it was used again, and is listed in a later one.
+    /// What was released in cycles that have passed; some of it was used again, and is listed in a
+    /// later one.
     due: VecDeque<u32>,
     /// Number of the current cycle.
     current: u64,
@@ -61,19 +64,22 @@ pub struct RtcCache {
     cycle_ns: u64,
     /// Cycles in the list.
     length: u64,
-    /// A lifetime begins with the first release: what is released again stays in the list that has it.
+    /// A lifetime begins with the first release: what is released again stays in the list that has
+    /// it.
     is_from_first: bool,
     own: Counts,
 }
 
 impl RtcCache {
-    /// An empty cache with cycles of `cycle_ns`, at least 1; lifetimes begin anew with each release.
+    /// An empty cache with cycles of `cycle_ns`, at least 1; lifetimes begin anew with each
+    /// release.
     pub fn new(cycle_ns: u64) -> Self {
         Self::with(cycle_ns, CYCLES, false)
     }
 
-    /// The same with lifetimes from the first release on, `cycles` (at most 2^16) after the one of it, as `exitless-iommu.ko`
-    /// has them: what is in use then is not found any more, and is torn down at its release.
+    /// The same with lifetimes from the first release on, `cycles` (at most 2^16) after the one of
+    /// it, as `exitless-iommu.ko` has them: what is in use then is not found any more, and is torn
+    /// down at its release.
     pub fn from_first_release(cycle_ns: u64, cycles: u64) -> Self {
         Self::with(cycle_ns, cycles.min(1 << 16) + 1, true)
     }
@@ -160,7 +166,8 @@ impl RtcCache {
         lists.find(|list| !list.is_empty())
     }
 
-    /// Begins the cycles that have come, then lets those that have passed go as far as the batch has room.
+    /// Begins the cycles that have come, then lets those that have passed go as far as the batch
+    /// has room.
     fn turn(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
         if now_ns >= self.turn_ns {
             let now = now_ns / self.cycle_ns;

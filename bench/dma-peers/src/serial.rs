@@ -1,9 +1,11 @@
-//! Hardware that works on one command at a time, each for a given time: what benches measure policies against.
+//! Hardware that works on one command at a time, each for a given time: what benches measure
+//! policies against.
 //!
-//! A batch starts when the one before it has ended, and ends when its time is over; whoever submits while it runs
-//! waits for its turn, spinning on the clock. One word holds the moment at which the hardware is free again. This
-//! is the "global lock + busy-wait" that strict unmapping costs on serial hardware, but for the hand-over of the
-//! lock, which [`SerialFlush::behind_a_lock`] adds: what stock kernels do.
+//! A batch starts when the one before it has ended, and ends when its time is over; whoever submits
+//! while it runs waits for its turn, spinning on the clock. One word holds the moment at which the
+//! hardware is free again. This is the "global lock + busy-wait" that strict unmapping costs on
+//! serial hardware, but for the hand-over of the lock, which [`SerialFlush::behind_a_lock`] adds:
+//! what stock kernels do.
 //!
 //! Left out: hardware that overlaps commands, and the fetch of descriptors.
 
@@ -87,7 +89,8 @@ impl<C: Clock> SerialFlush<C> {
             return None;
         }
         let end = now.saturating_add(cost);
-        // AcqRel: one submitter after the other, as at a lock. A value never comes twice: `end` is past it.
+        // AcqRel: one submitter after the other, as at a lock. A value never comes twice: `end` is
+        // past it.
         self.free_at
             .compare_exchange(free_at, end, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
@@ -134,7 +137,8 @@ impl<C: Clock> Invalidator for SerialFlush<C> {
         self.domain_from
     }
 
-    /// As many as a domain command is cheaper for: the pages of a batch cost what they cost one by one.
+    /// As many as a domain command is cheaper for: the pages of a batch cost what they cost one by
+    /// one.
     #[inline]
     fn meets_from(&self) -> usize {
         match self.page_ns {

@@ -1,30 +1,33 @@
-//! `SlabAllocator`: "IOVA-kmalloc" (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.2). The paper lets a
-//! scalable memory allocator choose page numbers: it allocates one byte per page, and the bytes' addresses are page
-//! numbers that collide with nobody's.
+//! `SlabAllocator`: "IOVA-kmalloc" (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.2). The
+//! paper lets a scalable memory allocator choose page numbers: it allocates one byte per page, and
+//! the bytes' addresses are page numbers that collide with nobody's.
 //!
-//! So here: the arena is the low end of the aperture, one byte per page, and the bytes are real: they hold what
-//! [`states`](crate::states) says of each page. Sizes up to 2^9 pages are rounded up to powers of two, one class each.
-//! A class cuts slabs of 4,096 pages (16 MiB of IOVA) into objects and keeps a bitmap of free ones; cores keep lists of
-//! free objects per class, and exchange half a list at a time with the class. Slabs, and ranges too large for them,
-//! come from a [tree](iova::TreeAllocator) over the arena, as slabs come from a page allocator; a slab whose last object
-//! comes back returns there.
+//! So here: the arena is the low end of the aperture, one byte per page, and the bytes are real:
+//! they hold what [`states`](crate::states) says of each page. Sizes up to 2^9 pages are rounded up
+//! to powers of two, one class each. A class cuts slabs of 4,096 pages (16 MiB of IOVA) into
+//! objects and keeps a bitmap of free ones; cores keep lists of free objects per class, and
+//! exchange half a list at a time with the class. Slabs, and ranges too large for them, come from a
+//! [tree](iova::TreeAllocator) over the arena, as slabs come from a page allocator; a slab whose
+//! last object comes back returns there.
 //!
-//! **Memory is bounded** where the paper's is not (kmalloc's bytes stay with it): an arena of `p` pages costs at most
-//! `p` bytes of states (and 36 KiB of their directory), `p / 8` of bitmaps, 128 per slab, `cores * 10 * list * 8` of
-//! lists, and 112 per range that comes from the tree itself: large ones, limited ones, and objects of slabs that
-//! were dissolved (at the very worst every page of the arena). The default arena is 2^20 pages, 4 GiB of IOVA: 1.2 MiB
-//! before exhaustion.
+//! **Memory is bounded** where the paper's is not (kmalloc's bytes stay with it): an arena of `p`
+//! pages costs at most `p` bytes of states (and 36 KiB of their directory), `p / 8` of bitmaps, 128
+//! per slab, `cores * 10 * list * 8` of lists, and 112 per range that comes from the tree itself:
+//! large ones, limited ones, and objects of slabs that were dissolved (at the very worst every page
+//! of the arena). The default arena is 2^20 pages, 4 GiB of IOVA: 1.2 MiB before exhaustion.
 //!
 //! **Limits.** A request that allows the whole arena is served from lists; any other from the tree.
 //!
-//! **Exhaustion.** The core gives its lists back; then slabs with free objects dissolve: what is free is the tree's
-//! again, what is in use becomes ranges of the tree, which return to it one by one. Then other cores with lists are
-//! asked to give them up at their next operation.
+//! **Exhaustion.** The core gives its lists back; then slabs with free objects dissolve: what is
+//! free is the tree's again, what is in use becomes ranges of the tree, which return to it one by
+//! one. Then other cores with lists are asked to give them up at their next operation.
 //!
-//! Who owns what: lists belong to the handle; classes and the tree have a [`lines::Lock`] each, taken in that
-//! order (a class, then the tree). Checks are those of [`crate::MagazineAllocator`], by the same bytes.
+//! Who owns what: lists belong to the handle; classes and the tree have a [`lines::Lock`] each,
+//! taken in that order (a class, then the tree). Checks are those of [`crate::MagazineAllocator`],
+//! by the same bytes.
 //!
-//! Cost: as magazines while lists last; an exchange of half a list costs a lock and a bit per object.
+//! Cost: as magazines while lists last; an exchange of half a list costs a lock and a bit per
+//! object.
 //!
 //! Left out: slabs by core (objects freed elsewhere mix); pages above the arena are never given.
 
@@ -92,7 +95,8 @@ struct Shared {
 }
 
 impl SlabAllocator {
-    /// The default arena at the start of `aperture`, for `cores` cores (1 to [`MAX_CORES`](iova::MAX_CORES)).
+    /// The default arena at the start of `aperture`, for `cores` cores (1 to
+    /// [`MAX_CORES`](iova::MAX_CORES)).
     ///
     /// # Errors
     /// As [`Self::with_config`].
@@ -132,7 +136,8 @@ fn slab_range(number: u64) -> IovaRange {
 }
 
 impl Shared {
-    /// Free objects from lists back to their slabs, or to the tree where those have dissolved; how many pages.
+    /// Free objects from lists back to their slabs, or to the tree where those have dissolved; how
+    /// many pages.
     fn give(&self, objects: impl Iterator<Item = u64>, order: u8) -> u64 {
         let mut class = self.classes[usize::from(order)].lock();
         let mut pages = 0;

@@ -1,20 +1,23 @@
-//! One byte per page, for what starts there: how the caching allocators check a free without a lock.
+//! One byte per page, for what starts there: how the caching allocators check a free without a
+//! lock.
 //!
-//! The byte of a range's first page says that it is allocated, pinned or cached, and of which order it is; bytes of other
-//! pages are 0. So one load tells whether `free` was given exactly what is out: a double free finds "cached", a
-//! partial free finds 0 or another order, a range never allocated 0.
+//! The byte of a range's first page says that it is allocated, pinned or cached, and of which order
+//! it is; bytes of other pages are 0. So one load tells whether `free` was given exactly what is
+//! out: a double free finds "cached", a partial free finds 0 or another order, a range never
+//! allocated 0.
 //!
-//! **Who may write.** Of an allocated range the holder, of a cached range whoever took it out of a cache, and
-//! each hands it on through a magazine, a list or a lock. So [`States::release`] and [`States::take`] are a plain load
-//! and store. What this costs: two *buggy* frees of one range, at the same instant on two cores, may both find
-//! "allocated" and both succeed, so that two caches hold the range. `take` refuses what is not
-//! "cached", so the second copy is dropped when it turns up while the first is out, which repairs the damage; only if
-//! both copies are taken while neither taker sees the other's store are there two owners. No memory is at
-//! stake in this crate, and those who must rely on more (an unmap that lets a device's access end before it
-//! frees) go through [`States::pin`], a compare-and-swap: of any number of pins one wins.
+//! **Who may write.** Of an allocated range the holder, of a cached range whoever took it out of a
+//! cache, and each hands it on through a magazine, a list or a lock. So [`States::release`] and
+//! [`States::take`] are a plain load and store. What this costs: two *buggy* frees of one range, at
+//! the same instant on two cores, may both find "allocated" and both succeed, so that two caches
+//! hold the range. `take` refuses what is not "cached", so the second copy is dropped when it turns
+//! up while the first is out, which repairs the damage; only if both copies are taken while neither
+//! taker sees the other's store are there two owners. No memory is at stake in this crate, and
+//! those who must rely on more (an unmap that lets a device's access end before it frees) go
+//! through [`States::pin`], a compare-and-swap: of any number of pins one wins.
 //!
-//! Memory: a tree whose leaves are 4 KiB for 4,096 pages (16 MiB of IOVA), made when first touched and kept. The
-//! allocators pack to the top of the space, so few are touched.
+//! Memory: a tree whose leaves are 4 KiB for 4,096 pages (16 MiB of IOVA), made when first touched
+//! and kept. The allocators pack to the top of the space, so few are touched.
 
 use alloc::boxed::Box;
 
@@ -146,8 +149,8 @@ impl States {
         let Some(byte) = self.byte(page) else {
             return false;
         };
-        // Relaxed: the byte orders nothing. What the last holder did with the range is ordered by however he
-        // passed it to this core.
+        // Relaxed: the byte orders nothing. What the last holder did with the range is ordered by
+        // however he passed it to this core.
         let is_allocated = byte.load(Ordering::Relaxed) == ALLOCATED | order;
         if is_allocated {
             byte.store(CACHED | order, Ordering::Relaxed);
@@ -161,7 +164,8 @@ impl States {
         let Some(byte) = self.byte(page) else {
             return false;
         };
-        // Relaxed: the store that made it "cached" came here with the range, through the cache or its lock.
+        // Relaxed: the store that made it "cached" came here with the range, through the cache or
+        // its lock.
         let is_cached = byte.load(Ordering::Relaxed) == CACHED | order;
         if is_cached {
             byte.store(ALLOCATED | order, Ordering::Relaxed);
@@ -202,7 +206,8 @@ impl States {
             .store(CACHED | order, Ordering::Relaxed);
     }
 
-    /// Cached → nothing; false where it was not cached, so that no range goes back to the space twice.
+    /// Cached → nothing; false where it was not cached, so that no range goes back to the space
+    /// twice.
     pub(crate) fn clear(&self, page: u64, order: u8) -> bool {
         let Some(byte) = self.byte(page) else {
             return false;
@@ -228,7 +233,8 @@ impl States {
     #[cold]
     pub(crate) fn is_any_out(&self, first: IovaPfn, last: IovaPfn) -> bool {
         let (first, last) = (first.raw(), last.raw());
-        // What covers `first` starts at one of its alignments, what covers another page there or later.
+        // What covers `first` starts at one of its alignments, what covers another page there or
+        // later.
         let around = (0..ORDERS as u32).map(|order| first >> order << order);
         around
             .chain(first..=last)

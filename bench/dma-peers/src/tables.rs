@@ -1,11 +1,12 @@
-//! Tables with locks, and one that counts: what *Utilizing the IOMMU Scalably* (ATC 2015) found in use (Table 1), and what its
-//! identity mappings need (§4.1).
+//! Tables with locks, and one that counts: what *Utilizing the IOMMU Scalably* (ATC 2015) found in
+//! use (Table 1), and what its identity mappings need (§4.1).
 //!
 //! * [`GlobalLockTable`]: one lock for each call, around any table.
-//! * [`RwLockTable`]: a reader-writer lock for each table, held to read one entry on the way down and to write an entry of
-//!   the last table; never two at a time, so no order is needed. The walk is that of a table without locks, by single pages.
-//! * [`CountedTable`]: pages that count how often they are mapped. The paper counts in the entry; here a map behind a lock
-//!   does, since what is measured is how many tables there are, not time.
+//! * [`RwLockTable`]: a reader-writer lock for each table, held to read one entry on the way down
+//!   and to write an entry of the last table; never two at a time, so no order is needed. The walk
+//!   is that of a table without locks, by single pages.
+//! * [`CountedTable`]: pages that count how often they are mapped. The paper counts in the entry;
+//!   here a map behind a lock does, since what is measured is how many tables there are, not time.
 //!
 //! None of them gives tables back before it is dropped.
 #![expect(
@@ -87,7 +88,8 @@ impl<T: PageTable> PageTable for GlobalLockTable<T> {
     }
 }
 
-/// Locks that tables are spread over: with more tables than that, two may share one. 256 × 128 B = 32 KiB.
+/// Locks that tables are spread over: with more tables than that, two may share one. 256 × 128 B =
+/// 32 KiB.
 const TABLE_LOCKS: usize = 256;
 
 /// A reader-writer lock for each table; leaves of 4 KiB.
@@ -129,8 +131,8 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
     /// The entry of `page` in the table at `table`, which is at `level`.
     #[inline]
     fn entry(&self, table: PhysAddr, page: u64, level: u32) -> &AtomicU64 {
-        // SAFETY: the root, and whatever a table entry of this tree names, came from this memory, and no page is freed
-        // before the tree is dropped.
+        // SAFETY: the root, and whatever a table entry of this tree names, came from this memory,
+        // and no page is freed before the tree is dropped.
         let entries = unsafe { self.memory.entries(table) };
         &entries[index(page, level)]
     }
@@ -158,7 +160,8 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
         Some(table)
     }
 
-    /// The same, made where there is none; `None` without memory, or for a page that the table does not translate.
+    /// The same, made where there is none; `None` without memory, or for a page that the table does
+    /// not translate.
     #[cold]
     fn grow(&self, page: u64) -> Option<PhysAddr> {
         if page >> (9 * self.levels) != 0 {
@@ -371,7 +374,8 @@ impl RwSpin {
     }
 }
 
-/// A table whose pages count how often they are mapped, so that callers may share an IOVA because they share the page.
+/// A table whose pages count how often they are mapped, so that callers may share an IOVA because
+/// they share the page.
 #[derive(Debug)]
 pub struct CountedTable<T> {
     table: T,
@@ -443,8 +447,8 @@ impl<T: IoMap> CountedTable<T> {
         Ok(())
     }
 
-    /// Takes back one [`map`](Self::map) of each page. Gives the smallest range that holds the pages of which this was the
-    /// last: they are to be invalidated.
+    /// Takes back one [`map`](Self::map) of each page. Gives the smallest range that holds the
+    /// pages of which this was the last: they are to be invalidated.
     ///
     /// # Errors
     /// [`UnmapError::NotMapped`]; nothing has changed then.

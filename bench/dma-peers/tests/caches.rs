@@ -1,5 +1,6 @@
-//! The caches that no policy is made of, and stacks of them, one owner each: once all is drained and torn down by an
-//! invalidation that was answered, nothing that was released is reached; until then what is reached is counted.
+//! The caches that no policy is made of, and stacks of them, one owner each: once all is drained
+//! and torn down by an invalidation that was answered, nothing that was released is reached; until
+//! then what is reached is counted.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Runs of allocators, in phases (`iova::testing`): by one thread that plays all cores, then by a thread for each.
+//! Runs of allocators, in phases (`iova::testing`): by one thread that plays all cores, then by a
+//! thread for each.
 
 use std::thread;
 
@@ -51,8 +52,8 @@ fn run<A: IovaAllocator>(name: &str, world: World, make: impl Fn(Aperture) -> A 
     }
 }
 
-/// Every allocator, some with small caches, whose exchanges happen all the time then; each in a space that falls to pieces
-/// as a whole, and some in a large one.
+/// Every allocator, some with small caches, whose exchanges happen all the time then; each in a
+/// space that falls to pieces as a whole, and some in a large one.
 pub fn runs() -> Vec<Run> {
     const OK: &str = "three cores and such a space are in range";
     let small = || World::small(CORES);

@@ -1,15 +1,17 @@
-//! `cargo run --release -p dma-soak`: a billion mixed operations over every IOVA allocator and every mapping policy,
-//! each checked, after which everything is back at zero: live ranges and pages, table pages, stale mappings.
+//! `cargo run --release -p dma-soak`: a billion mixed operations over every IOVA allocator and
+//! every mapping policy, each checked, after which everything is back at zero: live ranges and
+//! pages, table pages, stale mappings.
 //!
-//! The operations are shared out evenly among the *runs* of [`runs`]: one space, or one mapper, for its whole part. The
-//! first half of a part is made by one thread that plays three cores, the same for the same seed; the second half by
-//! three threads at once. Runs that are over are noted in `--state`, and a soak that was interrupted goes on with
-//! the next one. One line per run, with the time it took; a failure names the seed and the run.
+//! The operations are shared out evenly among the *runs* of [`runs`]: one space, or one mapper, for
+//! its whole part. The first half of a part is made by one thread that plays three cores, the same
+//! for the same seed; the second half by three threads at once. Runs that are over are noted in
+//! `--state`, and a soak that was interrupted goes on with the next one. One line per run, with the
+//! time it took; a failure names the seed and the run.
 //!
-//! What an operation is: a map, an unmap, an allocation, a free, a pin and its end, a hand-over to another core, an
-//! attempt that must be refused, an access by the device, a tick, a park.
-//! Allocators are soaked in phases beside a naive model (`iova::testing`); mappers have none here: the property tests of
-//! `dma-map` look closer and are slower.
+//! What an operation is: a map, an unmap, an allocation, a free, a pin and its end, a hand-over to
+//! another core, an attempt that must be refused, an access by the device, a tick, a park.
+//! Allocators are soaked in phases beside a naive model (`iova::testing`); mappers have none here:
+//! the property tests of `dma-map` look closer and are slower.
 #![deny(unsafe_code)]
 
 mod allocators;
@@ -36,8 +38,8 @@ struct Args {
     /// What the operations are chosen by.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where runs that are over are noted, for these options and the tree that EXITLESS_SOAK_KEY names; without it every soak begins
-    /// anew.
+    /// Where runs that are over are noted, for these options and the tree that EXITLESS_SOAK_KEY
+    /// names; without it every soak begins anew.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// Only runs whose name contains this.

@@ -1,4 +1,5 @@
-//! Runs of policies: a device that forgets nothing by itself goes where mappings lead, and nowhere else.
+//! Runs of policies: a device that forgets nothing by itself goes where mappings lead, and nowhere
+//! else.
 
 use std::sync::Arc;
 
@@ -14,7 +15,8 @@ use crate::{CORES, Run};
 
 /// Pages of the space.
 const PAGES: u64 = 1 << 16;
-/// Table pages that there are at most: a leaf table per chunk, those above, and those in quarantine.
+/// Table pages that there are at most: a leaf table per chunk, those above, and those in
+/// quarantine.
 const TABLES: usize = 512;
 /// Most mappings that one core holds.
 const HELD: usize = 300;
@@ -171,7 +173,8 @@ impl<A: IovaAllocator> Core<'_, A> {
 
     /// A mapping of a page of ours was unmapped, there.
     fn check_gone(&mut self, page: usize, iova: Iova, phys: PhysAddr, access: Access) {
-        // Nobody but us maps this page, and we do not: wherever the address leads now, it is not there.
+        // Nobody but us maps this page, and we do not: wherever the address leads now, it is not
+        // there.
         if self.shared.is_strict && self.uses[page] == 0 && self.random.one_in(2) {
             let got = self.shared.domain.device.access(iova, access);
             assert_ne!(got, Ok(phys), "reached after its unmap");
@@ -227,7 +230,8 @@ impl<A: IovaAllocator> Worker for Core<'_, A> {
             }
             47 if self.random.one_in(8) => self.unmap_many(),
             48..52 => {
-                // What is handed over is not ours to watch any more; a page that we still watch stays.
+                // What is handed over is not ours to watch any more; a page that we still watch
+                // stays.
                 if let Some(live) = self.pick() {
                     let passed = match live.own {
                         Some(_) => Some(live),
@@ -302,8 +306,8 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
         operations < 100_000 || held > CORES * 50,
         "{held} mappings held"
     );
-    // Here time passes only while nobody is in the middle of an operation, so the age holds exactly; later, threads
-    // that the machine stops in one see it pass.
+    // Here time passes only while nobody is in the middle of an operation, so the age holds
+    // exactly; later, threads that the machine stops in one see it pass.
     cores.iter_mut().for_each(|core| core.core.publish());
     let risk = shared.domain.mapper.risk();
     risk.check(TICK)
@@ -333,7 +337,8 @@ fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>])
     assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
     let tables = shared.domain.mapper.table_stats();
     assert_eq!(tables.retired, 0, "retired tables");
-    // Chunks that are given back leave at most one table per core; else each table of the space is there once.
+    // Chunks that are given back leave at most one table per core; else each table of the space is
+    // there once.
     let most = match shared.gives_back {
         true => CORES,
         false => (PAGES / CHUNK_PAGES) as usize,

@@ -1,10 +1,12 @@
-//! DMA calls of all devices of a kernel, as its trace has them: the events `dma:*` of Linux 6.12 and later.
+//! DMA calls of all devices of a kernel, as its trace has them: the events `dma:*` of Linux 6.12
+//! and later.
 //!
-//! They stand above what maps: the same calls are traced whatever driver the IOMMU has and whatever policy. So the trace of a run
-//! says what its policy was asked for, and [`Calls::windows`] which of it lies between two markers (`workload marker 1` and `2`, by
-//! a program in the guest).
+//! They stand above what maps: the same calls are traced whatever driver the IOMMU has and whatever
+//! policy. So the trace of a run says what its policy was asked for, and [`Calls::windows`] which
+//! of it lies between two markers (`workload marker 1` and `2`, by a program in the guest).
 //!
-//! Coherent memory is one request when it is allocated and one when it is freed, under every policy; its pages are not traced.
+//! Coherent memory is one request when it is allocated and one when it is freed, under every
+//! policy; its pages are not traced.
 
 use std::collections::HashMap;
 
@@ -47,7 +49,8 @@ impl Calls {
     /// Reads the trace of one processor.
     ///
     /// # Errors
-    /// The line that does not fit, with the reason: events were lost, a list was mapped, or an unmap has no map.
+    /// The line that does not fit, with the reason: events were lost, a list was mapped, or an
+    /// unmap has no map.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut calls = Self::default();
         let mut live: HashMap<(usize, u64), (Event, u32)> = HashMap::new();
@@ -180,7 +183,8 @@ impl Calls {
 /// Time, microseconds, and what is behind it.
 fn timed(line: &str) -> Option<(u64, &str)> {
     let mut rest = line;
-    // The name of the task may have blanks and colons in it: the first word that is a time ends the head.
+    // The name of the task may have blanks and colons in it: the first word that is a time ends the
+    // head.
     while let Some((head, behind)) = rest.split_once(": ") {
         let word = head.split_whitespace().last()?;
         if let Some((seconds, micros)) = word.split_once('.')

@@ -8,8 +8,9 @@
 //! | `unmap` | `iova=0xA - 0xB size=N unmapped_size=N` | tracepoint `iommu:unmap` |
 //! | `prot` | `iova=0xA prot=0xF` | a probe at the driver's `map_pages`, set by the recorder |
 //!
-//! `prot` precedes its `map`. Bit 0 lets the device read, bit 1 write. An unmap names only IOVAs: the pages come
-//! from the map, and the kernel unmaps exactly what it mapped (anything else is an error here).
+//! `prot` precedes its `map`. Bit 0 lets the device read, bit 1 write. An unmap names only IOVAs:
+//! the pages come from the map, and the kernel unmaps exactly what it mapped (anything else is an
+//! error here).
 
 use std::collections::HashMap;
 
@@ -22,7 +23,8 @@ const PAGE_SHIFT: u32 = 12;
 pub struct Recorded {
     /// The events in order.
     pub events: Vec<Event>,
-    /// Of map events, those whose page and access was unmapped at most 10 ms before, in the recorded machine's time.
+    /// Of map events, those whose page and access was unmapped at most 10 ms before, in the
+    /// recorded machine's time.
     pub within_10_ms: u64,
 }
 

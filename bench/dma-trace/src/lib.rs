@@ -1,15 +1,18 @@
-//! The page sequence of a stock kernel's DMA mapping: which pages its network driver maps and unmaps, in order.
+//! The page sequence of a stock kernel's DMA mapping: which pages its network driver maps and
+//! unmaps, in order.
 //!
-//! **What.** [`Trace`] is the recorded sequence, [`Trace::parse`] reads the text that lies in `bench/dma/traces`
-//! (its README has the format), [`Trace::to_text`] writes it. [`ftrace`] turns the kernel's `trace` file into events; [`calls`] reads
-//! the one of a guest whose devices' DMA calls were traced, of whatever IOMMU.
-//! [`reuse`] says how often a mapping comes back, which is what every policy that keeps mappings lives on.
+//! **What.** [`Trace`] is the recorded sequence, [`Trace::parse`] reads the text that lies in
+//! `bench/dma/traces` (its README has the format), [`Trace::to_text`] writes it. [`ftrace`] turns
+//! the kernel's `trace` file into events; [`calls`] reads the one of a guest whose devices' DMA
+//! calls were traced, of whatever IOMMU. [`reuse`] says how often a mapping comes back, which is
+//! what every policy that keeps mappings lives on.
 //!
-//! **How work flows.** `cargo run --release -p dma-trace` boots Debian's kernel in the lab with an emulated IOMMU and
-//! a network card behind it, sends traffic both ways and writes such a file. `bench/dma` replays it.
+//! **How work flows.** `cargo run --release -p dma-trace` boots Debian's kernel in the lab with an
+//! emulated IOMMU and a network card behind it, sends traffic both ways and writes such a file.
+//! `bench/dma` replays it.
 //!
-//! **Left out.** Times: an emulated machine's clock means nothing. Addresses inside a page: the kernel's events are
-//! in whole pages. IOVAs: the replay uses the allocator under test.
+//! **Left out.** Times: an emulated machine's clock means nothing. Addresses inside a page: the
+//! kernel's events are in whole pages. IOVAs: the replay uses the allocator under test.
 #![forbid(unsafe_code)]
 
 pub mod calls;

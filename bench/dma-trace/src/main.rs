@@ -1,9 +1,11 @@
-//! `cargo run --release -p dma-trace`: records which pages a stock kernel maps and unmaps for a network card.
+//! `cargo run --release -p dma-trace`: records which pages a stock kernel maps and unmaps for a
+//! network card.
 //!
-//! The lab boots Debian's kernel in QEMU with an emulated VT-d (caching mode off) and a network card behind it, on one
-//! processor; kernel options `intel_iommu=on iommu.strict=1`, so that each unmap is an event of its own. Tracing starts
-//! before the card's driver is loaded, so every unmap has its map. Traffic is TCP over QEMU's user networking: a
-//! download, an upload, then both at once, with frames of 1,514 bytes. Nothing here needs root.
+//! The lab boots Debian's kernel in QEMU with an emulated VT-d (caching mode off) and a network
+//! card behind it, on one processor; kernel options `intel_iommu=on iommu.strict=1`, so that each
+//! unmap is an event of its own. Tracing starts before the card's driver is loaded, so every unmap
+//! has its map. Traffic is TCP over QEMU's user networking: a download, an upload, then both at
+//! once, with frames of 1,514 bytes. Nothing here needs root.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -27,7 +29,8 @@ struct Args {
     /// Where the trace goes; the kernel's version is added to the default.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Bytes of the download and of the upload, each; a third of that again in both directions at once.
+    /// Bytes of the download and of the upload, each; a third of that again in both directions at
+    /// once.
     #[arg(long, default_value_t = 6_000_000)]
     bytes: u64,
     /// Keep at most so many events.
@@ -105,7 +108,8 @@ fn main() -> Result<()> {
     {
         let inside = format!("/tmp/{}.ko", module.name);
         lab.push_bytes(&module.data, &inside, 0o644)?;
-        // What the image loaded already is refused here, and the driver itself is checked by its interface.
+        // What the image loaded already is refused here, and the driver itself is checked by its
+        // interface.
         lab.exec("/bin/insmod", [inside])?;
     }
     shell(&lab, NET_UP)?;
@@ -208,7 +212,8 @@ fn serve(
         let talker = scope.spawn(move || talk(listener.accept()?.0));
         let outcome = shell(lab, &script.replace("PORT", &port.to_string()));
         if outcome.is_err() {
-            // Nobody else may come: the talker must not wait for ever. It may also have gone already.
+            // Nobody else may come: the talker must not wait for ever. It may also have gone
+            // already.
             let _ = TcpStream::connect(("127.0.0.1", port));
         }
         outcome?;

@@ -1,8 +1,9 @@
 //! How often a mapping comes back.
 //!
-//! A map event counts as reuse when each of its pages was, with the same access, either live in another mapping or
-//! among the last `n` pages unmapped (each page once, at its latest unmap). That is the hit rate of a cache of `n`
-//! idle entries in the order of unmapping (FIFO over idle entries, refreshed by use), keyed by page and access.
+//! A map event counts as reuse when each of its pages was, with the same access, either live in
+//! another mapping or among the last `n` pages unmapped (each page once, at its latest unmap). That
+//! is the hit rate of a cache of `n` idle entries in the order of unmapping (FIFO over idle
+//! entries, refreshed by use), keyed by page and access.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -1,8 +1,9 @@
-//! Two threads against one: a loop on one thread, on two of one space, and on two with a space each (the control: same
-//! loop, same types, nothing shared), in turns.
+//! Two threads against one: a loop on one thread, on two of one space, and on two with a space each
+//! (the control: same loop, same types, nothing shared), in turns.
 //!
-//! What sharing costs is two threads of one space against two with a space each. Two threads against one is shown beside it:
-//! where two processors are halves of one core, threads that share nothing slow each other down too.
+//! What sharing costs is two threads of one space against two with a space each. Two threads
+//! against one is shown beside it: where two processors are halves of one core, threads that share
+//! nothing slow each other down too.
 
 use std::sync::Arc;
 
@@ -86,8 +87,9 @@ const CASES: [(&str, &str, usize, usize); 3] = [
     ("separate", "two threads, a space each", 2, 2),
 ];
 
-/// Measures all of them: rows `NAME_CASE`, and the ratios of times `NAME_2thr_times` (one space / one thread),
-/// `NAME_2thr_control_times` (a space each / one thread) and `NAME_2thr_vs_separate` (one space / a space each).
+/// Measures all of them: rows `NAME_CASE`, and the ratios of times `NAME_2thr_times` (one space /
+/// one thread), `NAME_2thr_control_times` (a space each / one thread) and `NAME_2thr_vs_separate`
+/// (one space / a space each).
 pub fn measure(turns: &Turns, record: &mut Record) {
     for &Loop { name, title, make } in &LOOPS {
         let cases = CASES.map(|(_, title, threads, spaces)| {

@@ -1,4 +1,5 @@
-//! `make bench-dma`: what IOVA allocation and DMA mapping cost on this machine, beside Linux's own code and other peers.
+//! `make bench-dma`: what IOVA allocation and DMA mapping cost on this machine, beside Linux's own
+//! code and other peers.
 //!
 //! | section | what |
 //! |---|---|
@@ -11,9 +12,9 @@
 //! | `reuse` | LRU, optimistic teardown and the reverse translation cache: hit rate, time, bytes |
 //! | `model` | four to 16 cores, by the discrete-event model where it holds at two; never a measurement |
 //!
-//! Figures go to one flat JSON object, plots beside it, and with `--docs` a results page that is made from the object
-//! alone, losses included. Ratios to Linux are void where `EXITLESS_LINUX_IOVA` names no build of its code
-//! (`scripts/linux-iova.sh` makes one).
+//! Figures go to one flat JSON object, plots beside it, and with `--docs` a results page that is
+//! made from the object alone, losses included. Ratios to Linux are void where
+//! `EXITLESS_LINUX_IOVA` names no build of its code (`scripts/linux-iova.sh` makes one).
 #![deny(unsafe_code)]
 
 mod alloc;
@@ -66,8 +67,8 @@ struct Args {
     /// Measure nothing: page and plots from the figures that `--report` names.
     #[arg(long)]
     again: bool,
-    /// Measure nothing: replay the traces of guests that lie beside these figures (`make bench-pviommu`), and add to them what the
-    /// policies' models remove.
+    /// Measure nothing: replay the traces of guests that lie beside these figures
+    /// (`make bench-pviommu`), and add to them what the policies' models remove.
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
     /// Length of one run, milliseconds.

@@ -1,12 +1,16 @@
-//! Memory of page tables: how many leaf tables the loops need, and what remains after a hundred iterations.
+//! Memory of page tables: how many leaf tables the loops need, and what remains after a hundred
+//! iterations.
 //!
-//! * **c-1**: leaf tables of 256 live ranges of 1 to 32 pages after random replacement, by what the allocator says it
-//!   touches (live and cached), and by the tables that stand behind a strict mapper that gives them back;
-//! * **after an epoch**: everything is unmapped, one flush passes, each core makes one mapping more; strict policies, which
-//!   have no flush to wait for, give tables back when a core looks for them, so they are read once more after that;
-//! * **iterations**: each maps 4,096 ranges of 1 to 32 pages on two cores, unmaps them in random order, and flushes.
-//! * **parked**: 512,000 single pages mapped, unmapped in random order, the core parked, an epoch: whatever order, the tables
-//!   go.
+//! * **c-1**: leaf tables of 256 live ranges of 1 to 32 pages after random replacement, by what the
+//!   allocator says it touches (live and cached), and by the tables that stand behind a strict
+//!   mapper that gives them back;
+//! * **after an epoch**: everything is unmapped, one flush passes, each core makes one mapping
+//!   more; strict policies, which have no flush to wait for, give tables back when a core looks for
+//!   them, so they are read once more after that;
+//! * **iterations**: each maps 4,096 ranges of 1 to 32 pages on two cores, unmaps them in random
+//!   order, and flushes.
+//! * **parked**: 512,000 single pages mapped, unmapped in random order, the core parked, an epoch:
+//!   whatever order, the tables go.
 
 use std::sync::atomic::AtomicBool;
 
@@ -39,8 +43,8 @@ fn leaf_tables(mapper: &Mapper) -> usize {
     mapper.table_stats().tables[0]
 }
 
-/// Buffers of up to 32 pages in 64 GiB of memory: never two that lie together, and none a second time before half a
-/// million others, so that no two that are mapped share a page.
+/// Buffers of up to 32 pages in 64 GiB of memory: never two that lie together, and none a second
+/// time before half a million others, so that no two that are mapped share a page.
 struct Buffers {
     count: u64,
     random: Random,
@@ -95,9 +99,9 @@ fn after_park(policy: Policy, count: usize) -> Result<usize> {
     Ok(mapper.table_stats().pages())
 }
 
-/// What c-1 over a mapper leaves: leaf tables with everything mapped; after everything is unmapped and an epoch has
-/// passed; after each core has looked for empty ones, which under strict policies it does every 512 unmaps and where
-/// a queue is emptied anyway; and after the cores are parked.
+/// What c-1 over a mapper leaves: leaf tables with everything mapped; after everything is unmapped
+/// and an epoch has passed; after each core has looked for empty ones, which under strict policies
+/// it does every 512 unmaps and where a queue is emptied anyway; and after the cores are parked.
 struct C1Tables {
     mapped: usize,
     after_epoch: usize,

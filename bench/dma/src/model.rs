@@ -1,7 +1,9 @@
-//! What more cores would reach: the discrete-event **model** of `dma-model`, fed with the constants of this run.
+//! What more cores would reach: the discrete-event **model** of `dma-model`, fed with the constants
+//! of this run.
 //!
-//! One and two cores are measured; where the model is off by more than 20 % at either, what it says of more is neither
-//! printed nor kept. It is never a measurement, and is called «model» wherever it is printed.
+//! One and two cores are measured; where the model is off by more than 20 % at either, what it says
+//! of more is neither printed nor kept. It is never a measurement, and is called «model» wherever
+//! it is printed.
 
 use dma_model::{Constants, System, run, validate};
 

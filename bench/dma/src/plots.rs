@@ -1,4 +1,5 @@
-//! The plots, after the figures of the two papers: what is measured ends at two cores, the model begins at four.
+//! The plots, after the figures of the two papers: what is measured ends at two cores, the model
+//! begins at four.
 
 use std::path::Path;
 use std::{fs, io};
@@ -27,7 +28,8 @@ pub const PLOTS: [(&str, &str); 8] = [
     ("latency.svg", "Map and unmap of a buffer, p50 and p99"),
 ];
 
-/// Draws what was measured into `directory`; a plot without any value is not drawn. Gives the names of those drawn.
+/// Draws what was measured into `directory`; a plot without any value is not drawn. Gives the names
+/// of those drawn.
 ///
 /// # Errors
 /// A file cannot be written.

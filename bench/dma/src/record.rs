@@ -1,8 +1,9 @@
 //! Rows for people and keys for programs, from one source.
 //!
-//! A row `ROW` of T threads has the keys `ROW_Tthr_ns` (a pair, per thread; `_spread` beside it), `ROW_Tthr_mps` (all
-//! threads), and for two threads `ROW_2thr_rtt_ns` (the round trip before them), `ROW_2thr_runs` and, of these,
-//! `ROW_2thr_disturbed`. What was not measured is null; so is a ratio to Linux where its code could not be had: it is void.
+//! A row `ROW` of T threads has the keys `ROW_Tthr_ns` (a pair, per thread; `_spread` beside it),
+//! `ROW_Tthr_mps` (all threads), and for two threads `ROW_2thr_rtt_ns` (the round trip before
+//! them), `ROW_2thr_runs` and, of these, `ROW_2thr_disturbed`. What was not measured is null; so is
+//! a ratio to Linux where its code could not be had: it is void.
 
 use std::path::Path;
 
@@ -12,8 +13,8 @@ use report::{Host, Measured, Object, short};
 
 use crate::measure::{Case, Outcome, Primitives, Turns};
 
-/// The keys that are always there, null where they were not measured. The first are ours behind one call / Linux's, or of
-/// what the kernel's code does as a whole: below 1 is faster.
+/// The keys that are always there, null where they were not measured. The first are ours behind one
+/// call / Linux's, or of what the kernel's code does as a whole: below 1 is faster.
 pub const KEYS: [&str; 24] = [
     "linux_a1_ratio",
     "linux_b32_ratio",
@@ -151,7 +152,8 @@ impl Record {
         self.object.number(key, round(value, digits));
     }
 
-    /// The ratio of two cases' times, turn by turn, with its spread; void where there is nothing to compare with. Gives it.
+    /// The ratio of two cases' times, turn by turn, with its spread; void where there is nothing to
+    /// compare with. Gives it.
     pub fn ratio(
         &mut self,
         key: &str,

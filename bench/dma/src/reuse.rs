@@ -1,8 +1,10 @@
 //! The structures that keep mappings for reuse, over the pages of the network card's load.
 //!
-//! Per map and unmap: the processor time of the structure alone (the same loop without one is taken off), the hit rate,
-//! and the bytes that a mapping costs. 500 ns pass with every packet. The Reverse Translation Cache has no bound on its
-//! entries and keeps them for 30 to 40 s, as it was published, and does not find a page that is in use; the others keep as many as they are made for, 10 ms.
+//! Per map and unmap: the processor time of the structure alone (the same loop without one is taken
+//! off), the hit rate, and the bytes that a mapping costs. 500 ns pass with every packet. The
+//! Reverse Translation Cache has no bound on its entries and keeps them for 30 to 40 s, as it was
+//! published, and does not find a page that is in use; the others keep as many as they are made
+//! for, 10 ms.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -203,8 +205,8 @@ mod tests {
             player.turn(&mut cache);
             cache.expect("it was made").counts().hit_rate()
         };
-        // A page that several buffers share is in use most of the time, and the reverse translation cache does not find
-        // a page in use.
+        // A page that several buffers share is in use most of the time, and the reverse translation
+        // cache does not find a page in use.
         let rates = STRUCTURES.map(|(name, _)| rate(name));
         assert!(
             rates.iter().all(|rate| *rate > 0.2 && *rate < 1.0),

@@ -1,4 +1,5 @@
-//! The program as `make bench-dma` runs it, in its quick mode: every key is there, plots and page are written.
+//! The program as `make bench-dma` runs it, in its quick mode: every key is there, plots and page
+//! are written.
 
 use std::path::Path;
 use std::process::Command;

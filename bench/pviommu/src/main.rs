@@ -1,5 +1,5 @@
-//! `make bench-pviommu-native`: what the paravirtual IOMMU costs on this machine, without any virtual
-//! machine.
+//! `make bench-pviommu-native`: what the paravirtual IOMMU costs on this machine, without any
+//! virtual machine.
 //!
 //! | key | what is timed |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! | `host_ns_high_scattered`, `…_cached` | pages of 64 windows, at random: few hits |
 //! | `pingpong_ns` | two cores, one cache line, there and back: what no request can beat |
 //!
-//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.
+//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread
+//! says so.
 #![forbid(unsafe_code)]
 
 use std::hint;

@@ -442,7 +442,8 @@ impl Load {
     }
 }
 
-/// Four descriptors a disk, here and more so in servers started from here: 1,024 is no limit for 256 disks.
+/// Four descriptors a disk, here and more so in servers started from here: 1,024 is no limit for
+/// 256 disks.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -50,7 +50,8 @@ impl Bare {
         })
     }
 
-    /// Runs `with` while another thread serves faults, each with the `around` pages that it lies in.
+    /// Runs `with` while another thread serves faults, each with the `around` pages that it lies
+    /// in.
     pub fn served<R>(
         &self,
         cpus: Cpus,
@@ -114,8 +115,8 @@ impl Bare {
         Hva::new(self.mapping.hva().raw() + page as u64 * PAGE_SIZE)
     }
 
-    /// Takes all of so many pages away, a batch at a time: unmapped, their markers read, and given back.
-    /// Nanoseconds of each batch.
+    /// Takes all of so many pages away, a batch at a time: unmapped, their markers read, and given
+    /// back. Nanoseconds of each batch.
     pub fn evict(&self, pages: usize, cpus: Cpus) -> io::Result<Vec<f64>> {
         host::pin(cpus.pager)?;
         let mut words = [0_u8; 8 * BATCH];
@@ -138,6 +139,7 @@ impl Bare {
 #[expect(unsafe_code, reason = "whoever registers a range answers for it")]
 fn register(uffd: &Uffd, mapping: &SlotMapping) -> io::Result<()> {
     let modes = Modes::MISSING | Modes::MINOR | Modes::WRITE_PROTECT;
-    // SAFETY: there are no references into a `SlotMapping`, and `Bare` drops it behind the descriptor.
+    // SAFETY: there are no references into a `SlotMapping`, and `Bare` drops it behind the
+    // descriptor.
     unsafe { uffd.register(mapping.hva(), mapping.len(), modes) }
 }

@@ -1,6 +1,7 @@
 //! What absent pages hold: one page of content for each block, and a disk that copies them at once.
 //!
-//! The same copy fills a page in the bare loops, so that what is compared is who decides, not what a disk takes.
+//! The same copy fills a page in the bare loops, so that what is compared is who decides, not what
+//! a disk takes.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;

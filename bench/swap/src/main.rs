@@ -1,4 +1,5 @@
-//! `make bench-swap-native`: what the swapper costs beside the bare system calls, without any virtual machine.
+//! `make bench-swap-native`: what the swapper costs beside the bare system calls, without any
+//! virtual machine.
 //!
 //! | key | what is timed, ÷ the same by the bare system calls |
 //! |---|---|
@@ -12,11 +13,12 @@
 //!
 //! | `metadata_bytes_per_page`, `metadata_bytes_per_slot` | what is allocated, as the crate says (its test asks the allocator) |
 //!
-//! The bare loops ([`bare`]) read the descriptor, copy the same bytes to the same kind of mapping, and map the page
-//! write-protected. They check nothing: what the pager does beside (a check sum of each page that leaves and that comes, zeroes
-//! looked for, the book, the owner's consent, devices' flags) is in the ratios. The guest is one thread on the first CPU, the
-//! server one on the second. Of a round the middle fault, batch or call is taken, so that what other programs of the machine take away
-//! does not count; a ratio is of one round, and who begins it takes turns.
+//! The bare loops ([`bare`]) read the descriptor, copy the same bytes to the same kind of mapping,
+//! and map the page write-protected. They check nothing: what the pager does beside (a check sum of
+//! each page that leaves and that comes, zeroes looked for, the book, the owner's consent, devices'
+//! flags) is in the ratios. The guest is one thread on the first CPU, the server one on the second.
+//! Of a round the middle fault, batch or call is taken, so that what other programs of the machine
+//! take away does not count; a ratio is of one round, and who begins it takes turns.
 //!
 //! Left out: exits, which need a guest; disks that take time; faults at pages of zeroes.
 #![deny(unsafe_code)]
@@ -68,7 +70,8 @@ struct Args {
         default_value = "target/report/swap-native.json"
     )]
     report: PathBuf,
-    /// A report that is there already, of `make bench-swap`: the ratios and the bytes are added to it as well.
+    /// A report that is there already, of `make bench-swap`: the ratios and the bytes are added to
+    /// it as well.
     #[arg(long, value_name = "FILE")]
     into: Option<PathBuf>,
     /// Rounds, each of all cases.
@@ -181,8 +184,8 @@ impl Bench {
     }
 }
 
-/// Nanoseconds a page to read all markers: by the pager's call, by `PAGEMAP_SCAN`, by a read of the pagemap, a batch at a time;
-/// and by one `PAGEMAP_SCAN`.
+/// Nanoseconds a page to read all markers: by the pager's call, by `PAGEMAP_SCAN`, by a read of the
+/// pagemap, a batch at a time; and by one `PAGEMAP_SCAN`.
 struct Scan {
     guest: GuestMapping,
     mapping: Arc<SlotMapping>,
@@ -254,7 +257,8 @@ impl Scan {
     }
 }
 
-/// Bytes for each page and for each slot, of a machine of 1 GiB and four pages: little more than a power of two costs most.
+/// Bytes for each page and for each slot, of a machine of 1 GiB and four pages: little more than a
+/// power of two costs most.
 fn metadata() -> Result<(f64, f64)> {
     let pages = (1 << 18) + 4;
     let book = Book::new(pages, 0, pages as usize);

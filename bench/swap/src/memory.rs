@@ -20,12 +20,13 @@ pub fn load(mapping: &SlotMapping, page: usize) -> u8 {
     let offset = page as u64 * PAGE_SIZE;
     assert!(offset < mapping.len());
     let at = mapping.hva().raw() + offset;
-    // SAFETY: inside the mapping, as was just looked at, which is borrowed; a byte is always aligned. It may wait.
+    // SAFETY: inside the mapping, as was just looked at, which is borrowed; a byte is always
+    // aligned. It may wait.
     unsafe { std::ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() }
 }
 
-/// Spins, as a guest's processor would, and calls `meanwhile`, until the file has no memory any more. Looks rarely: whoever is
-/// answered `meanwhile` is not to wait for it.
+/// Spins, as a guest's processor would, and calls `meanwhile`, until the file has no memory any
+/// more. Looks rarely: whoever is answered `meanwhile` is not to wait for it.
 pub fn wait_until_empty(
     ram: &GuestRam,
     mut meanwhile: impl FnMut() -> anyhow::Result<()>,
@@ -46,12 +47,14 @@ const WRITTEN: u64 = 1 << 1;
 /// A run of pages: first byte, end, categories.
 type Run = [u64; 3];
 
-/// `PAGEMAP_SCAN` for pages that are written: how many runs of them there are in so many pages from `start`.
+/// `PAGEMAP_SCAN` for pages that are written: how many runs of them there are in so many pages from
+/// `start`.
 #[expect(unsafe_code, reason = "a request that no safe crate has")]
 pub fn scan(pagemap: &File, start: u64, pages: usize, runs: &mut [Run]) -> io::Result<usize> {
     let end = start + pages as u64 * PAGE_SIZE;
     let vector = runs.as_mut_ptr().addr() as u64;
-    // Size, flags, start, end, end of the walk, vector, its length, most pages; inverted, all of, any of, answered.
+    // Size, flags, start, end, end of the walk, vector, its length, most pages; inverted, all of,
+    // any of, answered.
     let mut words = [
         96,
         0,
@@ -66,8 +69,8 @@ pub fn scan(pagemap: &File, start: u64, pages: usize, runs: &mut [Run]) -> io::R
         0,
         WRITTEN,
     ];
-    // SAFETY: the argument is as long as its first word says, and names a vector that is borrowed, with its length. Without
-    // flags nothing is changed but these.
+    // SAFETY: the argument is as long as its first word says, and names a vector that is borrowed,
+    // with its length. Without flags nothing is changed but these.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), SCAN as _, words.as_mut_ptr()) };
     usize::try_from(found).map_err(|_| io::Error::last_os_error())
 }

@@ -1,4 +1,5 @@
-//! The pager at work: on a sidecore of its own, over a disk that answers at once. The calling thread is the guest and the owner.
+//! The pager at work: on a sidecore of its own, over a disk that answers at once. The calling
+//! thread is the guest and the owner.
 
 use std::cell::RefCell;
 use std::io;
@@ -158,8 +159,8 @@ impl Paged {
         answer.context("the pager has ended")
     }
 
-    /// Does as the pager says until no page is in memory. Nanoseconds from one question to the next, each of which is behind all that
-    /// became of the one before.
+    /// Does as the pager says until no page is in memory. Nanoseconds from one question to the
+    /// next, each of which is behind all that became of the one before.
     pub fn batches(&self) -> Result<Vec<f64>> {
         self.asked.borrow_mut().clear();
         self.close();
@@ -174,7 +175,8 @@ impl Paged {
         wait_until_empty(self.ram.ram(), || self.serve(None).map(drop))
     }
 
-    /// Does what the pager has said, but for a page that the disk uses; the ticket that is done, if one is.
+    /// Does what the pager has said, but for a page that the disk uses; the ticket that is done, if
+    /// one is.
     fn serve(&self, in_use: Option<Gpa>) -> Result<Option<Ticket>> {
         match self.told.try_recv() {
             Ok(Told::Evict(pages, at)) => {

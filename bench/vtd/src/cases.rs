@@ -1,6 +1,8 @@
-//! The cases that are measured beside the old build: against the crates of either, so only with what both have.
+//! The cases that are measured beside the old build: against the crates of either, so only with
+//! what both have.
 //!
-//! The unit is one of a closed enum, matched once per poll, with generic code behind: as the program has it.
+//! The unit is one of a closed enum, matched once per poll, with generic code behind: as the
+//! program has it.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -40,7 +42,8 @@ impl Units {
     }
 }
 
-/// Requests for `len` bytes each, at 64 different places from `from` on, so that the branch predictor learns no one.
+/// Requests for `len` bytes each, at 64 different places from `from` on, so that the branch
+/// predictor learns no one.
 struct Requests<'a> {
     guest: &'a Guest,
     from: u64,
@@ -83,7 +86,8 @@ impl Visitor for Requests<'_> {
     }
 }
 
-/// Nanoseconds of one operation of `case`, the median of some runs, while `leases` other leases are in flight.
+/// Nanoseconds of one operation of `case`, the median of some runs, while `leases` other leases are
+/// in flight.
 pub fn run(case: &str, leases: u64) -> Option<f64> {
     let guest = Guest::new().expect("guest memory");
     let mut unit = guest.unit();
@@ -130,7 +134,8 @@ fn requests(guest: &Guest, unit: Unit, from: u64, len: u64) -> f64 {
     median(runs.skip(1).collect())
 }
 
-/// 255 page-selective invalidations and a wait: filling the queue is the guest's work and not timed.
+/// 255 page-selective invalidations and a wait: filling the queue is the guest's work and not
+/// timed.
 fn drain(mut guest: Guest, mut unit: Unit) -> f64 {
     let runs = (0..64).map(|i| {
         guest.invalidate_pages(254);

@@ -12,7 +12,8 @@
 //!
 //! | `translate_hit_vs_5898c32`, `translate_hit_64k_…`, `translate_scattered_64k_…`, `drain_256_…` | this build ÷ that commit's, both run in turns, also with 8,192 other leases in flight |
 //!
-//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread says so.
+//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread
+//! says so.
 #![forbid(unsafe_code)]
 
 mod guest;
@@ -40,7 +41,8 @@ struct Args {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/vtd.json")]
     report: PathBuf,
-    /// The measuring program of the old build (`scripts/old.sh vtd-case`); without it there are no ratios.
+    /// The measuring program of the old build (`scripts/old.sh vtd-case`); without it there are no
+    /// ratios.
     #[arg(long, value_name = "PROGRAM")]
     old: Option<PathBuf>,
 }

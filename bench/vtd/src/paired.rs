@@ -1,5 +1,5 @@
-//! This build beside an old one, in turns: a ratio is of two figures of one round, so that what the machine does meanwhile
-//! falls on both.
+//! This build beside an old one, in turns: a ratio is of two figures of one round, so that what the
+//! machine does meanwhile falls on both.
 
 use std::path::Path;
 use std::process::Command;

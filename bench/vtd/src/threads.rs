@@ -17,7 +17,8 @@ use crate::measure;
 const TRIPS: u32 = 20_000;
 const RUNS: usize = 15;
 
-/// A sidecore thread sweeps the page; this thread plays the vCPU: queue a wait, store IQT, spin on status.
+/// A sidecore thread sweeps the page; this thread plays the vCPU: queue a wait, store IQT, spin on
+/// status.
 pub fn reaction() -> Result<Measured> {
     let mut guest = Guest::new()?;
     let mut unit = guest.unit();

@@ -1,4 +1,5 @@
-//! Where the image lies: high in the memory below 1 GiB, so that a guest kernel has the low part for itself.
+//! Where the image lies: high in the memory below 1 GiB, so that a guest kernel has the low part
+//! for itself.
 
 fn main() {
     let directory = env!("CARGO_MANIFEST_DIR");

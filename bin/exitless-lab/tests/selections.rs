@@ -1,5 +1,5 @@
-//! A selection that selects nothing is refused, and what there is is named; so is a report that cannot be written. Nothing is
-//! started.
+//! A selection that selects nothing is refused, and what there is is named; so is a report that
+//! cannot be written. Nothing is started.
 
 use std::path::Path;
 

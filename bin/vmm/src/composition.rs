@@ -1,9 +1,10 @@
 //! Composition of a program's machines and daemons, beyond the parts that all have.
 //!
 //! A program is one [`Composition`], which is called while a machine or a daemon is built, and
-//! never for a request: it may wrap disks, the swap store and sidecores. Every method has the identity as
-//! its default, which is what the product has. Of machines it names the closed set of functions as
-//! well, and may replace memory ([`MachineComposition`](crate::run::MachineComposition)).
+//! never for a request: it may wrap disks, the swap store and sidecores. Every method has the
+//! identity as its default, which is what the product has. Of machines it names the closed set of
+//! functions as well, and may replace memory
+//! ([`MachineComposition`](crate::run::MachineComposition)).
 
 use std::sync::Arc;
 

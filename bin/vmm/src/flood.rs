@@ -1,16 +1,19 @@
 //! No place in this program floods standard error: each has a budget of lines, whatever causes
 //! them.
 //!
-//! What a guest does may be worth a warning and costs it a few register writes: a device started with a bad ring, a BAR moved onto
-//! another's. Each *place* (a `tracing` callsite) has a [`LineBudget`], 20 lines at once and one a second after that; what it leaves out is
-//! counted, and said before its next line or at the end. Places do not share: a guest that makes one fall silent hears the others.
+//! What a guest does may be worth a warning and costs it a few register writes: a device started
+//! with a bad ring, a BAR moved onto another's. Each *place* (a `tracing` callsite) has a
+//! [`LineBudget`], 20 lines at once and one a second after that; what it leaves out is counted, and
+//! said before its next line or at the end. Places do not share: a guest that makes one fall silent
+//! hears the others.
 //!
 //! Only warnings and errors are counted: a user who asks for more by `--log` (a driver's script is
 //! one line per register access) gets all of it. Lines about an export have a budget of that
 //! export's own (`vhost-export`), and those about an image of its disk's (`vio`), so that no front
 //! end and no bad disk silences another.
 //!
-//! Bound: as many entries as there are places in the program. Cost: a lock, for each line that would be said.
+//! Bound: as many entries as there are places in the program. Cost: a lock, for each line that
+//! would be said.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,6 +1,7 @@
-//! What is in a disk's file is said, and never guessed from what is there: a guest that may write its raw disk could make it
-//! look like an image that names any of the host's files. The opposite mistake is caught here: an image of which nobody
-//! has said so would be shown to the guest as raw blocks, tables and all.
+//! What is in a disk's file is said, and never guessed from what is there: a guest that may write
+//! its raw disk could make it look like an image that names any of the host's files. The opposite
+//! mistake is caught here: an image of which nobody has said so would be shown to the guest as raw
+//! blocks, tables and all.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -14,7 +15,8 @@ const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 #[repr(align(4096))]
 struct Aligned([u8; 4096]);
 
-/// Refuses a file that begins as a qcow2 image does. For files of which no format was said; open for reading, maybe with O_DIRECT.
+/// Refuses a file that begins as a qcow2 image does. For files of which no format was said; open
+/// for reading, maybe with O_DIRECT.
 ///
 /// # Errors
 /// It does, or cannot be read. Does not name the file.

@@ -7,11 +7,12 @@
 //! - [`program`]: from the command line to an exit status. [`help`]: what `--help` and `man` print.
 //!   [`log`]: the options and the form of the log.
 //! - Inside: how a process ends (`ending`), its terminal, its messages (`messages`, `notify`,
-//!   `output`), values of options (`values`), ports of network devices (`ports`), what a host may lack (`lacks`, `resident`).
+//!   `output`), values of options (`values`), ports of network devices (`ports`), what a host may
+//!   lack (`lacks`, `resident`).
 //!
 //! Both programs, `exitless` and `exitless-lab`, are built over this crate, which has their names
-//! in messages alone: it is generic over the closed set of a machine's functions, and lets a program
-//! wrap disks, stores, memory and sidecores. The product wraps nothing.
+//! in messages alone: it is generic over the closed set of a machine's functions, and lets a
+//! program wrap disks, stores, memory and sidecores. The product wraps nothing.
 
 mod ending;
 mod flood;

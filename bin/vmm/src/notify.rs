@@ -1,7 +1,8 @@
 //! What a service manager is told: that the program is ready, and that it ends (sd_notify(3)).
 //!
-//! The manager listens on the datagram socket that the environment names in `NOTIFY_SOCKET`: a path, or an abstract name behind an
-//! `@`. Without it nothing is told. Nobody waits: a message for which the manager has no room is lost.
+//! The manager listens on the datagram socket that the environment names in `NOTIFY_SOCKET`: a
+//! path, or an abstract name behind an `@`. Without it nothing is told. Nobody waits: a message for
+//! which the manager has no room is lost.
 
 use std::ffi::OsStr;
 use std::io;

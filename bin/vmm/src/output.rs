@@ -1,7 +1,8 @@
 //! Files that are written for others to read: counters, ledgers, reports.
 //!
-//! They are checked before anything starts. A new file takes the place of the old one in one step, so that a reader finds the one
-//! or the other, whole; and a link that another user has put there is replaced, and not followed.
+//! They are checked before anything starts. A new file takes the place of the old one in one step,
+//! so that a reader finds the one or the other, whole; and a link that another user has put there
+//! is replaced, and not followed.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};

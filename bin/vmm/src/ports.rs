@@ -1,4 +1,5 @@
-//! Ports of network devices: a TAP interface opened, and a capture of any port. What `run` and `serve` have in common.
+//! Ports of network devices: a TAP interface opened, and a capture of any port. What `run` and
+//! `serve` have in common.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

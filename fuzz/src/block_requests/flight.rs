@@ -240,7 +240,8 @@ impl World {
             }
             visits += 1;
             if visits == PATIENCE {
-                // Its own used elements lie where the driver's available entries do: it may go on for ever.
+                // Its own used elements lie where the driver's available entries do: it may go on
+                // for ever.
                 break;
             }
         }

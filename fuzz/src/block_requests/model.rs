@@ -1,7 +1,8 @@
-//! What must come of one look at a split ring (virtio 1.2 §2.7, §5.2.6), from a copy of guest memory.
+//! What must come of one look at a split ring (virtio 1.2 §2.7, §5.2.6), from a copy of guest
+//! memory.
 //!
-//! Written from the specification, plainly, on a slice of bytes. Where the specification leaves bytes open (data of a
-//! request that failed half-way), they are marked free and not compared.
+//! Written from the specification, plainly, on a slice of bytes. Where the specification leaves
+//! bytes open (data of a request that failed half-way), they are marked free and not compared.
 
 use vio::blk::request::{STATUS_IOERR, STATUS_OK, STATUS_UNSUPP, feature as blk_feature, kind};
 use vio::feature;
@@ -26,7 +27,8 @@ pub(super) struct Terms {
 pub(super) enum End {
     /// There was nothing.
     Nothing,
-    /// One request was served; whether the driver wants an interrupt, if that is not among bytes that may be anything.
+    /// One request was served; whether the driver wants an interrupt, if that is not among bytes
+    /// that may be anything.
     Served(Option<bool>),
     /// A table of descriptors cannot be read: the queue rests.
     Fault,

@@ -109,7 +109,8 @@ fn in_flight(features: u8, disk: u8) -> Vec<u8> {
     }
     script.u8(16);
     for (nth, kind) in [0, 1, 4, 8].into_iter().enumerate() {
-        // Head, flags (available in the first lap), header, kind, sector, one data buffer of 512 bytes.
+        // Head, flags (available in the first lap), header, kind, sector, one data buffer of 512
+        // bytes.
         script.u8(1).u8(3 * nth as u8).u8(1);
         script.u16(HEADER + 0x100 * nth as u16).u8(kind).u8(2).u8(1);
         script.u16(512).u16(DATA + 0x200 * nth as u16);

@@ -55,7 +55,8 @@ struct World {
     is_exact: bool,
 }
 
-/// What the input chooses first: features, size, whether the disk is read-only, where the ring lies.
+/// What the input chooses first: features, size, whether the disk is read-only, where the ring
+/// lies.
 fn setup(input: &mut Input<'_>) -> (u64, bool, QueueConfig) {
     let choice = input.u8();
     let shape = input.u8();
@@ -160,7 +161,8 @@ impl World {
         }
     }
 
-    /// A chain as a driver makes it, of what the input says: its buffers, a header, and an available entry.
+    /// A chain as a driver makes it, of what the input says: its buffers, a header, and an
+    /// available entry.
     fn offer(&mut self, input: &mut Input<'_>) {
         let terms = self.model.terms;
         let size = terms.size;

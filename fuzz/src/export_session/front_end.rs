@@ -360,7 +360,8 @@ impl FrontEnd {
         }
     }
 
-    /// What the guest does: stores, requests, kicks; and what only its VMM can do, cut its memory off.
+    /// What the guest does: stores, requests, kicks; and what only its VMM can do, cut its memory
+    /// off.
     pub(super) fn guest(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             0 => {

@@ -149,7 +149,8 @@ impl Journal for Told {
         let mut state = self.0.state();
         assert!(state.is_publishing && !state.is_closed);
         let entry = state.entries.iter_mut().find(|entry| {
-            // A split ring names a request by its head, of which there is one; a replayed one has no slot.
+            // A split ring names a request by its head, of which there is one; a replayed one has
+            // no slot.
             let is_slot = entry.slot == slot || entry.descs.is_empty();
             entry.head == head && is_slot && !entry.is_complete
         });

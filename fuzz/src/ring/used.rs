@@ -16,7 +16,8 @@ fn word<const N: usize>(memory: &[u8], at: usize) -> [u8; N] {
 }
 
 impl World {
-    /// The driver did not interfere: `staged` must stand in the ring, from `before` on, and nothing else is new.
+    /// The driver did not interfere: `staged` must stand in the ring, from `before` on, and nothing
+    /// else is new.
     pub(super) fn check_used(&self, before: RingPosition, old: &[u8]) {
         let memory = self.dma.contents();
         match (before, self.ring.position()) {
@@ -55,8 +56,9 @@ impl World {
             return;
         }
         assert_eq!(u16::from_le_bytes(word(memory, used + 2)), next);
-        // Elements were written when they were staged; the driver may have overwritten them since, unless this is all
-        // that was done meanwhile. So they are compared as far as nobody else has written there.
+        // Elements were written when they were staged; the driver may have overwritten them since,
+        // unless this is all that was done meanwhile. So they are compared as far as nobody else
+        // has written there.
         if self.dma.stored() != self.stored_at_stage {
             return;
         }
@@ -102,7 +104,8 @@ impl World {
                 (at.0 + 1, at.1)
             };
         }
-        // The driver's own descriptors behind the first of a chain may look used; ours are among them, in order.
+        // The driver's own descriptors behind the first of a chain may look used; ours are among
+        // them, in order.
         let mut found = found.into_iter();
         for staged in &self.staged {
             let want = (staged.head, staged.len, staged.len != 0);

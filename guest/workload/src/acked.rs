@@ -1,12 +1,14 @@
-//! What the writers of a disk have been told is written, kept on a second disk: whatever cuts a guest off, whoever looks
-//! afterwards knows what must be on the first.
+//! What the writers of a disk have been told is written, kept on a second disk: whatever cuts a
+//! guest off, whoever looks afterwards knows what must be on the first.
 //!
-//! Each of [`WRITERS`] writers has [`OWNED`] blocks of the disk to itself and one write at a time. Before each it puts down
-//! which one that is, and what has been acknowledged so far: a [`Record`], which is one block of the log. So a block of the
-//! disk holds what its last acknowledged write wrote; the one block of a writer's write under way may hold that instead.
-//! Generations grow, so a write that was lost, done by half, or done once more after a later one is seen.
+//! Each of [`WRITERS`] writers has [`OWNED`] blocks of the disk to itself and one write at a time.
+//! Before each it puts down which one that is, and what has been acknowledged so far: a [`Record`],
+//! which is one block of the log. So a block of the disk holds what its last acknowledged write
+//! wrote; the one block of a writer's write under way may hold that instead. Generations grow, so a
+//! write that was lost, done by half, or done once more after a later one is seen.
 //!
-//! A writer has two places in the log, and uses them in turns: one is whole, wherever the guest is cut off.
+//! A writer has two places in the log, and uses them in turns: one is whole, wherever the guest is
+//! cut off.
 //!
 //! | bytes | of a record |
 //! |---|---|
@@ -169,7 +171,8 @@ impl Record {
             .ok_or_else(|| format!("writer {writer} has left no record"))
     }
 
-    /// Whether `data` is what the last acknowledged write of this block wrote: zeroes, if there was none.
+    /// Whether `data` is what the last acknowledged write of this block wrote: zeroes, if there was
+    /// none.
     ///
     /// # Errors
     /// What it is instead.
@@ -199,7 +202,8 @@ impl Record {
     }
 }
 
-/// Whether `disk` holds what the log of the run `seed` says: the number of writes that the writers did.
+/// Whether `disk` holds what the log of the run `seed` says: the number of writes that the writers
+/// did.
 ///
 /// # Errors
 /// Each block that does not, in words.

@@ -1,7 +1,8 @@
-//! Memory that has been used: a child writes it and ends, so that free pages of the guest hold something.
+//! Memory that has been used: a child writes it and ends, so that free pages of the guest hold
+//! something.
 //!
-//! A guest that has just booted has never touched most of its memory, and a host has nothing to keep of it. What is
-//! shown there is not what happens to a guest that has run for a while.
+//! A guest that has just booted has never touched most of its memory, and a host has nothing to
+//! keep of it. What is shown there is not what happens to a guest that has run for a while.
 
 use crate::child::{self, Child, Ended};
 use crate::memory::{CHUNK, Huge, Means, Memory, PAGE};

@@ -1,4 +1,5 @@
-//! A disk, or a file, through the page cache: the pattern in front, and behind it room for what a workload puts out.
+//! A disk, or a file, through the page cache: the pattern in front, and behind it room for what a
+//! workload puts out.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +20,8 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// Opens `path`, which has the pattern of `seed` in its first `mib` MiB and `output` blocks behind it.
+    /// Opens `path`, which has the pattern of `seed` in its first `mib` MiB and `output` blocks
+    /// behind it.
     ///
     /// # Errors
     /// In words, with what helps.

@@ -1,5 +1,5 @@
-//! The power button, as Linux shows it to programs: an input device (`Documentation/input/event-codes.rst`), whose driver needs the
-//! modules `button` and `evdev`.
+//! The power button, as Linux shows it to programs: an input device
+//! (`Documentation/input/event-codes.rst`), whose driver needs the modules `button` and `evdev`.
 //!
 //! Left out: any other key, and devices that come later.
 

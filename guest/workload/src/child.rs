@@ -1,5 +1,5 @@
-//! A child process that shares nothing with its parent but what it says to it: pages that are freed at its end, that the
-//! guest's out-of-memory killer may take, or that are copied on write.
+//! A child process that shares nothing with its parent but what it says to it: pages that are freed
+//! at its end, that the guest's out-of-memory killer may take, or that are copied on write.
 //!
 //! UNSAFETY: the standard library starts programs, but has no fork(2).
 
@@ -27,20 +27,21 @@ pub enum Ended {
 }
 
 impl Child {
-    /// Starts a child that does `work`, and ends with the status that comes of it. `work` is given the way to its parent,
-    /// which takes 64 KiB before anybody reads.
+    /// Starts a child that does `work`, and ends with the status that comes of it. `work` is given
+    /// the way to its parent, which takes 64 KiB before anybody reads.
     ///
-    /// Where there are other threads, `work` does without what any of them may have been in the middle of: it takes no
-    /// lock, allocates nothing and prints nothing, or may wait for ever.
+    /// Where there are other threads, `work` does without what any of them may have been in the
+    /// middle of: it takes no lock, allocates nothing and prints nothing, or may wait for ever.
     ///
     /// # Errors
     /// The system's own.
     #[expect(unsafe_code, reason = "see the module's head")]
     pub fn start(work: impl FnOnce(&mut PipeWriter) -> u8) -> io::Result<Self> {
         let (said, mut say) = io::pipe()?;
-        // SAFETY: fork takes nothing. The child has a copy of all memory and one thread, this one, so that what it owns
-        // and borrows here stays its own; what other threads were in the middle of is behind locks that stay taken,
-        // or theirs alone. It never leaves this block: no destructor of the parent's callers runs twice.
+        // SAFETY: fork takes nothing. The child has a copy of all memory and one thread, this one,
+        // so that what it owns and borrows here stays its own; what other threads were in the
+        // middle of is behind locks that stay taken, or theirs alone. It never leaves this block:
+        // no destructor of the parent's callers runs twice.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
@@ -83,7 +84,8 @@ impl Child {
         let pid = self.pid.take().expect("a child is waited for once");
         let mut status = 0;
         loop {
-            // SAFETY: writes one `int`, which `status` is; the child is ours and has not been waited for.
+            // SAFETY: writes one `int`, which `status` is; the child is ours and has not been
+            // waited for.
             if unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid {
                 break;
             }
@@ -104,7 +106,8 @@ impl Drop for Child {
     #[expect(unsafe_code, reason = "see the module's head")]
     fn drop(&mut self) {
         if let Some(pid) = self.pid {
-            // SAFETY: takes integers; the child has not been waited for, so the number is still its own.
+            // SAFETY: takes integers; the child has not been waited for, so the number is still its
+            // own.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             // Nobody is left to tell.
             let _ = self.reap();

@@ -1,9 +1,10 @@
-//! What a copying garbage collector does to memory: objects are allocated one behind the other until a space is full; then the
-//! collector reads all of it in the order of addresses, copies what is alive to the other space, and goes on there.
+//! What a copying garbage collector does to memory: objects are allocated one behind the other
+//! until a space is full; then the collector reads all of it in the order of addresses, copies what
+//! is alive to the other space, and goes on there.
 //!
-//! Nothing leaves the process: a host that has less memory than both spaces take writes out garbage and reads it in again, and what
-//! the mutator overwrites it does not overwrite page by page at once. Each object says what it is; all that live are checked
-//! by each collection, and at the end.
+//! Nothing leaves the process: a host that has less memory than both spaces take writes out garbage
+//! and reads it in again, and what the mutator overwrites it does not overwrite page by page at
+//! once. Each object says what it is; all that live are checked by each collection, and at the end.
 //!
 //! After the paper's Eclipse. Left out: a disk, references between objects, and time.
 
@@ -35,8 +36,8 @@ pub struct CollectConfig {
     pub seed: u64,
 }
 
-/// Allocates and collects. Calls `mark` before each phase and after the last. Answers the checksum of what is alive at the end,
-/// or `None` where memory was too short.
+/// Allocates and collects. Calls `mark` before each phase and after the last. Answers the checksum
+/// of what is alive at the end, or `None` where memory was too short.
 ///
 /// # Errors
 /// The first wrong object, or what the system said, in words.
@@ -79,7 +80,8 @@ pub fn run(config: &CollectConfig, mark: &mut dyn FnMut(u8)) -> Result<Option<u6
     })
 }
 
-/// Half of the heap: objects lie one behind the other, none in two chunks. A head of zeroes ends a chunk.
+/// Half of the heap: objects lie one behind the other, none in two chunks. A head of zeroes ends a
+/// chunk.
 #[derive(Debug)]
 struct Space {
     memory: Memory,

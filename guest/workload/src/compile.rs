@@ -1,8 +1,10 @@
-//! What a compiler does to memory, unit by unit: a source and headers are read through the page cache, a process of its own fills
-//! memory that it gives back at its end, and an object is put out. At last all objects are read again, as a linker does.
+//! What a compiler does to memory, unit by unit: a source and headers are read through the page
+//! cache, a process of its own fills memory that it gives back at its end, and an object is put
+//! out. At last all objects are read again, as a linker does.
 //!
-//! A unit's source is a run of blocks anywhere on the disk; its headers are of those that all units share. What is read is checked
-//! against the pattern, what a process stores against what it stored, and objects against what was read for them.
+//! A unit's source is a run of blocks anywhere on the disk; its headers are of those that all units
+//! share. What is read is checked against the pattern, what a process stores against what it
+//! stored, and objects against what was read for them.
 //!
 //! After the paper's Kernbench. Left out: a file system, and time.
 
@@ -48,8 +50,8 @@ struct Object {
     generation: u64,
 }
 
-/// Compiles all units, and links them. Calls `mark` before each phase and after the last. Answers the checksum of what was read,
-/// or `None` where memory was too short.
+/// Compiles all units, and links them. Calls `mark` before each phase and after the last. Answers
+/// the checksum of what was read, or `None` where memory was too short.
 ///
 /// # Errors
 /// The first wrong byte, or what the system said, in words.
@@ -114,7 +116,8 @@ fn sources(area: &Area, random: &mut Random) -> Result<u64, String> {
     Ok(sum.value())
 }
 
-/// A process that fills `mib` MiB, reads them again, and ends; false if memory was too short for it.
+/// A process that fills `mib` MiB, reads them again, and ends; false if memory was too short for
+/// it.
 fn heap(mib: u64, seed: u64) -> Result<bool, String> {
     let pages = age::pages(mib)?;
     let mut memory = age::map(pages)?;

@@ -1,10 +1,13 @@
-//! What a compressor does to memory: its input streams through the page cache, a window of what it read last stays in memory of its
-//! own, which it looks into at places that the data decides, and its output goes through the page cache as well.
+//! What a compressor does to memory: its input streams through the page cache, a window of what it
+//! read last stays in memory of its own, which it looks into at places that the data decides, and
+//! its output goes through the page cache as well.
 //!
-//! The input is cut into blocks. For each one before it is chosen from the window; of the two a quarter block is made. Both come
-//! from the pattern, so the output can be computed without the window, and is compared with that when all of it has been written.
+//! The input is cut into blocks. For each one before it is chosen from the window; of the two a
+//! quarter block is made. Both come from the pattern, so the output can be computed without the
+//! window, and is compared with that when all of it has been written.
 //!
-//! After the paper's pbzip2. Left out: that less comes out the more there is in common; several threads; time.
+//! After the paper's pbzip2. Left out: that less comes out the more there is in common; several
+//! threads; time.
 
 use std::path::PathBuf;
 
@@ -36,8 +39,8 @@ pub struct CompressConfig {
     pub seed: u64,
 }
 
-/// Compresses the input, and checks the output. Calls `mark` before each phase and after the last. Answers the output's checksum,
-/// or `None` where memory was too short.
+/// Compresses the input, and checks the output. Calls `mark` before each phase and after the last.
+/// Answers the output's checksum, or `None` where memory was too short.
 ///
 /// # Errors
 /// The first wrong byte, or what the system said, in words.

@@ -4,7 +4,8 @@
 
 use std::io::{self, Write};
 
-/// Says a line, and waits until it has left the machine: what follows may stop the processor that would send it.
+/// Says a line, and waits until it has left the machine: what follows may stop the processor that
+/// would send it.
 #[expect(unsafe_code, reason = "no safe wrapper of tcdrain")]
 pub fn say(line: &str) {
     let mut out = io::stdout().lock();
@@ -12,7 +13,8 @@ pub fn say(line: &str) {
     let _ = out
         .write_all(format!("{line}\n").as_bytes())
         .and_then(|()| out.flush());
-    // SAFETY: takes a descriptor only; an error says that it is no terminal, which keeps nothing back.
+    // SAFETY: takes a descriptor only; an error says that it is no terminal, which keeps nothing
+    // back.
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
 }
 

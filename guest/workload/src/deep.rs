@@ -1,11 +1,14 @@
-//! Many requests in flight: threads read or write whole blocks, one request each, so that as many are in flight as there are threads.
+//! Many requests in flight: threads read or write whole blocks, one request each, so that as many
+//! are in flight as there are threads.
 //!
-//! Windows are cut by requests, not by time: they are counted as they are answered, under a lock, and the thread whose request is
-//! the last before a marker writes it with the lock held, so that none is counted on the wrong side. Requests go on until the last
-//! window is over: it ends with as many in flight as it began.
+//! Windows are cut by requests, not by time: they are counted as they are answered, under a lock,
+//! and the thread whose request is the last before a marker writes it with the lock held, so that
+//! none is counted on the wrong side. Requests go on until the last window is over: it ends with as
+//! many in flight as it began.
 //!
-//! The pattern of the whole device is made before the first request: what is read is compared with it where it lies, and what is
-//! written lies there, so that in the windows a processor does little else than requests.
+//! The pattern of the whole device is made before the first request: what is read is compared with
+//! it where it lies, and what is written lies there, so that in the windows a processor does little
+//! else than requests.
 
 use std::fs::File;
 use std::io;
@@ -40,11 +43,12 @@ pub struct DeepConfig {
 /// Writes a marker; it stays with the thread that asked for it.
 pub type Mark = Box<dyn Fn(u8)>;
 
-/// Reads or writes the blocks in their order, again and again. `open` is called once in each thread.
+/// Reads or writes the blocks in their order, again and again. `open` is called once in each
+/// thread.
 ///
 /// # Errors
-/// The depth is out of range, or not below the number of blocks; a device's or a marker's own; `InvalidData` for a block that is not as
-/// the pattern has it.
+/// The depth is out of range, or not below the number of blocks; a device's or a marker's own;
+/// `InvalidData` for a block that is not as the pattern has it.
 pub fn run(
     path: &Path,
     config: &DeepConfig,

@@ -1,7 +1,8 @@
-//! Block devices (or files), without the page cache or through it: aligned buffers and whole-block access.
+//! Block devices (or files), without the page cache or through it: aligned buffers and whole-block
+//! access.
 //!
-//! UNSAFETY: the standard library has no discard, no advice to the page cache and no question for a device's sector; each
-//! takes one plain system call.
+//! UNSAFETY: the standard library has no discard, no advice to the page cache and no question for a
+//! device's sector; each takes one plain system call.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -77,7 +78,8 @@ pub fn open_cached(path: &Path, writable: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(writable).open(path)
 }
 
-/// What to tell of a device that cannot be opened, or is not fit: its name, what is wrong, and what helps.
+/// What to tell of a device that cannot be opened, or is not fit: its name, what is wrong, and what
+/// helps.
 #[must_use]
 pub fn explain(path: &Path, error: &io::Error) -> String {
     let help = match error.kind() {
@@ -179,7 +181,8 @@ pub enum Trim {
     Discard,
     /// They read as zeros afterwards and stay allocated (virtio: WRITE_ZEROES).
     Zero,
-    /// They read as zeros afterwards, and their room may be given back (virtio: WRITE_ZEROES with UNMAP).
+    /// They read as zeros afterwards, and their room may be given back (virtio: WRITE_ZEROES with
+    /// UNMAP).
     ZeroAndUnmap,
 }
 
@@ -195,7 +198,8 @@ pub fn trim(file: &File, number: u64, count: u64, how: Trim) -> io::Result<()> {
     let mode = match how {
         Trim::Discard => {
             let range = [start, len];
-            // SAFETY: the descriptor is open; the request reads two 64-bit words, which `range` has.
+            // SAFETY: the descriptor is open; the request reads two 64-bit words, which `range`
+            // has.
             let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
             return done(result);
         }

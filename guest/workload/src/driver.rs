@@ -1,7 +1,9 @@
-//! A virtio-blk driver in user space: one split ring, polled, with memory the device reaches by physical address.
+//! A virtio-blk driver in user space: one split ring, polled, with memory the device reaches by
+//! physical address.
 //!
-//! Linux's own driver resets a disk only when nothing is in flight. This one resets whenever it is told to, as firmware,
-//! a crash kernel or a driver in user space may. Specification: Virtio 1.2, §2.7 (split rings), §3.1.1, §5.2.6.
+//! Linux's own driver resets a disk only when nothing is in flight. This one resets whenever it is
+//! told to, as firmware, a crash kernel or a driver in user space may. Specification: Virtio 1.2,
+//! §2.7 (split rings), §3.1.1, §5.2.6.
 //!
 //! All memory is one huge page, which Linux does not move:
 //!
@@ -13,8 +15,8 @@
 //! | 0x1000 | for each request 64 bytes: header at 0, status byte at 32 |
 //! | 0x2000 | for each request one block of data |
 //!
-//! UNSAFETY: memory that a device writes is no Rust memory: it is mapped by mmap(2), which the standard library does not
-//! have, and reached by volatile accesses at checked offsets.
+//! UNSAFETY: memory that a device writes is no Rust memory: it is mapped by mmap(2), which the
+//! standard library does not have, and reached by volatile accesses at checked offsets.
 
 use std::fs;
 use std::io;
@@ -60,7 +62,8 @@ const DRIVER_OK: u8 = 4;
 const FEATURES_OK: u8 = 8;
 const NEEDS_RESET: u8 = 64;
 
-/// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_VERSION_1`, `VIRTIO_F_ACCESS_PLATFORM`: what this driver takes of what is offered.
+/// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_VERSION_1`, `VIRTIO_F_ACCESS_PLATFORM`: what this driver takes
+/// of what is offered.
 const FEATURES: u64 = 1 << 9 | 1 << 32 | 1 << 33;
 
 /// Descriptor flags (§2.7.5).
@@ -111,7 +114,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Resets the device, and returns when it says that it has been: what was in flight is forgotten.
+    /// Resets the device, and returns when it says that it has been: what was in flight is
+    /// forgotten.
     ///
     /// # Errors
     /// The system's own; a device that is not reset within a minute.
@@ -286,7 +290,8 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         let start = start.cast::<u8>();
-        // proc(5): a word of 64 bits for each page; the frame in bits 0 to 54, bit 63 says that it is in memory.
+        // proc(5): a word of 64 bits for each page; the frame in bits 0 to 54, bit 63 says that it
+        // is in memory.
         let pagemap = fs::File::open("/proc/self/pagemap")?;
         let mut word = [0; 8];
         pagemap.read_exact_at(&mut word, start.addr() as u64 / 4096 * 8)?;
@@ -309,8 +314,8 @@ impl Memory {
     #[expect(unsafe_code, reason = "see the module's head")]
     fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= MEMORY, "inside the memory");
-        // SAFETY: the bytes are inside the mapping, which lives as long as the process; volatile, since a device may
-        // write them at any time.
+        // SAFETY: the bytes are inside the mapping, which lives as long as the process; volatile,
+        // since a device may write them at any time.
         (at..at + len)
             .map(|at| unsafe { self.start.add(at).read_volatile() })
             .collect()

@@ -1,4 +1,5 @@
-//! Verified UDP echoes: one at a time, sent again if it is lost, or many in flight, of which none may be.
+//! Verified UDP echoes: one at a time, sent again if it is lost, or many in flight, of which none
+//! may be.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -51,7 +52,8 @@ pub(crate) fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket>
 /// Bytes that a datagram may have: its number, and what fits a frame.
 pub const BYTES: std::ops::RangeInclusive<usize> = 8..=1400;
 
-/// The datagram of this number, which it begins with: of so many bytes, or of a length that goes through all of [`BYTES`].
+/// The datagram of this number, which it begins with: of so many bytes, or of a length that goes
+/// through all of [`BYTES`].
 fn datagram(number: u64, bytes: Option<usize>) -> Vec<u8> {
     let varied = || 8 + usize::try_from(number * 97 % 1393).expect("below 1393");
     let mut datagram = vec![0; bytes.unwrap_or_else(varied)];
@@ -73,11 +75,12 @@ pub struct EchoConfig {
     pub wait: Duration,
 }
 
-/// Keeps datagrams in flight: as many go out at first, and one for each answer. Answers may come in any order; each is
-/// checked. A window counts answers, and `mark` is called with its markers.
+/// Keeps datagrams in flight: as many go out at first, and one for each answer. Answers may come in
+/// any order; each is checked. A window counts answers, and `mark` is called with its markers.
 ///
 /// # Errors
-/// Depth or length are out of range; an answer with wrong content (`InvalidData`); none in time, as one that was lost has; a socket's error.
+/// Depth or length are out of range; an answer with wrong content (`InvalidData`); none in time, as
+/// one that was lost has; a socket's error.
 pub fn pipelined(to: SocketAddr, config: &EchoConfig, mark: &dyn Fn(u8)) -> io::Result<()> {
     let EchoConfig {
         depth,

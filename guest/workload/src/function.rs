@@ -1,8 +1,9 @@
 //! The PCI function of a virtio disk, reached from user space through sysfs.
 //!
-//! Specification: Virtio 1.2, §4.1. Registers are reached by the configuration access capability (§4.1.4.9), a window
-//! onto the BAR in configuration space: no mapping, and it works beside a kernel driver. The price is four
-//! configuration accesses for a register, which is nothing to a test.
+//! Specification: Virtio 1.2, §4.1. Registers are reached by the configuration access capability
+//! (§4.1.4.9), a window onto the BAR in configuration space: no mapping, and it works beside a
+//! kernel driver. The price is four configuration accesses for a register, which is nothing to a
+//! test.
 //!
 //! Left out: functions whose structures are not all in BAR 0, as they are in those this is for.
 
@@ -56,7 +57,8 @@ impl Function {
     /// The function behind `disk`, for instance `/dev/vda`.
     ///
     /// # Errors
-    /// The system's own; `InvalidInput` if there is no virtio function with a configuration access capability.
+    /// The system's own; `InvalidInput` if there is no virtio function with a configuration access
+    /// capability.
     pub fn of_disk(disk: &Path) -> io::Result<Self> {
         let name = disk.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let device = Path::new("/sys/block").join(name).join("device");
@@ -122,7 +124,8 @@ impl Function {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Lets the function do DMA, or not. The write that takes the right away returns when nothing is in flight any more.
+    /// Lets the function do DMA, or not. The write that takes the right away returns when nothing
+    /// is in flight any more.
     ///
     /// # Errors
     /// The system's own.
@@ -182,8 +185,8 @@ impl Function {
         self.config.write_all_at(&value, self.access + ACCESS_DATA)
     }
 
-    /// Takes the function from the kernel's driver, and lets it reach all memory by guest-physical address, where it is
-    /// behind an IOMMU.
+    /// Takes the function from the kernel's driver, and lets it reach all memory by guest-physical
+    /// address, where it is behind an IOMMU.
     ///
     /// # Errors
     /// The system's own.

@@ -1,8 +1,10 @@
-//! What a guest does to a disk whose storage holds what it was given: a read, a write and a flush are in flight and
-//! cannot end, and the guest takes Bus Master away, resets the device, or powers off.
+//! What a guest does to a disk whose storage holds what it was given: a read, a write and a flush
+//! are in flight and cannot end, and the guest takes Bus Master away, resets the device, or powers
+//! off.
 //!
-//! The host suspends and resumes the storage; both sides go in step. The guest says each of these on a line of its own,
-//! `held N WORD` with the number of the run, and waits for a line on standard input where the table says so:
+//! The host suspends and resumes the storage; both sides go in step. The guest says each of these
+//! on a line of its own, `held N WORD` with the number of the run, and waits for a line on standard
+//! input where the table says so:
 //!
 //! | word | meaning | then |
 //! |---|---|---|
@@ -291,7 +293,8 @@ pub(crate) fn power_off() -> Result<(), String> {
     Err(format!("poweroff came back: {status:?}"))
 }
 
-/// A reset with requests in flight, by a driver in user space; the kernel's has the disk before and after.
+/// A reset with requests in flight, by a driver in user space; the kernel's has the disk before and
+/// after.
 fn reset(config: &HeldConfig) -> Result<(), String> {
     config.verified_io(config.blocks.before())?;
     let mut function = Function::of_disk(&config.disk).map_err(|e| e.to_string())?;
@@ -376,8 +379,8 @@ fn slot(kind: Kind) -> usize {
     }
 }
 
-/// Whether what a run acknowledged is on a disk whose content is `disk`. `acts` is what was done while the requests
-/// were held.
+/// Whether what a run acknowledged is on a disk whose content is `disk`. `acts` is what was done
+/// while the requests were held.
 ///
 /// # Errors
 /// What is not there.

@@ -2,9 +2,9 @@
 //!
 //! The kernel releases a buffer before the read that it belonged to returns. So by this program's
 //! clock a page's age is never less than the time since its read returned, and the last trigger of
-//! a round, which is another block, comes at the limit's age of the youngest page, or later. Before it
-//! this program sleeps a few times more: whatever its kernel had planned for until then has run by
-//! that, even if the processor did not for a while.
+//! a round, which is another block, comes at the limit's age of the youngest page, or later. Before
+//! it this program sleeps a few times more: whatever its kernel had planned for until then has run
+//! by that, even if the processor did not for a while.
 
 use std::fs::File;
 use std::io;

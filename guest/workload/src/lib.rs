@@ -1,7 +1,7 @@
 //! What guest and host of a test agree on: test patterns, checksums, marked blocks, markers.
 //!
-//! The program `workload` (this crate's binary) runs inside guests; the host's side of a demo or test
-//! links this library, so both sides compute the same data with the same code. No dependency
+//! The program `workload` (this crate's binary) runs inside guests; the host's side of a demo or
+//! test links this library, so both sides compute the same data with the same code. No dependency
 //! beyond `libc` and, for [`rogue`], the workspace's own `vfio` and `dma-map`; the binary is linked
 //! statically, so it runs in any initramfs.
 //!

@@ -1,6 +1,6 @@
 //! The program inside the test guest. One line per result on standard output, `key=value`, so that
-//! a reader finds it among kernel messages; complaints go to standard error. Exit status: 0 when all
-//! is verified, 1 when not, 2 for a command line that makes no sense.
+//! a reader finds it among kernel messages; complaints go to standard error. Exit status: 0 when
+//! all is verified, 1 when not, 2 for a command line that makes no sense.
 
 mod dma_rogue;
 mod failure;

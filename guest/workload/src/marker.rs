@@ -31,7 +31,8 @@ pub const ALLOC: u8 = 32;
 pub const CHECK: u8 = 33;
 /// The child of `sequential` has ended.
 pub const ALLOC_END: u8 = 34;
-/// The last phase of `compile`, `compress` or `collect` is over; their phase *i* begins with [`ITERATION`] plus *i*.
+/// The last phase of `compile`, `compress` or `collect` is over; their phase *i* begins with
+/// [`ITERATION`] plus *i*.
 pub const OVER: u8 = 35;
 
 /// Windows of equally many requests; between them, and before the first, requests that are in none.
@@ -80,7 +81,8 @@ impl Windows {
         self.windows * self.count
     }
 
-    /// The marker due when so many requests have been answered. Beyond [`total`](Self::total) none is.
+    /// The marker due when so many requests have been answered. Beyond [`total`](Self::total) none
+    /// is.
     #[must_use]
     pub fn marker_after(&self, answered: u64) -> Option<u8> {
         let each = self.warmup + self.count;
@@ -144,7 +146,8 @@ impl Markers {
         })
     }
 
-    /// Writes one marker. A trace that is full or off takes no line, which is its reader's to notice.
+    /// Writes one marker. A trace that is full or off takes no line, which is its reader's to
+    /// notice.
     pub fn write(&self, value: u8) {
         self.write_port(value);
         if let Some(mut trace) = self.trace.as_ref() {
@@ -154,8 +157,8 @@ impl Markers {
 
     #[expect(unsafe_code, reason = "the out instruction; see the module's head")]
     fn write_port(&self, value: u8) {
-        // SAFETY: `self` proves that this thread may use PORT (`open` succeeded, and the type is not
-        // `Send`), so the instruction does not fault; it reads two registers, touches neither
+        // SAFETY: `self` proves that this thread may use PORT (`open` succeeded, and the type is
+        // not `Send`), so the instruction does not fault; it reads two registers, touches neither
         // memory, stack nor flags, and no PC device listens at 0xe0.
         unsafe {
             std::arch::asm!(

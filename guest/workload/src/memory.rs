@@ -1,10 +1,13 @@
-//! Anonymous memory of this process in whole pages, and the ways in which programs fill it and give it up.
+//! Anonymous memory of this process in whole pages, and the ways in which programs fill it and give
+//! it up.
 //!
-//! It lies in chunks, each a mapping of its own, so that one can be unmapped and mapped again; a [`Range`] of pages
-//! never leaves its chunk ([`Memory::end_of_chunk`]). Nothing is touched before its owner touches it.
+//! It lies in chunks, each a mapping of its own, so that one can be unmapped and mapped again; a
+//! [`Range`] of pages never leaves its chunk ([`Memory::end_of_chunk`]). Nothing is touched before
+//! its owner touches it.
 //!
-//! UNSAFETY: the standard library has neither mmap(2) nor madvise(2), and no promise that a whole page is filled or copied
-//! by one REP instruction, which is what kernels and C libraries do and a hypervisor may treat in a way of its own.
+//! UNSAFETY: the standard library has neither mmap(2) nor madvise(2), and no promise that a whole
+//! page is filled or copied by one REP instruction, which is what kernels and C libraries do and a
+//! hypervisor may treat in a way of its own.
 
 use std::arch::asm;
 use std::io;
@@ -35,7 +38,8 @@ pub enum Means {
     RepBytes,
     /// `rep stosq`, `rep movsq`.
     RepWords,
-    /// The same from the end to the beginning, as `memmove` does where source and destination overlap.
+    /// The same from the end to the beginning, as `memmove` does where source and destination
+    /// overlap.
     RepBackwards,
     /// Whatever the compiler and the C library take.
     Library,
@@ -97,12 +101,12 @@ impl Memory {
     #[expect(unsafe_code, reason = "see the module's head")]
     pub fn bytes(&self, pages: Range<usize>) -> &[u8] {
         let (start, len) = self.place(pages);
-        // SAFETY: no instruction at all. It is to keep the compiler from answering with what it has seen stored: whether
-        // memory still has that is what is asked here.
+        // SAFETY: no instruction at all. It is to keep the compiler from answering with what it has
+        // seen stored: whether memory still has that is what is asked here.
         unsafe { asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags)) };
-        // SAFETY: `place` has checked that the bytes are inside a readable mapping, which lives as long as its chunk, and
-        // whose bytes the kernel has made (there are no uninitialized ones); while `self` is borrowed, nobody stores
-        // to it, since all that do borrow it mutably.
+        // SAFETY: `place` has checked that the bytes are inside a readable mapping, which lives as
+        // long as its chunk, and whose bytes the kernel has made (there are no uninitialized ones);
+        // while `self` is borrowed, nobody stores to it, since all that do borrow it mutably.
         unsafe { slice::from_raw_parts(start, len) }
     }
 
@@ -113,11 +117,13 @@ impl Memory {
     #[expect(unsafe_code, reason = "see the module's head")]
     pub fn bytes_mut(&mut self, pages: Range<usize>) -> &mut [u8] {
         let (start, len) = self.place(pages);
-        // SAFETY: as in `bytes`; the mapping is writable and private, and `self` is borrowed mutably for as long.
+        // SAFETY: as in `bytes`; the mapping is writable and private, and `self` is borrowed
+        // mutably for as long.
         unsafe { slice::from_raw_parts_mut(start, len) }
     }
 
-    /// Fills pages with `word`, by one instruction or call. [`Means::RepBytes`] repeats its lowest byte.
+    /// Fills pages with `word`, by one instruction or call. [`Means::RepBytes`] repeats its lowest
+    /// byte.
     ///
     /// # Panics
     /// If they are not in one chunk.
@@ -125,8 +131,9 @@ impl Memory {
     pub fn set(&mut self, pages: Range<usize>, word: u64, means: Means) {
         let (start, len) = self.place(pages);
         match means {
-            // SAFETY: stores `len` bytes from `start` on, upwards (the direction flag is clear between instructions of
-            // Rust): inside a writable mapping of ours, as `place` has checked, that `self` borrows mutably.
+            // SAFETY: stores `len` bytes from `start` on, upwards (the direction flag is clear
+            // between instructions of Rust): inside a writable mapping of ours, as `place` has
+            // checked, that `self` borrows mutably.
             Means::RepBytes => unsafe {
                 asm!("rep stosb", inout("rcx") len => _, inout("rdi") start => _, in("al") word as u8,
                     options(nostack, preserves_flags));
@@ -136,7 +143,8 @@ impl Memory {
                 asm!("rep stosq", inout("rcx") len / 8 => _, inout("rdi") start => _, in("rax") word,
                     options(nostack, preserves_flags));
             },
-            // SAFETY: the same from the last word on, downwards; the direction flag is clear again behind it.
+            // SAFETY: the same from the last word on, downwards; the direction flag is clear again
+            // behind it.
             Means::RepBackwards => unsafe {
                 asm!("std", "rep stosq", "cld", inout("rcx") len / 8 => _,
                     inout("rdi") start.add(len - 8) => _, in("rax") word, options(nostack));
@@ -163,8 +171,8 @@ impl Memory {
             "no page is copied onto itself: {from:?}, {to:?}"
         );
         let ((from, len), (to, _)) = (self.place(from), self.place(to));
-        // SAFETY: both are inside mappings of ours, as `place` has checked, and `self` is borrowed mutably; different
-        // pages do not overlap, as the assertion and separate chunks say.
+        // SAFETY: both are inside mappings of ours, as `place` has checked, and `self` is borrowed
+        // mutably; different pages do not overlap, as the assertion and separate chunks say.
         unsafe { transfer(from, to, len, means) };
     }
 
@@ -180,8 +188,8 @@ impl Memory {
             "{} bytes from {at} on end in the last of {len}",
             data.len()
         );
-        // SAFETY: the destination is inside a mapping of ours, as `place` and the assertion have checked, and `self` is
-        // borrowed mutably, so that `data` is none of it.
+        // SAFETY: the destination is inside a mapping of ours, as `place` and the assertion have
+        // checked, and `self` is borrowed mutably, so that `data` is none of it.
         unsafe { transfer(data.as_ptr(), start.add(at), data.len(), means) };
     }
 
@@ -195,8 +203,9 @@ impl Memory {
     #[expect(unsafe_code, reason = "see the module's head")]
     pub fn give_back(&mut self, pages: Range<usize>) -> io::Result<()> {
         let (start, len) = self.place(pages);
-        // SAFETY: whole pages of a private anonymous mapping of ours, as `place` has checked; their content becomes zeros,
-        // and nobody holds a reference to it, since `self` is borrowed mutably.
+        // SAFETY: whole pages of a private anonymous mapping of ours, as `place` has checked; their
+        // content becomes zeros, and nobody holds a reference to it, since `self` is borrowed
+        // mutably.
         done(unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) })
     }
 
@@ -211,14 +220,15 @@ impl Memory {
     pub fn replace(&mut self, pages: Range<usize>) -> io::Result<()> {
         let (start, len) = self.place(pages);
         let flags = libc::MAP_FIXED;
-        // SAFETY: takes the place of whole pages of a mapping of ours, as `place` has checked, and of nothing else; as
-        // for references, see `give_back`.
+        // SAFETY: takes the place of whole pages of a mapping of ours, as `place` has checked, and
+        // of nothing else; as for references, see `give_back`.
         let mapped = unsafe { map_at(start, len, flags) }?;
         assert_eq!(mapped, start, "MAP_FIXED maps where it is told to");
         Ok(())
     }
 
-    /// Unmaps the chunk in which `page` lies, and maps as many new pages, which read as zeros, wherever the kernel likes.
+    /// Unmaps the chunk in which `page` lies, and maps as many new pages, which read as zeros,
+    /// wherever the kernel likes.
     ///
     /// # Errors
     /// The system's own; the memory is not to be used any more.
@@ -243,21 +253,24 @@ impl Memory {
     }
 }
 
-/// Copies bytes by one instruction or call. Words are for multiples of eight bytes; others go as bytes.
+/// Copies bytes by one instruction or call. Words are for multiples of eight bytes; others go as
+/// bytes.
 ///
 /// # Safety
-/// `len` bytes are readable at `from`, and writable at `to`; nobody else reaches those, and they do not overlap.
+/// `len` bytes are readable at `from`, and writable at `to`; nobody else reaches those, and they do
+/// not overlap.
 #[expect(unsafe_code, reason = "see the module's head")]
 unsafe fn transfer(from: *const u8, to: *mut u8, len: usize, means: Means) {
     let has_words = len.is_multiple_of(8) && len > 0;
     match means {
-        // SAFETY: reads and stores `len` bytes upwards (the direction flag is clear between instructions of Rust): the
-        // caller's promise.
+        // SAFETY: reads and stores `len` bytes upwards (the direction flag is clear between
+        // instructions of Rust): the caller's promise.
         Means::RepWords if has_words => unsafe {
             asm!("rep movsq", inout("rcx") len / 8 => _, inout("rdi") to => _, inout("rsi") from => _,
                 options(nostack, preserves_flags));
         },
-        // SAFETY: the same bytes from the last word on, downwards; the flag is clear again behind it.
+        // SAFETY: the same bytes from the last word on, downwards; the flag is clear again behind
+        // it.
         Means::RepBackwards if has_words => unsafe {
             asm!("std", "rep movsq", "cld", inout("rcx") len / 8 => _,
                 inout("rdi") to.add(len - 8) => _, inout("rsi") from.add(len - 8) => _, options(nostack));
@@ -272,7 +285,8 @@ unsafe fn transfer(from: *const u8, to: *mut u8, len: usize, means: Means) {
     }
 }
 
-/// A private, anonymous mapping of `pages` pages from `start` on, readable and writable, that no other chunk shows.
+/// A private, anonymous mapping of `pages` pages from `start` on, readable and writable, that no
+/// other chunk shows.
 #[derive(Debug)]
 struct Chunk {
     start: *mut u8,
@@ -295,7 +309,8 @@ impl Chunk {
             Huge::Never => libc::MADV_NOHUGEPAGE,
             Huge::Maybe => libc::MADV_HUGEPAGE,
         };
-        // SAFETY: the mapping above; changes no content. A kernel without huge pages refuses, and has none either way.
+        // SAFETY: the mapping above; changes no content. A kernel without huge pages refuses, and
+        // has none either way.
         unsafe { libc::madvise(start.cast(), len, advice) };
         Ok(Self { start, pages })
     }
@@ -318,7 +333,8 @@ impl Drop for Chunk {
 #[expect(unsafe_code, reason = "see the module's head")]
 unsafe fn map_at(start: *mut u8, len: usize, flags: libc::c_int) -> io::Result<*mut u8> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // Whether there is enough is seen when it is touched, not counted here or by fork(2): a balloon may have taken it.
+    // Whether there is enough is seen when it is touched, not counted here or by fork(2): a balloon
+    // may have taken it.
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
     // SAFETY: without MAP_FIXED nothing that exists is changed; with it, the caller's promise.
     let mapped = unsafe { libc::mmap(start.cast(), len, access, flags, -1, 0) };

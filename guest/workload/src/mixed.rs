@@ -1,8 +1,9 @@
 //! Mixed, verified I/O: several threads read, write and flush; at the end everything is read back.
 //!
-//! The blocks are divided among the threads, so a thread always knows what each of its blocks holds,
-//! while the device sees all threads' requests at once. A request covers one to eight blocks. Every
-//! read is checked; a block never written, or discarded, is not read; one that was zeroed is zeros.
+//! The blocks are divided among the threads, so a thread always knows what each of its blocks
+//! holds, while the device sees all threads' requests at once. A request covers one to eight
+//! blocks. Every read is checked; a block never written, or discarded, is not read; one that was
+//! zeroed is zeros.
 
 use std::fs::File;
 use std::io;

@@ -1,8 +1,9 @@
 //! Counts of a network interface, as its guest's kernel has them: frames, bytes, and interrupts.
 //!
-//! Frames and bytes are `/sys/class/net/NAME/statistics`, interrupts the lines of `/proc/interrupts` that bear the name of the
-//! interface's virtio device (`virtio1-input.0`, `virtio1-output.0`). Linux's driver counts a frame that it sends when its buffer
-//! comes back, so that the frames of a window may be those of a ring's length before.
+//! Frames and bytes are `/sys/class/net/NAME/statistics`, interrupts the lines of
+//! `/proc/interrupts` that bear the name of the interface's virtio device (`virtio1-input.0`,
+//! `virtio1-output.0`). Linux's driver counts a frame that it sends when its buffer comes back, so
+//! that the frames of a window may be those of a ring's length before.
 
 use std::fs;
 use std::io;
@@ -27,7 +28,8 @@ impl NicCounts {
     /// Reads the counts of this interface.
     ///
     /// # Errors
-    /// There is no such interface (`NotFound`), it is no virtio device, or a count is no number (`InvalidData`).
+    /// There is no such interface (`NotFound`), it is no virtio device, or a count is no number
+    /// (`InvalidData`).
     pub fn read(interface: &str) -> io::Result<Self> {
         let folder = Path::new("/sys/class/net").join(interface);
         let count = |name: &str| -> io::Result<u64> {
@@ -81,8 +83,8 @@ fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Interrupts of the queues of virtio device `device` in the text of `/proc/interrupts`, of all processors. Changes of its
-/// configuration (`virtio1-config`) are none of a queue's.
+/// Interrupts of the queues of virtio device `device` in the text of `/proc/interrupts`, of all
+/// processors. Changes of its configuration (`virtio1-config`) are none of a queue's.
 fn interrupts_of(text: &str, device: &str) -> u64 {
     let is_of_a_queue = |name: &str| {
         let of = name

@@ -72,8 +72,8 @@ fn mix(mut word: u64) -> u64 {
 
 /// Fills `data` with the pattern of `seed` from byte `offset` on.
 ///
-/// Word *n* (8 bytes, little-endian) depends on the seed and *n* only, so data that lands at a wrong
-/// place is noticed.
+/// Word *n* (8 bytes, little-endian) depends on the seed and *n* only, so data that lands at a
+/// wrong place is noticed.
 ///
 /// # Panics
 /// If `offset` is not a multiple of 8.

@@ -1,7 +1,8 @@
-//! The other end of a test's network: TCP connections ([`crate::stream`], [`crate::rr`], and clients for [`crate::web`]) and datagrams
-//! that go back as they came, at one port.
+//! The other end of a test's network: TCP connections ([`crate::stream`], [`crate::rr`], and
+//! clients for [`crate::web`]) and datagrams that go back as they came, at one port.
 //!
-//! For a test's own network: whoever can reach the port is served. A thread for each connection, [`CONNECTIONS`] of them at most.
+//! For a test's own network: whoever can reach the port is served. A thread for each connection,
+//! [`CONNECTIONS`] of them at most.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -1,8 +1,9 @@
-//! A workload in phases, done by a child: where memory is short the kernel ends the child, and not who tells of it.
+//! A workload in phases, done by a child: where memory is short the kernel ends the child, and not
+//! who tells of it.
 //!
-//! Before each phase the child asks its parent, which marks the phase ([`marker::ITERATION`] plus its number, and
-//! [`marker::OVER`] behind the last) and lets it go on. A child that was killed has its remaining phases marked all the same, so
-//! that who counts from outside meets every mark.
+//! Before each phase the child asks its parent, which marks the phase ([`marker::ITERATION`] plus
+//! its number, and [`marker::OVER`] behind the last) and lets it go on. A child that was killed has
+//! its remaining phases marked all the same, so that who counts from outside meets every mark.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 
@@ -37,11 +38,12 @@ impl Phases<'_> {
     }
 }
 
-/// Has a child do `work`, which begins `count` phases, and calls `mark` with the marker of each. Answers the checksum that came
-/// of it, or `None` where memory was too short for it.
+/// Has a child do `work`, which begins `count` phases, and calls `mark` with the marker of each.
+/// Answers the checksum that came of it, or `None` where memory was too short for it.
 ///
 /// # Errors
-/// The first wrong byte, as `work` says it; a child that ended in another way; more phases than [`PHASES_MAX`].
+/// The first wrong byte, as `work` says it; a child that ended in another way; more phases than
+/// [`PHASES_MAX`].
 pub(crate) fn run(
     count: u64,
     mark: &mut dyn FnMut(u8),

@@ -1,8 +1,10 @@
-//! Requests and their answers, one at a time, as netperf's TCP_RR and UDP_RR: the peer sends back what it was sent.
+//! Requests and their answers, one at a time, as netperf's TCP_RR and UDP_RR: the peer sends back
+//! what it was sent.
 //!
-//! Over one TCP connection, without Nagle's algorithm, or as datagrams. A request has at least one byte; its bytes are those
-//! of the pattern at its place, so that an answer of the request before is no right one. Nothing is sent again: what is lost
-//! ends the run, since a window would count it twice.
+//! Over one TCP connection, without Nagle's algorithm, or as datagrams. A request has at least one
+//! byte; its bytes are those of the pattern at its place, so that an answer of the request before
+//! is no right one. Nothing is sent again: what is lost ends the run, since a window would count it
+//! twice.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,10 +40,12 @@ pub struct RrConfig {
     pub wait: Duration,
 }
 
-/// Sends requests to the peer at `to` and checks its answers; `mark` is called with the windows' markers.
+/// Sends requests to the peer at `to` and checks its answers; `mark` is called with the windows'
+/// markers.
 ///
 /// # Errors
-/// The size is out of range (`InvalidInput`); an answer with wrong content (`InvalidData`); none in time; a socket's error.
+/// The size is out of range (`InvalidInput`); an answer with wrong content (`InvalidData`); none in
+/// time; a socket's error.
 pub fn run(to: SocketAddr, config: &RrConfig, mark: &dyn Fn(u8)) -> io::Result<()> {
     let RrConfig {
         carrier,
@@ -124,7 +128,8 @@ mod tests {
         }
     }
 
-    /// A peer of one connection or of 16 datagrams; `change` is given each datagram and its number, from 1.
+    /// A peer of one connection or of 16 datagrams; `change` is given each datagram and its number,
+    /// from 1.
     fn peer(carrier: Carrier, change: fn(usize, &mut Vec<u8>)) -> SocketAddr {
         match carrier {
             Carrier::Tcp => {

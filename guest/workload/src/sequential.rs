@@ -1,12 +1,13 @@
-//! The phases of the swapper's demonstration: a disk is read in order, again and again, through the page cache; then
-//! a child fills memory of its own, page by page, and then reads it again.
+//! The phases of the swapper's demonstration: a disk is read in order, again and again, through the
+//! page cache; then a child fills memory of its own, page by page, and then reads it again.
 //!
-//! In a guest that believes it has memory enough for both, the host sees first what a page cache does, then what a
-//! process does that overwrites whole pages of it. Everything is checked: the disk against the pattern of
-//! [`crate::pattern`], the child's pages against [`crate::block`].
+//! In a guest that believes it has memory enough for both, the host sees first what a page cache
+//! does, then what a process does that overwrites whole pages of it. Everything is checked: the
+//! disk against the pattern of [`crate::pattern`], the child's pages against [`crate::block`].
 //!
-//! The host may count by phase: marker [`marker::ITERATION`] plus *i* is written before iteration *i*, [`marker::ALLOC`]
-//! after the last, [`marker::CHECK`] when the child has filled its memory, [`marker::ALLOC_END`] after the child's end. An iteration is told of before the next marker.
+//! The host may count by phase: marker [`marker::ITERATION`] plus *i* is written before iteration
+//! *i*, [`marker::ALLOC`] after the last, [`marker::CHECK`] when the child has filled its memory,
+//! [`marker::ALLOC_END`] after the child's end. An iteration is told of before the next marker.
 //!
 //! Left out: time.
 

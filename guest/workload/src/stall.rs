@@ -1,8 +1,9 @@
 //! How long a device acknowledged nothing.
 //!
-//! All threads of a run share one [`Acks`]. Each acknowledgement is a swap of the time of the last one: the
-//! difference is the gap it ends. A gap is therefore reported once, by whoever ends it, and a gap that never
-//! ends is not reported here: whoever watches the progress sees that it stopped.
+//! All threads of a run share one [`Acks`]. Each acknowledgement is a swap of the time of the last
+//! one: the difference is the gap it ends. A gap is therefore reported once, by whoever ends it,
+//! and a gap that never ends is not reported here: whoever watches the progress sees that it
+//! stopped.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -47,7 +48,8 @@ impl Acks {
         // Relaxed: the numbers order nothing else.
         self.count.fetch_add(1, Ordering::Relaxed);
         let now = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
-        // The latest, not the last to come here: a thread may be delayed between its clock and this.
+        // The latest, not the last to come here: a thread may be delayed between its clock and
+        // this.
         let before = self.last_ns.fetch_max(now, Ordering::Relaxed);
         let length = Duration::from_nanos(now.saturating_sub(before));
         (length >= self.limit?).then_some(Stall { length, end })

@@ -1,11 +1,15 @@
-//! One TCP connection, verified: bytes of the pattern in one direction, in pieces of one size, one system call each.
+//! One TCP connection, verified: bytes of the pattern in one direction, in pieces of one size, one
+//! system call each.
 //!
-//! The client begins with a header of 24 bytes, three little-endian numbers: who sends (0: the client, 1: the peer; 2: the client,
-//! and its bytes go back, see [`crate::rr`]; 3 is [`crate::web`]'s), the pattern's seed, and how many bytes there will be. Whoever receives compares every byte, and a peer that has received all says their number in
-//! eight bytes; one that has received something else closes without a word. Nagle's algorithm stays as it is by default: the sender's
-//! kernel makes segments of small pieces, as it does for netperf and iperf3.
+//! The client begins with a header of 24 bytes, three little-endian numbers: who sends (0: the
+//! client, 1: the peer; 2: the client, and its bytes go back, see [`crate::rr`]; 3 is
+//! [`crate::web`]'s), the pattern's seed, and how many bytes there will be. Whoever receives
+//! compares every byte, and a peer that has received all says their number in eight bytes; one that
+//! has received something else closes without a word. Nagle's algorithm stays as it is by default:
+//! the sender's kernel makes segments of small pieces, as it does for netperf and iperf3.
 //!
-//! A window counts pieces: those that the sender has handed to its kernel, or the receiver has taken from it.
+//! A window counts pieces: those that the sender has handed to its kernel, or the receiver has
+//! taken from it.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -97,11 +101,12 @@ pub struct StreamConfig {
     pub wait: Duration,
 }
 
-/// Sends to the peer at `to`, or receives from it; `mark` is called with the windows' markers. Returns the number of bytes.
+/// Sends to the peer at `to`, or receives from it; `mark` is called with the windows' markers.
+/// Returns the number of bytes.
 ///
 /// # Errors
-/// The piece is of no size that it may have (`InvalidInput`); wrong bytes came, or the peer says that they did (`InvalidData`);
-/// nothing moved for too long; a socket's error.
+/// The piece is of no size that it may have (`InvalidInput`); wrong bytes came, or the peer says
+/// that they did (`InvalidData`); nothing moved for too long; a socket's error.
 pub fn run(to: SocketAddr, config: &StreamConfig, mark: &dyn Fn(u8)) -> io::Result<u64> {
     let StreamConfig {
         direction,
@@ -186,7 +191,8 @@ pub fn read_header(stream: &mut impl Read) -> io::Result<Header> {
 /// The peer's side of one connection behind its header. Returns the number of bytes.
 ///
 /// # Errors
-/// Wrong bytes came, or the header names none of a connection's directions (`InvalidData`); a socket's error.
+/// Wrong bytes came, or the header names none of a connection's directions (`InvalidData`); a
+/// socket's error.
 pub fn answer(header: &Header, mut stream: impl Read + Write) -> io::Result<u64> {
     let Header {
         direction,

@@ -1,11 +1,14 @@
-//! A web-like server: a connection for each request, up to so many at a time, and a short response, as under ApacheBench.
+//! A web-like server: a connection for each request, up to so many at a time, and a short response,
+//! as under ApacheBench.
 //!
-//! The guest is the server. It asks the peer, by a header of [`crate::stream`], for clients: their number, and the port and
-//! number of transactions, in sixteen bytes behind the header. Each client connects to whoever asked, sends [`REQUEST`] bytes of the pattern,
-//! compares the response of [`RESPONSE`] bytes and the end of the connection that follows it, and begins again; when all
+//! The guest is the server. It asks the peer, by a header of [`crate::stream`], for clients: their
+//! number, and the port and number of transactions, in sixteen bytes behind the header. Each client
+//! connects to whoever asked, sends [`REQUEST`] bytes of the pattern, compares the response of
+//! [`RESPONSE`] bytes and the end of the connection that follows it, and begins again; when all
 //! transactions are over the peer says how many were right in eight bytes.
 //!
-//! The server takes one connection at a time; the others wait in its listen queue. A window counts responses.
+//! The server takes one connection at a time; the others wait in its listen queue. A window counts
+//! responses.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -41,8 +44,8 @@ pub struct WebConfig {
 /// Serves clients that the peer at `peer` is asked for; `mark` is called with the windows' markers.
 ///
 /// # Errors
-/// The number of connections is out of range (`InvalidInput`); a wrong request, or a response that a client found wrong
-/// (`InvalidData`); nothing moved for too long; a socket's error.
+/// The number of connections is out of range (`InvalidInput`); a wrong request, or a response that
+/// a client found wrong (`InvalidData`); nothing moved for too long; a socket's error.
 pub fn serve(peer: SocketAddr, config: &WebConfig, mark: &dyn Fn(u8)) -> io::Result<()> {
     let WebConfig {
         connections,
@@ -129,8 +132,8 @@ impl Order {
     }
 }
 
-/// The peer's side, behind the header: `transactions` with the server at `server` and the port that it names. Returns how many
-/// were right.
+/// The peer's side, behind the header: `transactions` with the server at `server` and the port that
+/// it names. Returns how many were right.
 ///
 /// # Errors
 /// An order out of range (`InvalidData`); a socket's error.

@@ -115,8 +115,8 @@ pub fn reads(options: &mut Options) -> Result<(), Failure> {
         take(buffer);
         io::Result::Ok(())
     };
-    // Summing between the requests would be work that is not theirs, so a window's data is kept. Filled
-    // with something other than zero, so that its memory exists before the first window.
+    // Summing between the requests would be work that is not theirs, so a window's data is kept.
+    // Filled with something other than zero, so that its memory exists before the first window.
     let mut kept = vec![0xff; kept_len];
     let mut sum = Checksum::default();
     for window in 1..=windows {
@@ -201,7 +201,8 @@ impl NicWindows {
         });
         let counted = this.clone();
         let mark = move |value| {
-            // The exits of a window are those of its frames and of these looks: never of fewer frames.
+            // The exits of a window are those of its frames and of these looks: never of fewer
+            // frames.
             match value {
                 marker::BEGIN => {
                     mark(value);

@@ -1,11 +1,12 @@
 //! The account of exits: who is charged for each, and what is left over.
 //!
-//! KVM counts exits but does not say whose they were: an in-kernel doorbell or a logged register write shows
-//! up in the total and nowhere else. So each cause is counted where it is consumed: doorbells as the sum of
-//! the values read from the eventfds, logged writes as entries drained from the coalesced ring, traps in our
-//! own vCPU loop, page faults by address and processor causes by the kernel's histograms ([`super::trace`]) or statistics. No cause
-//! is what is left of another. What no one claims is *unattributed*, what two claim is the *overlap*, and both are printed: they are
-//! settled kind of exit by kind of exit, so that one does not make up for the other.
+//! KVM counts exits but does not say whose they were: an in-kernel doorbell or a logged register
+//! write shows up in the total and nowhere else. So each cause is counted where it is consumed:
+//! doorbells as the sum of the values read from the eventfds, logged writes as entries drained from
+//! the coalesced ring, traps in our own vCPU loop, page faults by address and processor causes by
+//! the kernel's histograms ([`super::trace`]) or statistics. No cause is what is left of another.
+//! What no one claims is *unattributed*, what two claim is the *overlap*, and both are printed:
+//! they are settled kind of exit by kind of exit, so that one does not make up for the other.
 
 use serde::Serialize;
 
@@ -18,7 +19,8 @@ pub const KVM_COUNTERS: [&str; 4] = ["exits", "halt_exits", "irq_exits", "irq_wi
 counts! {
     /// Exits that reached our vCPU loops, by what the guest had touched.
     UserExits {
-        /// Accesses to the IOMMU's register pages (trap mode, or a logged page that is armed or whose ring is full).
+        /// Accesses to the IOMMU's register pages (trap mode, or a logged page that is armed or
+        /// whose ring is full).
         iommu,
         /// Doorbell writes no eventfd caught.
         doorbell,
@@ -38,7 +40,8 @@ counts! {
 counts! {
     /// Second-level page faults by address, as the kernel's tracepoint counts them: an exit each.
     PageFaults {
-        /// On the IOMMU's register pages: trapped, logged, or stopped since it is armed, each attempt.
+        /// On the IOMMU's register pages: trapped, logged, or stopped since it is armed, each
+        /// attempt.
         register_page,
         /// In RAM: touched first, or protected.
         memory,
@@ -52,8 +55,8 @@ counts! {
         logged_writes,
         /// Stores that met an armed (write-protected) register page: an exit each.
         gate_faults,
-        /// Sum of the values read from the doorbell eventfds; of doorbells that another process reads, what the kernel counted since
-        /// the first mark.
+        /// Sum of the values read from the doorbell eventfds; of doorbells that another process
+        /// reads, what the kernel counted since the first mark.
         doorbells,
         /// The same of a paravirtual IOMMU, whose are not among those.
         iommu_doorbells,
@@ -102,7 +105,8 @@ counts! {
 }
 
 counts! {
-    /// What the pager has counted, of a machine whose memory is partly elsewhere. Pages of 4 KiB unless something else is said.
+    /// What the pager has counted, of a machine whose memory is partly elsewhere. Pages of 4 KiB
+    /// unless something else is said.
     SwapCounts {
         /// Faults of vCPUs.
         faults,
@@ -140,16 +144,19 @@ counts! {
         read_before_a_write,
         /// Read although a device was about to overwrite them: 0, but where a control asks for it.
         stale_reads,
-        /// Written to the swap store although a disk held the same, as far as is known: of a block that stands for many pages, or where a
-        /// control asks for it. Where disks do not report (`--mapper off`) it is unknown.
+        /// Written to the swap store although a disk held the same, as far as is known: of a block
+        /// that stands for many pages, or where a control asks for it. Where disks do not report
+        /// (`--mapper off`) it is unknown.
         silent_swap_writes,
-        /// Read although a vCPU was seen to be about to overwrite them as a whole: there was no room, or a control asks for it. Those for
-        /// which no vCPU was stopped are not among them.
+        /// Read although a vCPU was seen to be about to overwrite them as a whole: there was no
+        /// room, or a control asks for it. Those for which no vCPU was stopped are not among them.
         false_reads,
-        /// Runs of consecutive blocks into which the swap store breaks a disk's order, of what a control writes silently: 0 else.
+        /// Runs of consecutive blocks into which the swap store breaks a disk's order, of what a
+        /// control writes silently: 0 else.
         decayed_sequentiality,
-        /// Times that a thread of the process other than a vCPU's waited for its own code or data to be read: major faults. (The kernel
-        /// takes each wait of a vCPU for the pager for one as well.)
+        /// Times that a thread of the process other than a vCPU's waited for its own code or data
+        /// to be read: major faults. (The kernel takes each wait of a vCPU for the pager for one as
+        /// well.)
         false_anonymity,
         /// Given up by the guest through its balloon, and gone unwritten.
         discarded,
@@ -216,8 +223,8 @@ counts! {
         unasked,
         /// Windows of 1 MiB that were populated ahead of devices.
         populated,
-        /// Pages that the guest has given back and that stay in memory, since their window was being
-        /// populated.
+        /// Pages that the guest has given back and that stay in memory, since their window was
+        /// being populated.
         kept,
     }
 }
@@ -309,7 +316,8 @@ counts! {
         misses,
         /// Mappings of which the guest unmapped a part.
         cut,
-        /// Runs of pages that are no memory, that the host's IOMMU does not allow, or that the host refused.
+        /// Runs of pages that are no memory, that the host's IOMMU does not allow, or that the host
+        /// refused.
         refused,
         /// Times that it was attached to something else.
         attached,
@@ -335,7 +343,8 @@ pub struct DeviceFigures {
     pub guest_pages: u64,
     /// Most since the machine started.
     pub guest_pages_peak: u64,
-    /// Mappings that the guest has unmapped and the device reaches: now, and most since the policy was set.
+    /// Mappings that the guest has unmapped and the device reaches: now, and most since the policy
+    /// was set.
     pub stale: u64,
     /// See `stale`.
     pub stale_max: u64,
@@ -547,8 +556,9 @@ impl Exits {
         self.settle(of(Reason::Io), user.pci_config_pio + user.device_pio);
     }
 
-    /// Memory and devices. An access to the register page that the owner has heard of is one of the page faults there, or a
-    /// misconfiguration; the other faults there are the IOMMU's too: attempts at an armed page, first touches of it.
+    /// Memory and devices. An access to the register page that the owner has heard of is one of the
+    /// page faults there, or a misconfiguration; the other faults there are the IOMMU's too:
+    /// attempts at an armed page, first touches of it.
     fn by_address(&mut self, split: &Split, faults: Option<&PageFaults>, user: &UserExits) {
         let misconfigurations = split.of(Reason::Misconfiguration);
         let heard_of = self.iommu;

@@ -1,7 +1,8 @@
-//! KVM's binary statistics of one vCPU (`KVM_GET_STATS_FD`, Linux 5.14; the kernel's `virt/kvm/api.rst` §4.133).
+//! KVM's binary statistics of one vCPU (`KVM_GET_STATS_FD`, Linux 5.14; the kernel's
+//! `virt/kvm/api.rst` §4.133).
 //!
-//! The descriptor is a file: a header, descriptors that name each counter, and a block of `u64`s. The names
-//! are read once; a snapshot is one `pread` of the block.
+//! The descriptor is a file: a header, descriptors that name each counter, and a block of `u64`s.
+//! The names are read once; a snapshot is one `pread` of the block.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +11,8 @@ use std::os::unix::fs::FileExt;
 /// Bytes of the header, and of a descriptor without its name.
 const HEADER_SIZE: usize = 24;
 const DESC_SIZE: usize = 16;
-/// Bounds on what the kernel may claim, so that a wrong descriptor cannot make us allocate: names are 48
-/// bytes and counters about 60 in Linux 6.1.
+/// Bounds on what the kernel may claim, so that a wrong descriptor cannot make us allocate: names
+/// are 48 bytes and counters about 60 in Linux 6.1.
 const MAX_NAME: usize = 256;
 const MAX_DESCS: usize = 1024;
 

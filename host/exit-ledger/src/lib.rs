@@ -1,12 +1,12 @@
 //! The exit ledger: how often the guest left guest mode, and for whom.
 //!
-//! [`account`] charges exits to causes; [`kvm_stats`] and [`trace`] are the two sources in the kernel, and [`reasons`] what the second
-//! says;
-//! this module keeps the marks a guest makes (by writing the marker port), pairs them into windows, and
-//! writes the report. Figures are counts; the only times in it are for idle shares and are labelled so.
+//! [`account`] charges exits to causes; [`kvm_stats`] and [`trace`] are the two sources in the
+//! kernel, and [`reasons`] what the second says; this module keeps the marks a guest makes (by
+//! writing the marker port), pairs them into windows, and writes the report. Figures are counts;
+//! the only times in it are for idle shares and are labelled so.
 //!
-//! Called by vCPU threads at a marker and by the main thread at the end; one lock, held while a snapshot
-//! is taken, so that two marks cannot interleave.
+//! Called by vCPU threads at a marker and by the main thread at the end; one lock, held while a
+//! snapshot is taken, so that two marks cannot interleave.
 
 pub mod account;
 pub mod conditions;
@@ -98,7 +98,8 @@ impl Ledger {
         }
     }
 
-    /// Closes the account. The VM has stopped running guest code, but its vCPUs' statistics still exist.
+    /// Closes the account. The VM has stopped running guest code, but its vCPUs' statistics still
+    /// exist.
     pub fn close(&self) -> Account {
         let end = self.source.snapshot();
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,17 +1,18 @@
-//! Why vCPUs left the guest, from what tracepoints have counted in a window: each exit under one reason, and what
-//! two sources claim both.
+//! Why vCPUs left the guest, from what tracepoints have counted in a window: each exit under one
+//! reason, and what two sources claim both.
 //!
-//! Every count here only grows, so a window is the difference of two readings, and it is only then that one count is taken from
-//! another. Where more is claimed of a kind of exit than there were, the excess is [`Split::overlap`]; where less is, the rest has
-//! [`Reason::Unnamed`]. One does not make up for the other.
+//! Every count here only grows, so a window is the difference of two readings, and it is only then
+//! that one count is taken from another. Where more is claimed of a kind of exit than there were,
+//! the excess is [`Split::overlap`]; where less is, the rest has [`Reason::Unnamed`]. One does not
+//! make up for the other.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::counts::counts;
 
-/// Vector of the local APIC timer in Linux guests (`LOCAL_TIMER_VECTOR`). Another guest's timer interrupts are
-/// counted as interrupt delivery.
+/// Vector of the local APIC timer in Linux guests (`LOCAL_TIMER_VECTOR`). Another guest's timer
+/// interrupts are counted as interrupt delivery.
 pub(crate) const TIMER_VECTOR: u64 = 0xec;
 /// `isa` of VMX in `kvm_exit`.
 pub(crate) const ISA_VMX: u64 = 1;
@@ -37,7 +38,8 @@ pub enum Reason {
     Apic,
     /// Second-level page fault: memory, or a device. Which, the ledger says by address.
     PageFault,
-    /// Access to a device's memory that the processor tells apart from a page fault: Intel's EPT misconfiguration.
+    /// Access to a device's memory that the processor tells apart from a page fault: Intel's EPT
+    /// misconfiguration.
     Misconfiguration,
     /// Port I/O.
     Io,
@@ -148,14 +150,16 @@ pub fn combine(traced: &Traced) -> Split {
         overlap += beyond;
         rest
     };
-    // An exit for an interrupt whose handler has no tracepoint is one all the same, and so is a window that ended in no injection.
+    // An exit for an interrupt whose handler has no tracepoint is one all the same, and so is a
+    // window that ended in no injection.
     let no_handler = rest(traced.interrupts, traced.ticks + traced.other_interrupts);
     let no_injection = rest(traced.windows, traced.timer_windows + traced.other_windows);
     let interrupt = no_handler + traced.other_interrupts + no_injection + traced.other_windows;
     // Which register: every access to an MSR that exits is traced.
     let named = traced.timer_msrs + traced.eoi_msrs + traced.apic_msrs + traced.other_msrs;
     let mut unnamed = rest(traced.msrs, named);
-    // Which interrupt: an end that is neither paravirtual nor the hardware's is a write to the MSR, where the guest uses it.
+    // Which interrupt: an end that is neither paravirtual nor the hardware's is a write to the MSR,
+    // where the guest uses it.
     let (mut timer_eois, mut other_eois) = (0, 0);
     if traced.eoi_msrs > 0 {
         let mut beyond = 0;
@@ -166,7 +170,8 @@ pub fn combine(traced: &Traced) -> Split {
         };
         timer_eois = explicit(traced.timer_eois, traced.timer_pv_eois);
         other_eois = explicit(traced.other_eois, traced.other_pv_eois);
-        // More paravirtual ends than ends are no exits: two sources are at odds, and both rows say so.
+        // More paravirtual ends than ends are no exits: two sources are at odds, and both rows say
+        // so.
         unnamed += rest(traced.eoi_msrs, timer_eois + other_eois) + beyond;
         overlap += beyond;
     }

@@ -236,8 +236,8 @@ impl<'a> Rows<'a> {
 }
 
 /// The account as a table: one column for the whole run and one for each of the last few windows.
-/// Rows without anything but zeroes are left out; all of them are in the JSON. Of findings it has the
-/// plain numbers.
+/// Rows without anything but zeroes are left out; all of them are in the JSON. Of findings it has
+/// the plain numbers.
 pub fn table(conditions: &Conditions, account: &Account, findings: &Findings) -> String {
     let mut rows = Rows::new(account);
     for (name, value) in ROWS {

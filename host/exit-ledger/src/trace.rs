@@ -1,34 +1,38 @@
-//! Exits as the kernel's tracepoints count them, where tracefs lets us: histogram triggers in a trace
-//! instance of our own (the kernel's `trace/histogram.rst`), on the threads that run vCPUs.
+//! Exits as the kernel's tracepoints count them, where tracefs lets us: histogram triggers in a
+//! trace instance of our own (the kernel's `trace/histogram.rst`), on the threads that run vCPUs.
 //!
 //! KVM's statistics do not say why most exits happened. These histograms do:
 //! * `kvm:kvm_exit` by reason;
-//! * `kvm:kvm_eoi` and `kvm:kvm_pv_eoi` by vector: an end of interrupt that was not paravirtual is an exit, and
-//!   one of the guest's timer vector is the timer's;
-//! * `kvm:kvm_msr` by register: a write to the TSC deadline or the initial count is the guest's timer;
-//! * which vector was injected after which exit, joined by the kernel from `kvm_exit` and `kvm_inj_virq` into a
-//!   synthetic event: an interrupt window that ended in the timer's injection is the timer's;
-//! * the first interrupt's handler that ran after an entry, joined with the exit for an interrupt that it belongs to, apart for
-//!   `irq_vectors:local_timer_entry`, the host's tick;
+//! * `kvm:kvm_eoi` and `kvm:kvm_pv_eoi` by vector: an end of interrupt that was not paravirtual is
+//!   an exit, and one of the guest's timer vector is the timer's;
+//! * `kvm:kvm_msr` by register: a write to the TSC deadline or the initial count is the guest's
+//!   timer;
+//! * which vector was injected after which exit, joined by the kernel from `kvm_exit` and
+//!   `kvm_inj_virq` into a synthetic event: an interrupt window that ended in the timer's injection
+//!   is the timer's;
+//! * the first interrupt's handler that ran after an entry, joined with the exit for an interrupt
+//!   that it belongs to, apart for `irq_vectors:local_timer_entry`, the host's tick;
 //! * on request, `kvm:kvm_page_fault` on the IOMMU's register page and in RAM;
-//! * on request, `kvm:kvm_mmio` and `kvm:kvm_fast_mmio` by address, in the PCI window: doorbells that another process
-//!   reads, which are exits all the same.
+//! * on request, `kvm:kvm_mmio` and `kvm:kvm_fast_mmio` by address, in the PCI window: doorbells
+//!   that another process reads, which are exits all the same.
 //!
 //! # A tick and its exit
-//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. Which came first in the trace of an
-//! exit for an interrupt depends on the kernel (seen in the lab, kvm-amd):
+//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. Which
+//! came first in the trace of an exit for an interrupt depends on the kernel (seen in the lab,
+//! kvm-amd):
 //! ```text
 //! 6.1    kvm_entry, local_timer_entry, kvm_exit    kvm_exit is traced with interrupts on: the handler has run
 //! 6.12   kvm_entry, kvm_exit, local_timer_entry    kvm_exit is traced with interrupts off: the handler is next
 //! ```
-//! On Intel it is the second, always. `common_flags` of `kvm_exit` says whether interrupts were off, so the histograms join both:
-//! the first handler since the entry with an exit for an interrupt that finds interrupts on, and such an exit that finds them off
-//! with the next handler. The next entry forgets both. Handlers without a tracepoint (of posted interrupts, for one) join nothing: an
-//! exit of theirs is an interrupt's all the same, and a tick that follows it in host code before the next entry is taken for its own on
-//! a kernel of the second kind.
+//! On Intel it is the second, always. `common_flags` of `kvm_exit` says whether interrupts were
+//! off, so the histograms join both: the first handler since the entry with an exit for an
+//! interrupt that finds interrupts on, and such an exit that finds them off with the next handler.
+//! The next entry forgets both. Handlers without a tracepoint (of posted interrupts, for one) join
+//! nothing: an exit of theirs is an interrupt's all the same, and a tick that follows it in host
+//! code before the next entry is taken for its own on a kernel of the second kind.
 //!
-//! The kernel counts; nothing is recorded event by event. Without tracefs the ledger has the coarser
-//! statistics and a larger *unattributed* column.
+//! The kernel counts; nothing is recorded event by event. Without tracefs the ledger has the
+//! coarser statistics and a larger *unattributed* column.
 
 mod leftovers;
 mod rows;
@@ -125,7 +129,8 @@ pub struct ExitHistogram {
 }
 
 impl ExitHistogram {
-    /// Sets the histograms up for the threads `tids`. Removes what processes have left that were killed.
+    /// Sets the histograms up for the threads `tids`. Removes what processes have left that were
+    /// killed.
     ///
     /// # Errors
     /// No tracefs, no permission, or a kernel without these events.
@@ -159,7 +164,8 @@ impl ExitHistogram {
         Ok(this)
     }
 
-    /// Counts page faults by where they are, too: on the IOMMU's register pages, and in any of `ram`.
+    /// Counts page faults by where they are, too: on the IOMMU's register pages, and in any of
+    /// `ram`.
     ///
     /// # Errors
     /// The kernel lacks the event, or says no addresses in it.
@@ -206,7 +212,8 @@ impl ExitHistogram {
         Ok(writes)
     }
 
-    /// Page faults so far; `None` unless [`locate_page_faults`](Self::locate_page_faults) was asked for, and granted.
+    /// Page faults so far; `None` unless [`locate_page_faults`](Self::locate_page_faults) was asked
+    /// for, and granted.
     pub fn page_faults(&self) -> io::Result<Option<PageFaults>> {
         let Some([register_page, memory]) = &self.page_faults else {
             return Ok(None);

@@ -1,13 +1,15 @@
-//! KVM's coalesced-MMIO ring: register writes logged by the kernel, in order, without an exit to user space.
+//! KVM's coalesced-MMIO ring: register writes logged by the kernel, in order, without an exit to
+//! user space.
 //!
-//! Documentation/virt/kvm/api.rst, `KVM_REGISTER_COALESCED_MMIO`. The ring is one page per machine, seen through
-//! any vCPU's descriptor at page `KVM_COALESCED_MMIO_PAGE_OFFSET`: `first` (ours), `last` (KVM's), entries.
+//! Documentation/virt/kvm/api.rst, `KVM_REGISTER_COALESCED_MMIO`. The ring is one page per machine,
+//! seen through any vCPU's descriptor at page `KVM_COALESCED_MMIO_PAGE_OFFSET`: `first` (ours),
+//! `last` (KVM's), entries.
 //!
-//! Producers: vCPUs inside the kernel, under KVM's own lock. Consumer: exactly one, which holds the [`CoalescedRing`] and deals
-//! its entries out by address ([`zones`](crate::zones)).
-//! When the ring is full KVM makes the write an ordinary exit (`KVM_EXIT_MMIO`) instead: the code that handles
-//! that must have the ring drained first, or the order of writes breaks.
-//! The kernel writes this page, not the guest; its fields are checked all the same.
+//! Producers: vCPUs inside the kernel, under KVM's own lock. Consumer: exactly one, which holds the
+//! [`CoalescedRing`] and deals its entries out by address ([`zones`](crate::zones)). When the ring
+//! is full KVM makes the write an ordinary exit (`KVM_EXIT_MMIO`) instead: the code that handles
+//! that must have the ring drained first, or the order of writes breaks. The kernel writes this
+//! page, not the guest; its fields are checked all the same.
 //!
 //! UNSAFETY: `mmap` of a kernel page and volatile access to it. (The helper in `kvm-ioctls` needs
 //! `&mut VcpuFd`, which belongs to the vCPU's thread.)
@@ -34,7 +36,8 @@ struct RingPage(NonNull<kvm_coalesced_mmio_ring>);
 
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for RingPage {}
-// SAFETY: shared accessors are loads of two atomic words; entries are read through `CoalescedRing::drain`, which needs `&mut`.
+// SAFETY: shared accessors are loads of two atomic words; entries are read through
+// `CoalescedRing::drain`, which needs `&mut`.
 unsafe impl Sync for RingPage {}
 
 impl RingPage {
@@ -50,7 +53,8 @@ impl RingPage {
 
     #[inline]
     fn is_empty(&self) -> bool {
-        // Pairs with the kernel's write barrier before it moves `last`: the entry is there once `last` says so.
+        // Pairs with the kernel's write barrier before it moves `last`: the entry is there once
+        // `last` says so.
         self.first().load(Ordering::Relaxed) == self.last().load(Ordering::Acquire)
     }
 }
@@ -79,8 +83,8 @@ impl RingProbe {
 }
 
 impl CoalescedRing {
-    /// Maps the ring of the machine that `vcpu` (any of its vCPUs' descriptors) belongs to. One consumer only:
-    /// a second ring of one machine would take entries from the first.
+    /// Maps the ring of the machine that `vcpu` (any of its vCPUs' descriptors) belongs to. One
+    /// consumer only: a second ring of one machine would take entries from the first.
     pub fn map(vcpu: BorrowedFd<'_>) -> io::Result<Self> {
         let offset = PAGE as libc::off_t * libc::off_t::from(KVM_COALESCED_MMIO_PAGE_OFFSET);
         // SAFETY: a fresh mapping at an address of the kernel's choice; the result is checked.
@@ -112,16 +116,16 @@ impl CoalescedRing {
         self.page.is_empty()
     }
 
-    /// Hands over up to `limit` logged writes, oldest first: guest-physical address, 1 to 8 bytes. Each place is
-    /// given back after its call. Returns their number.
+    /// Hands over up to `limit` logged writes, oldest first: guest-physical address, 1 to 8 bytes.
+    /// Each place is given back after its call. Returns their number.
     pub fn drain(&mut self, limit: usize, mut each: impl FnMut(u64, &[u8])) -> usize {
         let mut first = self.page.first().load(Ordering::Relaxed) % ENTRIES;
         for count in 0..limit {
             if first == self.page.last().load(Ordering::Acquire) {
                 return count;
             }
-            // SAFETY: `first` is below ENTRIES, so the entry lies inside the page; the kernel does not touch
-            // it until `first` has passed. Entries are plain integers.
+            // SAFETY: `first` is below ENTRIES, so the entry lies inside the page; the kernel does
+            // not touch it until `first` has passed. Entries are plain integers.
             let entry = unsafe {
                 let entries = (&raw const (*self.page.0.as_ptr()).coalesced_mmio)
                     .cast::<kvm_coalesced_mmio>();
@@ -161,7 +165,8 @@ impl CoalescedZone {
         self.address..self.address + u64::from(self.len)
     }
 
-    /// Starts logging. Nothing to do if it already does. (KVM takes a grace period: not for a hot path.)
+    /// Starts logging. Nothing to do if it already does. (KVM takes a grace period: not for a hot
+    /// path.)
     pub fn register(&mut self) -> Result<(), kvm_ioctls::Error> {
         if !self.registered {
             self.vm
@@ -172,7 +177,8 @@ impl CoalescedZone {
         Ok(())
     }
 
-    /// Stops logging: later writes exit. Entries logged before stay in the ring; drain it afterwards.
+    /// Stops logging: later writes exit. Entries logged before stay in the ring; drain it
+    /// afterwards.
     pub fn unregister(&mut self) -> Result<(), kvm_ioctls::Error> {
         if self.registered {
             self.vm

@@ -1,6 +1,7 @@
 //! Starting, pausing and ending a machine: what the vCPU threads and everybody else agree upon.
 //!
-//! * [`Control::ask`] notes that the machine is to end, while its guest is given the time to do so itself.
+//! * [`Control::ask`] notes that the machine is to end, while its guest is given the time to do so
+//!   itself.
 //! * [`Control::end`] may be called by any thread, first come first served; the thread in
 //!   [`Control::wait_for_end`] wakes and winds the machine down.
 //! * [`Control::pause`] returns once every vCPU thread has left the guest and parked; pauses nest.
@@ -61,8 +62,9 @@ struct State {
 /// A question that only a vCPU's own thread can answer.
 pub(crate) type Inspection = Box<dyn FnOnce(&VcpuFd) + Send>;
 
-/// What the thread of a vCPU does outside the guest: with its vCPU, and whether the instruction pointer is where the vCPU goes on.
-/// It is not while an access to a device is still to be completed by the next entry.
+/// What the thread of a vCPU does outside the guest: with its vCPU, and whether the instruction
+/// pointer is where the vCPU goes on. It is not while an access to a device is still to be
+/// completed by the next entry.
 pub type Visit = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
 
 /// The agreement. See the module's head.
@@ -104,8 +106,8 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The machine is to end for this reason, which its user or a signal gives: its guest has been asked to power off. Does not
-    /// end it.
+    /// The machine is to end for this reason, which its user or a signal gives: its guest has been
+    /// asked to power off. Does not end it.
     pub fn ask(&self, reason: End) {
         self.state().asked.get_or_insert(reason);
     }
@@ -142,12 +144,14 @@ impl Control {
         self.state().stuck.clone()
     }
 
-    /// The first end that the user or a signal has asked for, also after the machine ended for another reason.
+    /// The first end that the user or a signal has asked for, also after the machine ended for
+    /// another reason.
     pub fn asked(&self) -> Option<End> {
         self.state().asked.clone()
     }
 
-    /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore is silent.
+    /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore
+    /// is silent.
     pub(crate) fn wants_registers(&self) -> bool {
         matches!(
             self.state().end,
@@ -174,10 +178,10 @@ impl Control {
         }
     }
 
-    /// Brings every vCPU out of the guest and keeps it out until [`resume`](Self::resume). True when all
-    /// have parked within `patience`; false otherwise (one is still inside a device's call), with the
-    /// pause in force all the same. Must not be called on a vCPU thread, nor by a sidecore that a vCPU
-    /// may be waiting for.
+    /// Brings every vCPU out of the guest and keeps it out until [`resume`](Self::resume). True
+    /// when all have parked within `patience`; false otherwise (one is still inside a device's
+    /// call), with the pause in force all the same. Must not be called on a vCPU thread, nor by a
+    /// sidecore that a vCPU may be waiting for.
     pub fn pause(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut state = self.state();
@@ -194,8 +198,9 @@ impl Control {
         true
     }
 
-    /// Asks vCPU `index`, which [`pause`](Self::pause) has parked, something about its state. `None`: there is no such vCPU,
-    /// the machine is not paused, or has ended, or no answer has come within `patience`.
+    /// Asks vCPU `index`, which [`pause`](Self::pause) has parked, something about its state.
+    /// `None`: there is no such vCPU, the machine is not paused, or has ended, or no answer has
+    /// come within `patience`.
     pub fn inspect<R: Send + 'static>(
         &self,
         index: usize,
@@ -223,8 +228,9 @@ impl Control {
         answer
     }
 
-    /// Has the threads of vCPUs `0..count` each do something once, outside the guest, which they leave for it. Does not wait; what
-    /// has not been done when this is called again, for lack of a thread, is forgotten.
+    /// Has the threads of vCPUs `0..count` each do something once, outside the guest, which they
+    /// leave for it. Does not wait; what has not been done when this is called again, for lack of a
+    /// thread, is forgotten.
     pub fn visit(&self, count: usize, mut what: impl FnMut(usize) -> Visit) {
         let mut state = self.state();
         state.visits.clear();
@@ -259,8 +265,9 @@ impl Control {
 
     /// Makes every vCPU thread look at the state.
     fn summon(&self, state: &State) {
-        // Release: a vCPU that sees it takes the lock and so sees the state. The flag is set before the
-        // signal is sent; a vCPU clears its immediate_exit before it looks, so it misses neither.
+        // Release: a vCPU that sees it takes the lock and so sees the state. The flag is set before
+        // the signal is sent; a vCPU clears its immediate_exit before it looks, so it misses
+        // neither.
         self.attention.store(true, Ordering::Release);
         for thread in &state.threads {
             thread.kick();
@@ -299,7 +306,8 @@ impl Control {
                 return Next::Visit(state.visits.swap_remove(at).1);
             }
             if state.pauses == 0 {
-                // Under the lock, so that it cannot undo a summons that came later; nor one of a vCPU that has not come yet.
+                // Under the lock, so that it cannot undo a summons that came later; nor one of a
+                // vCPU that has not come yet.
                 if state.visits.is_empty() {
                     self.attention.store(false, Ordering::Release);
                 }

@@ -1,10 +1,11 @@
-//! CPUID of the guest: what KVM supports here, with topology, and with what the machine does not offer removed.
+//! CPUID of the guest: what KVM supports here, with topology, and with what the machine does not
+//! offer removed.
 //!
-//! Follows Intel SDM volume 2 (CPUID) and AMD APM volume 3 appendix E. KVM's own leaves (0x4000_0000: signature,
-//! kvmclock, PV end of interrupt, …) come from `KVM_GET_SUPPORTED_CPUID` as they are; they let a guest use
-//! x2APIC without interrupt remapping.
-//! Removed: nested virtualization, performance counters (an NMI watchdog would only add exits),
-//! MSI extended destination ids (they belong to a machine without interrupt remapping but more than 255 vCPUs).
+//! Follows Intel SDM volume 2 (CPUID) and AMD APM volume 3 appendix E. KVM's own leaves
+//! (0x4000_0000: signature, kvmclock, PV end of interrupt, …) come from `KVM_GET_SUPPORTED_CPUID`
+//! as they are; they let a guest use x2APIC without interrupt remapping. Removed: nested
+//! virtualization, performance counters (an NMI watchdog would only add exits), MSI extended
+//! destination ids (they belong to a machine without interrupt remapping but more than 255 vCPUs).
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
@@ -15,9 +16,10 @@ const KVM_FEATURES: u32 = 0x4000_0001;
 /// `KVM_FEATURE_MSI_EXT_DEST_ID`.
 const KVM_MSI_EXT_DEST_ID: u32 = 1 << 15;
 
-/// Asynchronous page faults (`KVM_FEATURE_ASYNC_PF`, `_VMEXIT`, `_INT`): the guest would run something else while a page comes,
-/// and its faults would be a kernel thread's. Time that was stolen, and end of interrupt by a word in memory
-/// (`KVM_FEATURE_STEAL_TIME`, `_PV_EOI`): stores that KVM makes by itself, where a vCPU that is kicked spins until the page has come.
+/// Asynchronous page faults (`KVM_FEATURE_ASYNC_PF`, `_VMEXIT`, `_INT`): the guest would run
+/// something else while a page comes, and its faults would be a kernel thread's. Time that was
+/// stolen, and end of interrupt by a word in memory (`KVM_FEATURE_STEAL_TIME`, `_PV_EOI`): stores
+/// that KVM makes by itself, where a vCPU that is kicked spins until the page has come.
 const DISTURBED_BY_MOVING_PAGES: u32 = 1 << 4 | 1 << 10 | 1 << 14 | 1 << 5 | 1 << 6;
 
 /// Takes away what does not go with memory whose pages come and go.
@@ -35,8 +37,8 @@ pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
         .map_err(refused("to list its CPUID"))
 }
 
-/// Bits of the guest-physical addresses that a guest of this CPUID can use (leaf 0x8000_0008): EAX 7:0, or 23:16 where the host
-/// translates fewer than its processor has.
+/// Bits of the guest-physical addresses that a guest of this CPUID can use (leaf 0x8000_0008): EAX
+/// 7:0, or 23:16 where the host translates fewer than its processor has.
 pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
     /// Of a processor that does not tell (AMD APM volume 3, Intel SDM volume 2: 36 with PAE).
     const UNTOLD: u8 = 36;
@@ -66,11 +68,13 @@ fn adapt(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8) {
         1 => {
             entry.ebx = entry.ebx & 0x0000_ffff | 1 << (16 + bits) | u32::from(apic_id) << 24;
             set(&mut entry.edx, 1 << 28, cpus > 1);
-            // VMX off; x2APIC, TSC deadline timer and "under a hypervisor" on: KVM's local APIC has them all.
+            // VMX off; x2APIC, TSC deadline timer and "under a hypervisor" on: KVM's local APIC has
+            // them all.
             set(&mut entry.ecx, 1 << 5, false);
             set(&mut entry.ecx, 1 << 21 | 1 << 24 | 1 << 31, true);
         }
-        // Cache leaves: cores in the package (Intel); no cache is shared between vCPUs, as far as they know.
+        // Cache leaves: cores in the package (Intel); no cache is shared between vCPUs, as far as
+        // they know.
         4 => entry.eax = entry.eax & 0x0000_3fff | ((1 << bits) - 1) << 26,
         // Performance counters.
         0xa => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),

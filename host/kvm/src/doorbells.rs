@@ -1,14 +1,16 @@
 //! Doorbells of one function: an eventfd for each queue, rung inside KVM (`KVM_IOEVENTFD`).
 //!
-//! While the sidecore polls, drivers are told not to ring. Each value read from an eventfd is a number of
-//! exits: the ledger's doorbell column is their sum.
+//! While the sidecore polls, drivers are told not to ring. Each value read from an eventfd is a
+//! number of exits: the ledger's doorbell column is their sum.
 //!
-//! Doorbells may belong to somebody else ([`KvmDoorbells::for_others`]): a device that is served in another process reads them
-//! there. Nobody here may read them, then; how often they rang only the kernel's tracepoints tell, for which the ledger is
-//! given their addresses ([`KvmDoorbells::places`]).
+//! Doorbells may belong to somebody else ([`KvmDoorbells::for_others`]): a device that is served in
+//! another process reads them there. Nobody here may read them, then; how often they rang only the
+//! kernel's tracepoints tell, for which the ledger is given their addresses
+//! ([`KvmDoorbells::places`]).
 //!
-//! Where they are is another thread's to say ([`IoEvents`]): each change waits until no vCPU can be in the middle of looking
-//! for one (a grace period of some milliseconds), and a BAR that moves is two of them for each queue.
+//! Where they are is another thread's to say ([`IoEvents`]): each change waits until no vCPU can be
+//! in the middle of looking for one (a grace period of some milliseconds), and a BAR that moves is
+//! two of them for each queue.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -34,7 +36,8 @@ pub struct IoEvents {
     fds: Vec<EventFd>,
     /// Bytes between two.
     stride: u64,
-    /// Where doorbell 0 is. Held during a change, so that each begins where the one before it has ended.
+    /// Where doorbell 0 is. Held during a change, so that each begins where the one before it has
+    /// ended.
     at: Mutex<Option<u64>>,
     /// Where doorbells that others read have been placed.
     places: Option<Arc<Places>>,
@@ -76,7 +79,8 @@ pub fn try_listening(vm: &Vm) -> io::Result<()> {
     tried.inspect_err(|_| vm.go_without_doorbells())
 }
 
-/// Where a function's doorbells are, for other threads; one function's BAR lies in one place for nearly all its life.
+/// Where a function's doorbells are, for other threads; one function's BAR lies in one place for
+/// nearly all its life.
 #[derive(Debug, Default)]
 pub struct Places {
     /// Address of queue 0's; 0: nowhere yet. Decoding that is turned off leaves it.
@@ -175,7 +179,8 @@ impl IoEvents {
 impl PlaceDoorbells for IoEvents {
     /// Two grace periods of KVM's for each queue that moves.
     fn place(&self, first: Option<u64>) {
-        // A panic in between leaves an address that is at worst left a second time, which fails without effect.
+        // A panic in between leaves an address that is at worst left a second time, which fails
+        // without effect.
         let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         if first == *at {
             return;

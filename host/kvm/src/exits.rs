@@ -1,8 +1,9 @@
 //! Counts of exits to user space by cause: one set per vCPU, written by that vCPU's thread alone.
 //!
-//! A count is a relaxed store of the owner's own value plus one: no locked instruction, and a reader on
-//! another thread sees each count whole, though not all of one instant. Exits that KVM handles itself
-//! (timer, hlt, logged register writes) never come here; they are in KVM's own statistics.
+//! A count is a relaxed store of the owner's own value plus one: no locked instruction, and a
+//! reader on another thread sees each count whole, though not all of one instant. Exits that KVM
+//! handles itself (timer, hlt, logged register writes) never come here; they are in KVM's own
+//! statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,7 +73,8 @@ impl ExitCause {
         }
     }
 
-    /// Of an access by port: memory accesses show up in KVM as page faults, ports do not, so the ledger keeps them apart.
+    /// Of an access by port: memory accesses show up in KVM as page faults, ports do not, so the
+    /// ledger keeps them apart.
     pub fn of_port(met: AccessCause) -> Self {
         match met {
             AccessCause::PciConfig => Self::PciConfigPort,
@@ -110,7 +112,8 @@ impl ExitCounters {
     #[inline]
     pub fn count(&self, cause: ExitCause) {
         let slot = &self.0[cause as usize];
-        // Relaxed: a statistic; it orders nothing. One writer, so load and store need not be one step.
+        // Relaxed: a statistic; it orders nothing. One writer, so load and store need not be one
+        // step.
         slot.store(slot.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 

@@ -1,13 +1,17 @@
-//! Interrupts of queues that somebody else serves: an eventfd for each queue, which KVM turns into the queue's message
-//! (`KVM_IRQFD` with a GSI route of its own), so that no thread of ours wakes for an interrupt.
+//! Interrupts of queues that somebody else serves: an eventfd for each queue, which KVM turns into
+//! the queue's message (`KVM_IRQFD` with a GSI route of its own), so that no thread of ours wakes
+//! for an interrupt.
 //!
-//! A queue whose message may not be delivered (masked, no vector, MSI-X off, Bus Master off) is disconnected: what is signalled
-//! meanwhile stays in the eventfd, which is the pending bit, and KVM delivers it once when the queue is connected again.
+//! A queue whose message may not be delivered (masked, no vector, MSI-X off, Bus Master off) is
+//! disconnected: what is signalled meanwhile stays in the eventfd, which is the pending bit, and
+//! KVM delivers it once when the queue is connected again.
 //!
-//! Lines that change together are one new table: a device with 65 vectors costs one grace period, not 65.
+//! Lines that change together are one new table: a device with 65 vectors costs one grace period,
+//! not 65.
 //!
-//! Called by the owner's thread. Connecting costs a grace period of the host's kernel, and happens when a driver sets its vectors
-//! up or moves them; interrupts themselves never come here, so the ledger does not count them.
+//! Called by the owner's thread. Connecting costs a grace period of the host's kernel, and happens
+//! when a driver sets its vectors up or moves them; interrupts themselves never come here, so the
+//! ledger does not count them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -94,8 +98,8 @@ impl KvmLines {
     }
 }
 
-/// Messages that KVM takes in its routing table with 32-bit APIC ids (bits 39:32 are none of them); one it does not take would
-/// make it refuse the whole table, and reaches no local APIC anyway.
+/// Messages that KVM takes in its routing table with 32-bit APIC ids (bits 39:32 are none of them);
+/// one it does not take would make it refuse the whole table, and reaches no local APIC anyway.
 fn is_routable(message: Message) -> bool {
     message.address >> 32 & 0xff == 0
 }

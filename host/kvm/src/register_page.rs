@@ -1,7 +1,8 @@
-//! A remapping unit's register page in a memory slot of a KVM machine, for the two modes that have one.
+//! A remapping unit's register page in a memory slot of a KVM machine, for the two modes that have
+//! one.
 //!
-//! The slot gets a mapping of its own ([`SlotMapping`]): arming protects that one, and the owner, which uses
-//! the page's first mapping, never meets the protection.
+//! The slot gets a mapping of its own ([`SlotMapping`]): arming protects that one, and the owner,
+//! which uses the page's first mapping, never meets the protection.
 //!
 //! Called while the machine is built. `trap` needs no slot: [`VtdPort::trap`].
 
@@ -35,8 +36,8 @@ pub enum PageError {
     Log(#[source] io::Error),
 }
 
-/// `unit` behind the page at `at` that the guest reads without an exit and whose writes KVM logs, to be read by `ring` with those
-/// of the machine's other units.
+/// `unit` behind the page at `at` that the guest reads without an exit and whose writes KVM logs,
+/// to be read by `ring` with those of the machine's other units.
 ///
 /// # Errors
 /// The host lacks something.

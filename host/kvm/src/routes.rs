@@ -8,14 +8,15 @@ use platform::ioapic::{PINS, RouteSink, Routes};
 
 use crate::Vm;
 
-/// KVM's table of GSI routes. The I/O APIC's level-triggered pins have theirs, from which KVM knows which vectors' ends to
-/// report; behind them come those of eventfds that are interrupts.
+/// KVM's table of GSI routes. The I/O APIC's level-triggered pins have theirs, from which KVM knows
+/// which vectors' ends to report; behind them come those of eventfds that are interrupts.
 pub struct KvmRoutes {
     vm: Arc<Vm>,
     table: Mutex<RouteTable>,
 }
 
-/// What KVM has; a change costs a grace period of the host's kernel, so equal tables are not sent again.
+/// What KVM has; a change costs a grace period of the host's kernel, so equal tables are not sent
+/// again.
 struct RouteTable {
     pins: Routes,
     /// Of GSI [`PINS`] and on.
@@ -41,8 +42,8 @@ impl KvmRoutes {
         (PINS + table.others.len() - 1) as u32
     }
 
-    /// Routes each GSI, one of [`new_gsi`](Self::new_gsi), to its message, all in one table. False: KVM refused, and nothing has
-    /// changed.
+    /// Routes each GSI, one of [`new_gsi`](Self::new_gsi), to its message, all in one table. False:
+    /// KVM refused, and nothing has changed.
     pub fn route(&self, routes: &[(u32, Message)]) -> bool {
         let mut table = self.table();
         let old = table.others.clone();

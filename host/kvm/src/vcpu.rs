@@ -1,8 +1,8 @@
 //! One vCPU: its thread, and the loop around `KVM_RUN`.
 //!
-//! Each exit to user space is answered on the vCPU's own thread, through the buses, and counted by cause
-//! in that vCPU's counters. Between two entries the thread looks once (one acquire load) whether it is
-//! wanted for a pause or the end.
+//! Each exit to user space is answered on the vCPU's own thread, through the buses, and counted by
+//! cause in that vCPU's counters. Between two entries the thread looks once (one acquire load)
+//! whether it is wanted for a pause or the end.
 //!
 //! UNSAFETY: a pointer to the vCPU's `kvm_run` page for [`kick`](crate::kick).
 
@@ -59,7 +59,8 @@ pub fn spawn(
             }
             let vcpu = vcpu.fd_mut();
             let page: *mut _ = vcpu.get_kvm_run();
-            // SAFETY: `vcpu` is dropped after the guard: it is a captured variable, the guard a later local.
+            // SAFETY: `vcpu` is dropped after the guard: it is a captured variable, the guard a
+            // later local.
             let _page = unsafe { RunPage::enter(page) };
             let thread = Thread::current();
             machine.control.join(thread);

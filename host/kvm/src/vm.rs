@@ -1,6 +1,7 @@
 //! Opening KVM, the machine with its capabilities and split irqchip, and its memory slots.
 //!
-//! UNSAFETY: registering memory slots hands host addresses to KVM. [`Vm`] and [`Vcpu`] keep what they have handed over.
+//! UNSAFETY: registering memory slots hands host addresses to KVM. [`Vm`] and [`Vcpu`] keep what
+//! they have handed over.
 
 use std::fs;
 use std::io;
@@ -104,7 +105,8 @@ pub fn open() -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
-/// Opens `/dev/kvm` and checks that it has what a machine is made of. Software KVM will do for a guest of a few instructions.
+/// Opens `/dev/kvm` and checks that it has what a machine is made of. Software KVM will do for a
+/// guest of a few instructions.
 pub fn open_for_programs() -> Result<Kvm, KvmError> {
     let kvm = open_any()?;
     for (cap, name) in [
@@ -148,7 +150,8 @@ impl Slots {
     }
 }
 
-/// A memory slot of a machine, to be removed by [`Vm::unmap`]. One that is dropped stays as long as the machine.
+/// A memory slot of a machine, to be removed by [`Vm::unmap`]. One that is dropped stays as long as
+/// the machine.
 #[derive(Debug)]
 pub struct SlotId(usize);
 
@@ -241,7 +244,8 @@ impl Vm {
             .map_err(refused("routes of interrupts (KVM_SET_GSI_ROUTING)"))
     }
 
-    /// What this crate's other modules ask KVM by. Slots and vCPUs are made by [`map`](Self::map) and [`Vcpu::new`] only.
+    /// What this crate's other modules ask KVM by. Slots and vCPUs are made by [`map`](Self::map)
+    /// and [`Vcpu::new`] only.
     pub(crate) fn fd(&self) -> &VmFd {
         &self.fd
     }
@@ -255,8 +259,9 @@ impl Vm {
         self.has_doorbells.store(false, Ordering::Relaxed);
     }
 
-    /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own, until that is removed or for as
-    /// long as the machine exists. `flags` are KVM's, for instance `KVM_MEM_READONLY`.
+    /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own,
+    /// until that is removed or for as long as the machine exists. `flags` are KVM's, for instance
+    /// `KVM_MEM_READONLY`.
     ///
     /// # Errors
     /// KVM refuses, or has no more slots: nothing has changed.
@@ -277,9 +282,9 @@ impl Vm {
             memory_size: mapping.len(),
             userspace_addr: mapping.hva().raw(),
         };
-        // SAFETY: `mapping` is shared memory of that size in which this process keeps nothing. `slots` holds it until KVM has
-        // removed the slot, at most for as long as the descriptor; vCPUs, which keep the kernel's machine alive, hold this
-        // machine ([`Vcpu`]).
+        // SAFETY: `mapping` is shared memory of that size in which this process keeps nothing.
+        // `slots` holds it until KVM has removed the slot, at most for as long as the descriptor;
+        // vCPUs, which keep the kernel's machine alive, hold this machine ([`Vcpu`]).
         unsafe { self.fd.set_user_memory_region(region) }.map_err(refused("a memory slot"))?;
         if number == slots.mappings.len() {
             slots.mappings.push(None);
@@ -288,11 +293,13 @@ impl Vm {
         Ok(SlotId(number))
     }
 
-    /// Removes a memory slot: from the return of this call on the guest reaches nothing there, and its number is free. It waits
-    /// until no vCPU can be in the middle of an access (a grace period of KVM's).
+    /// Removes a memory slot: from the return of this call on the guest reaches nothing there, and
+    /// its number is free. It waits until no vCPU can be in the middle of an access (a grace period
+    /// of KVM's).
     ///
     /// # Errors
-    /// KVM refuses, for instance for want of memory: the slot is what it was, and its mapping is kept.
+    /// KVM refuses, for instance for want of memory: the slot is what it was, and its mapping is
+    /// kept.
     pub fn unmap(&self, slot: SlotId) -> Result<(), StillMapped> {
         let mut slots = self.slots();
         let SlotId(number) = slot;

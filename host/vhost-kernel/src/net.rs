@@ -26,7 +26,8 @@ use crate::uapi::{
 };
 
 const DEVICE: &str = "/dev/vhost-net";
-/// VIRTIO_NET_F_MRG_RXBUF: the one of a frame's features that vhost serves; the others are the interface's.
+/// VIRTIO_NET_F_MRG_RXBUF: the one of a frame's features that vhost serves; the others are the
+/// interface's.
 const MRG_RXBUF: u64 = 1 << 15;
 /// Features of rings that it may have, and are passed on.
 const RING: u64 = feature::VERSION_1
@@ -66,7 +67,8 @@ pub enum VhostNetError {
     Regions(usize),
 }
 
-/// See the crate's head. Fields are dropped in this order: the kernel's use of memory ends before the memory.
+/// See the crate's head. Fields are dropped in this order: the kernel's use of memory ends before
+/// the memory.
 #[derive(Debug)]
 pub struct VhostNet {
     file: File,
@@ -109,8 +111,9 @@ impl VhostNet {
             sys::set(&file, &SET_BACKEND_FEATURES, &BACKEND_IOTLB_MSG_V2)
                 .map_err(refused("the messages of its IOTLB"))?;
         }
-        // SAFETY: the table names regions of `ram`, which is mapped while there is a clone of it; `Self` has one that is dropped after
-        // the descriptor. Nobody has references into guest memory.
+        // SAFETY: the table names regions of `ram`, which is mapped while there is a clone of it;
+        // `Self` has one that is dropped after the descriptor. Nobody has references into guest
+        // memory.
         unsafe { sys::set_memory(&file, &table) }
             .map_err(refused("guest memory (VHOST_SET_MEM_TABLE)"))?;
         let frames = offloads(tap.has_uso());
@@ -148,8 +151,8 @@ impl VhostNet {
     }
 
     fn tell(&mut self, message: &IotlbMsg) -> io::Result<()> {
-        // SAFETY: an update with an access is made by `update` alone, whose addresses are those of a region of `ram`, which is dropped
-        // after the descriptor.
+        // SAFETY: an update with an access is made by `update` alone, whose addresses are those of
+        // a region of `ram`, which is dropped after the descriptor.
         unsafe { sys::tell_iotlb(&self.file, message) }
     }
 

@@ -24,14 +24,16 @@ pub fn set<T: Plain>(file: &File, call: &Call<T>, argument: &T) -> io::Result<()
         call.number != SET_VRING_ADDR.number,
         "it has a function of its own"
     );
-    // SAFETY: `call` pairs the number with the structure that the header names for it (`uapi`), of which the kernel reads as many bytes
-    // as the number says; none of these calls concerns memory elsewhere.
+    // SAFETY: `call` pairs the number with the structure that the header names for it (`uapi`), of
+    // which the kernel reads as many bytes as the number says; none of these calls concerns memory
+    // elsewhere.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, std::ptr::from_ref(argument)) })
 }
 
 /// A call whose argument the kernel fills in.
 pub fn get<T: Plain>(file: &File, call: &Call<T>, mut argument: T) -> io::Result<T> {
-    // SAFETY: as of `set`; the kernel writes as many bytes as the number says, and any bytes are a value of a `Plain` type.
+    // SAFETY: as of `set`; the kernel writes as many bytes as the number says, and any bytes are a
+    // value of a `Plain` type.
     answer(unsafe {
         libc::ioctl(
             file.as_raw_fd(),
@@ -57,7 +59,8 @@ pub unsafe fn set_memory(file: &File, table: &MemoryTable) -> io::Result<()> {
         table.regions as usize <= table.region.len(),
         "as many regions as there are"
     );
-    // SAFETY: the kernel reads the head and as many regions as it says, all within `table`; what they name is the caller's word.
+    // SAFETY: the kernel reads the head and as many regions as it says, all within `table`; what
+    // they name is the caller's word.
     answer(unsafe {
         libc::ioctl(
             file.as_raw_fd(),
@@ -88,7 +91,8 @@ pub unsafe fn set_ring_addr(file: &File, addr: &RingAddr) -> io::Result<()> {
 /// As of [`set_memory`], of what an update maps with an access.
 pub unsafe fn tell_iotlb(file: &File, message: &IotlbMsg) -> io::Result<()> {
     debug_assert!(message.what >= UPDATE, "what a front end says");
-    // SAFETY: as many bytes as the structure has, all of them initialised (`Plain`); what they name is the caller's word.
+    // SAFETY: as many bytes as the structure has, all of them initialised (`Plain`); what they name
+    // is the caller's word.
     let written = unsafe {
         libc::write(
             file.as_raw_fd(),
@@ -106,7 +110,8 @@ pub unsafe fn tell_iotlb(file: &File, message: &IotlbMsg) -> io::Result<()> {
 /// The next message, of a descriptor that does not wait.
 pub fn ask_iotlb(file: &File) -> io::Result<Option<IotlbMsg>> {
     let mut message = IotlbMsg::default();
-    // SAFETY: the kernel writes at most as many bytes as the structure has, and any bytes are a value of it.
+    // SAFETY: the kernel writes at most as many bytes as the structure has, and any bytes are a
+    // value of it.
     let read = unsafe {
         libc::read(
             file.as_raw_fd(),

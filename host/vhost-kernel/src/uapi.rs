@@ -1,5 +1,6 @@
-//! Numbers and structures of `include/uapi/linux/vhost.h`, as far as they are used. All are little-endian x86-64's and hold for
-//! every architecture whose ioctl numbers have the generic form.
+//! Numbers and structures of `include/uapi/linux/vhost.h`, as far as they are used. All are
+//! little-endian x86-64's and hold for every architecture whose ioctl numbers have the generic
+//! form.
 
 use std::marker::PhantomData;
 

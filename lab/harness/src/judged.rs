@@ -28,7 +28,8 @@ impl Bar {
     }
 }
 
-/// Figures that miss their bars, and a line for every bar with the figure found. One that was not measured misses none.
+/// Figures that miss their bars, and a line for every bar with the figure found. One that was not
+/// measured misses none.
 pub fn judge<K: AsRef<str>>(
     object: &Object,
     bars: impl IntoIterator<Item = (K, Bar)>,

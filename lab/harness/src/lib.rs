@@ -1,7 +1,8 @@
 //! Whole guests, run by `exitless` as a user runs it, and what is seen of them.
 //!
-//! `exitless-lab` has these as commands and knows nothing else of them; they start `exitless` as a process, in the lab or
-//! here, with the flags that a user would give, or `exitless-lab` for a guest whose parts fail on purpose.
+//! `exitless-lab` has these as commands and knows nothing else of them; they start `exitless` as a
+//! process, in the lab or here, with the flags that a user would give, or `exitless-lab` for a
+//! guest whose parts fail on purpose.
 //!
 //! * `report_file`: how figures are written.
 //! * `system`: a guest, a daemon, a host, storage that does what a test says.
@@ -14,11 +15,12 @@
 //! * [`swap_figures`]: the same by memory allowed, by program, and of four at once.
 //! * [`eli`]: exits of a guest under `exitless-hv`, and attacks on that.
 //! * [`assign`]: guests with devices of the emulated host; memory pinned for them, refused DMA.
-//! * [`assign_lab`]: what such guests cost, by the guest's policy, the host's and the register mode.
+//! * [`assign_lab`]: what such guests cost, by the guest's policy, the host's and the register
+//!   mode.
 //! * [`lab_cmd`]: a command of the user's in the lab.
 //!
-//! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel, makes a machine of the
-//! library's parts itself.
+//! Left out: anything that a machine does. The forced-sleep payload, which has no guest kernel,
+//! makes a machine of the library's parts itself.
 
 pub mod assign;
 pub mod assign_lab;

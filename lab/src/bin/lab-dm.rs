@@ -1,17 +1,18 @@
-//! Device-mapper devices of the lab's emulated host: made, changed, suspended, resumed, removed; and the sector of a loop
-//! device below them, which busybox's losetup cannot set.
+//! Device-mapper devices of the lab's emulated host: made, changed, suspended, resumed, removed;
+//! and the sector of a loop device below them, which busybox's losetup cannot set.
 //!
-//! Runs inside the lab, as `/bin/lab-dm`. It is what the selftest needs of dmsetup(8), whose package would bring
-//! five libraries into the image. A device that is suspended takes requests and keeps them until it is resumed; the
-//! kernel holds them, so nothing can cancel them.
+//! Runs inside the lab, as `/bin/lab-dm`. It is what the selftest needs of dmsetup(8), whose
+//! package would bring five libraries into the image. A device that is suspended takes requests and
+//! keeps them until it is resumed; the kernel holds them, so nothing can cancel them.
 //!
-//! Interface: `linux/dm-ioctl.h`, version 4. Every request is one `struct dm_ioctl` with the tables behind it, written
-//! here byte by byte; the answer overwrites it.
+//! Interface: `linux/dm-ioctl.h`, version 4. Every request is one `struct dm_ioctl` with the tables
+//! behind it, written here byte by byte; the answer overwrites it.
 //!
-//! UNSAFETY: the interfaces are ioctl(2), which the standard library does not have: one call at [`Control::request`], one at
-//! [`set_sector`].
+//! UNSAFETY: the interfaces are ioctl(2), which the standard library does not have: one call at
+//! [`Control::request`], one at [`set_sector`].
 //!
-//! Left out: more than one target in a device, messages, events, everything of dmsetup that no test needs.
+//! Left out: more than one target in a device, messages, events, everything of dmsetup that no test
+//! needs.
 
 use std::fs::File;
 use std::io;
@@ -216,8 +217,9 @@ impl Control {
 
     /// Carries out a request; the answer is in `bytes` afterwards.
     fn request(&self, command: Command, bytes: &mut [u8]) -> io::Result<()> {
-        // SAFETY: the descriptor is open. The command reads as many bytes as the header's data_size says, which
-        // `request` and `table` set to the length of what they built, and writes no more than those.
+        // SAFETY: the descriptor is open. The command reads as many bytes as the header's data_size
+        // says, which `request` and `table` set to the length of what they built, and writes no
+        // more than those.
         let result =
             unsafe { libc::ioctl(self.0.as_raw_fd(), command.ioctl(), bytes.as_mut_ptr()) };
         if result == 0 {
@@ -234,7 +236,8 @@ mod tests {
 
     #[test]
     fn commands_are_those_of_the_kernels_header() {
-        // DM_DEV_CREATE, DM_DEV_REMOVE, DM_DEV_SUSPEND and DM_TABLE_LOAD, as a C compiler prints them.
+        // DM_DEV_CREATE, DM_DEV_REMOVE, DM_DEV_SUSPEND and DM_TABLE_LOAD, as a C compiler prints
+        // them.
         let commands = [
             Command::Create,
             Command::Remove,

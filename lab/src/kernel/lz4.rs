@@ -1,7 +1,7 @@
 //! LZ4 unpacking, for kernels packed by `lz4 -l` (no such tool on a fresh Debian).
 //!
-//! Source: `lz4_Block_format.md` of the LZ4 project, and its frame document's "legacy frame": after the
-//! magic, blocks of at most 8 MiB unpacked, each behind its packed size (`u32`, little-endian).
+//! Source: `lz4_Block_format.md` of the LZ4 project, and its frame document's "legacy frame": after
+//! the magic, blocks of at most 8 MiB unpacked, each behind its packed size (`u32`, little-endian).
 
 /// Unpacked size of one legacy block, bytes, at most.
 const BLOCK_MAX: usize = 8 << 20;

@@ -1,8 +1,9 @@
-//! `apt-get` and `apt-cache` with lists, archives and state of their own, and `dpkg-deb` that only unpacks.
+//! `apt-get` and `apt-cache` with lists, archives and state of their own, and `dpkg-deb` that only
+//! unpacks.
 //!
-//! One process at a time works in a cache directory: a file lock that others wait for. Archives stay until they
-//! are unpacked, so a download that was cut off goes on where it ended. The machine's list of installed packages
-//! is read, to know which of QEMU's libraries it lacks.
+//! One process at a time works in a cache directory: a file lock that others wait for. Archives
+//! stay until they are unpacked, so a download that was cut off goes on where it ended. The
+//! machine's list of installed packages is read, to know which of QEMU's libraries it lacks.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -65,8 +66,8 @@ impl Wanted<'_> {
         }
     }
 
-    /// Whether this version of the package is it. The machine's sources are asked first: what they have is the
-    /// distribution's own kernel.
+    /// Whether this version of the package is it. The machine's sources are asked first: what they
+    /// have is the distribution's own kernel.
     fn will_do(self, version: &str) -> bool {
         match self {
             Self::Busybox | Self::Kernel(None) => true,
@@ -144,8 +145,8 @@ impl<'a> Apt<'a> {
         })
     }
 
-    /// Fetches and unpacks all of them: from the machine's sources what these have, the rest from the suites that
-    /// follow, the nearest first.
+    /// Fetches and unpacks all of them: from the machine's sources what these have, the rest from
+    /// the suites that follow, the nearest first.
     pub(super) fn fetch(&self, wanted: &[Wanted<'_>]) -> Result<(), LabError> {
         check_room(self.cache, wanted.iter().map(|part| part.room()).sum())?;
         let names: Vec<String> = wanted.iter().map(|part| part.name()).collect();
@@ -343,7 +344,8 @@ impl<'a> Apt<'a> {
         self.run(&self.dir, "apt-cache", args, what)
     }
 
-    /// Runs a tool of APT to its end, and says how far a download is; its output, or its last words in the error.
+    /// Runs a tool of APT to its end, and says how far a download is; its output, or its last words
+    /// in the error.
     fn run(&self, cwd: &Path, tool: &str, args: &[&str], what: &str) -> Result<String, LabError> {
         let mut command = Command::new(tool);
         command
@@ -513,7 +515,8 @@ pub(super) fn run_tool(
     Err(failed(last_words(&words)))
 }
 
-/// Why a tool failed, of all that it wrote to standard error: what it calls errors first, as APT's tools do, or how it ended.
+/// Why a tool failed, of all that it wrote to standard error: what it calls errors first, as APT's
+/// tools do, or how it ended.
 fn last_words(words: &str) -> String {
     let lines: Vec<&str> = words.lines().filter(|l| !l.trim().is_empty()).collect();
     let errors = lines.iter().filter(|line| line.starts_with("E: "));
@@ -524,8 +527,8 @@ fn last_words(words: &str) -> String {
     }
 }
 
-/// Versions in the answer of `apt-cache madison`, `NAME | VERSION | URI SUITE/COMPONENT …`, as they come: newest
-/// first. With `suite`, only those that it has.
+/// Versions in the answer of `apt-cache madison`, `NAME | VERSION | URI SUITE/COMPONENT …`, as they
+/// come: newest first. With `suite`, only those that it has.
 fn parse_madison(shown: &str, suite: Option<&str>) -> Vec<String> {
     let version = |line: &str| {
         let mut columns = line.split('|').map(str::trim);
@@ -538,7 +541,8 @@ fn parse_madison(shown: &str, suite: Option<&str>) -> Vec<String> {
     shown.lines().filter_map(version).collect()
 }
 
-/// The first dependency in a package's description: the kernel's own package, for the one that follows releases.
+/// The first dependency in a package's description: the kernel's own package, for the one that
+/// follows releases.
 fn parse_kernel_package(shown: &str) -> Option<String> {
     let dependencies = shown
         .lines()

@@ -14,8 +14,9 @@ use crate::LabError;
 /// Below this much free space, bytes, a failure is put down to the full disk.
 const NEARLY_FULL: u64 = 1 << 20;
 
-/// Where the lab keeps packages, built guest programs and images: `EXITLESS_LAB_DIR`, else `exitless/lab` in the
-/// user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`), else in the directory for temporary files.
+/// Where the lab keeps packages, built guest programs and images: `EXITLESS_LAB_DIR`, else
+/// `exitless/lab` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`), else in the
+/// directory for temporary files.
 #[must_use]
 pub fn cache_dir() -> PathBuf {
     choose(
@@ -62,7 +63,8 @@ fn free(dir: &Path) -> Option<u64> {
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Why nothing could be made in `dir`, which need not be there yet; as far as this can be told without trying.
+/// Why nothing could be made in `dir`, which need not be there yet; as far as this can be told
+/// without trying.
 pub(super) fn not_writable(dir: &Path) -> Option<String> {
     let above = dir.ancestors().find(|path| path.exists())?;
     let access = Access::WRITE_OK | Access::EXEC_OK;
@@ -89,7 +91,8 @@ pub(super) fn check_room(dir: &Path, needed: u64) -> Result<(), LabError> {
     }
 }
 
-/// `error`, unless the disk below `dir` is full: then that is what went wrong, whatever a tool says of it.
+/// `error`, unless the disk below `dir` is full: then that is what went wrong, whatever a tool says
+/// of it.
 pub(crate) fn full_or(dir: &Path, error: LabError) -> LabError {
     match free(dir) {
         Some(free) if free < NEARLY_FULL => full(dir, free),

@@ -1,13 +1,16 @@
-//! A stock Debian that boots as a distribution does: systemd, udev, the generic kernel with its own initrd, a root on a disk.
+//! A stock Debian that boots as a distribution does: systemd, udev, the generic kernel with its own
+//! initrd, a root on a disk.
 //!
-//! It is of the machine's own release, made by `mmdebstrap` from the machine's own APT sources, those for the release and its
-//! updates alone; where the release's backports have a kernel of [`NEWER`], that stands beside the release's own. All that
-//! makes it another root than an installed one is a unit that does what the kernel's command line asks for (`job.sh`), a
-//! disk without partitions or a boot loader, and that no user can log in.
+//! It is of the machine's own release, made by `mmdebstrap` from the machine's own APT sources,
+//! those for the release and its updates alone; where the release's backports have a kernel of
+//! [`NEWER`], that stands beside the release's own. All that makes it another root than an
+//! installed one is a unit that does what the kernel's command line asks for (`job.sh`), a disk
+//! without partitions or a boot loader, and that no user can log in.
 //!
-//! Like the other parts it is a directory of [`cache_dir`], `debian-RELEASE-HASH`, made once and complete when it is there. The
-//! hash is of the scripts that make it and of what they are given, so a changed script makes another; packages are
-//! those of the day (delete the directory to have it made again). Guests are to be given copies of its images.
+//! Like the other parts it is a directory of [`cache_dir`], `debian-RELEASE-HASH`, made once and
+//! complete when it is there. The hash is of the scripts that make it and of what they are given,
+//! so a changed script makes another; packages are those of the day (delete the directory to have
+//! it made again). Guests are to be given copies of its images.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -62,7 +65,8 @@ impl Debian {
     /// Finds or makes it; `notice` hears a line before and during anything slow.
     ///
     /// # Errors
-    /// [`LabError::Package`] names what is missing or failed and what to do; [`LabError::Full`] a disk without room.
+    /// [`LabError::Package`] names what is missing or failed and what to do; [`LabError::Full`] a
+    /// disk without room.
     pub fn get(notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         let machine = sources::of_machine(Path::new("/etc/apt"));

@@ -1,13 +1,15 @@
 //! One fault of QEMU mended in the lab's own copy: an interrupt that KVM injects is delivered once.
 //!
-//! `helper_vmrun` leaves the vector of an interrupt that it has delivered in `cs->exception_index`; an emulated processor that is
-//! asked to leave its loop before the guest's next exit delivers it again, with interrupts off (lab/README.md). A guest, or the
-//! emulated host itself, may end in a triple fault of that: the more often, the more of its processors send each other
-//! interrupts, and the more else this machine has to do.
+//! `helper_vmrun` leaves the vector of an interrupt that it has delivered in `cs->exception_index`;
+//! an emulated processor that is asked to leave its loop before the guest's next exit delivers it
+//! again, with interrupts off (lab/README.md). A guest, or the emulated host itself, may end in a
+//! triple fault of that: the more often, the more of its processors send each other interrupts, and
+//! the more else this machine has to do.
 //!
-//! The cure is a line behind the delivery, `cs->exception_index = -1`. In the compiled program there is a line for the log of
-//! `-d in_asm`, whose place it takes. A program in which that place is not found, once, is left as it is, and so is one that is not
-//! the lab's. Found in Debian's QEMU 10.0.
+//! The cure is a line behind the delivery, `cs->exception_index = -1`. In the compiled program
+//! there is a line for the log of `-d in_asm`, whose place it takes. A program in which that place
+//! is not found, once, is left as it is, and so is one that is not the lab's. Found in Debian's
+//! QEMU 10.0.
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +17,8 @@ use std::path::Path;
 use super::cache::unique;
 use crate::LabError;
 
-/// What stands there, `..` for any byte: the vector's store (`mov %esi, INDEX(%rbx)`), two more of the kind, a look whether there is
-/// a log, and the call.
+/// What stands there, `..` for any byte: the vector's store (`mov %esi, INDEX(%rbx)`), two more of
+/// the kind, a look whether there is a log, and the call.
 const CALL: &str = "89 b3 .. .. .. .. c7 83 .. .. .. .. 00 00 00 00 48 c7 83 .. .. .. .. ff ff ff ff \
                     f6 05 .. .. .. .. 02 0f 85 .. .. .. .. ba 01 00 00 00 48 89 df e8 .. .. .. ..";
 /// What follows: `testb $2, …; je OUT`, and the log line, of which two bytes are taken as well.

@@ -1,13 +1,15 @@
 //! Gets what the lab is made of from Debian packages, without installing them and without root.
 //!
-//! [`Needs`] says what is wanted: a QEMU of some age, a kernel for the host, a kernel for the guest. Each part
-//! is a directory of its own in [`cache_dir`]: `qemu-VERSION`, `linux-own` (the distribution's kernel) or
-//! `linux-SERIES`, `busybox`. A directory appears by one rename when it is complete, so its existence is the
-//! stamp, and the second start costs nothing. A new part leaves the others alone.
+//! [`Needs`] says what is wanted: a QEMU of some age, a kernel for the host, a kernel for the
+//! guest. Each part is a directory of its own in [`cache_dir`]: `qemu-VERSION`, `linux-own` (the
+//! distribution's kernel) or `linux-SERIES`, `busybox`. A directory appears by one rename when it
+//! is complete, so its existence is the stamp, and the second start costs nothing. A new part
+//! leaves the others alone.
 //!
-//! What is missing is looked for in the machine's own APT sources first; where these have it not new enough, in
-//! the suites that follow theirs on the same mirror (`sources`). `apt` does the work, with lists and
-//! archives of its own: nothing of the machine's package system is changed but read.
+//! What is missing is looked for in the machine's own APT sources first; where these have it not
+//! new enough, in the suites that follow theirs on the same mirror (`sources`). `apt` does the
+//! work, with lists and archives of its own: nothing of the machine's package system is changed but
+//! read.
 //!
 //! [`Debian`] is a part for those who ask for it: a whole root, made by `mmdebstrap`. So are the
 //! headers of a kernel, which a module is built against (`headers`).
@@ -140,7 +142,8 @@ impl Packages {
     /// Finds or fetches everything; `notice` hears a line before and during anything slow.
     ///
     /// # Errors
-    /// [`LabError::Package`] names the package, the failure and what to do; [`LabError::Full`] a disk without room.
+    /// [`LabError::Package`] names the package, the failure and what to do; [`LabError::Full`] a
+    /// disk without room.
     pub fn get(needs: &Needs, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         if let Some(found) = find(&cache, needs) {
@@ -160,7 +163,8 @@ impl Packages {
         found?.with_qemu_mended()
     }
 
-    /// The same, whose QEMU delivers interrupts once, if it is one of ours and that can be had ([`mend`]). It is looked at once.
+    /// The same, whose QEMU delivers interrupts once, if it is one of ours and that can be had
+    /// ([`mend`]). It is looked at once.
     fn with_qemu_mended(self) -> Result<Self, LabError> {
         let Qemu::Unpacked(root, _) = &self.qemu else {
             return Ok(self);
@@ -232,7 +236,8 @@ impl Packages {
         let firmware = ["usr/share/seabios", "usr/share/qemu"]
             .into_iter()
             .flat_map(|dir| [OsString::from("-L"), root.join(dir).into_os_string()]);
-        // QEMU looks beside its own program, where they are not if the host has them installed already.
+        // QEMU looks beside its own program, where they are not if the host has them installed
+        // already.
         let own = lib_dirs[0].join("qemu");
         let modules = if own.join("accel-tcg-x86_64.so").exists() {
             own
@@ -240,8 +245,8 @@ impl Packages {
             "/usr/lib/x86_64-linux-gnu/qemu".into()
         };
         let modules = ("QEMU_MODULE_DIR", modules.into_os_string());
-        // A newer C library among the packages needs its own loader. Where /lib is a link into /usr, a package has
-        // either path.
+        // A newer C library among the packages needs its own loader. Where /lib is a link into
+        // /usr, a package has either path.
         let loader = lib_dirs
             .iter()
             .map(|dir| dir.join("ld-linux-x86-64.so.2"))
@@ -253,7 +258,8 @@ impl Packages {
                 program.into_os_string(),
             ];
             args.extend(firmware);
-            // Not in the environment: programs that QEMU starts are this machine's, with its C library.
+            // Not in the environment: programs that QEMU starts are this machine's, with its C
+            // library.
             return (loader, args, vec![modules]);
         }
         let libraries = ("LD_LIBRARY_PATH", library_path);
@@ -278,7 +284,8 @@ fn warning(version: Version, delivers_once: bool) -> Option<String> {
     })
 }
 
-/// What keeps the parts from being found or fetched into `cache`, as far as this can be told without trying.
+/// What keeps the parts from being found or fetched into `cache`, as far as this can be told
+/// without trying.
 pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
     let mut found = Vec::new();
     let missing = missing(cache, needs);
@@ -349,8 +356,8 @@ fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted<'static>> {
     wanted
 }
 
-/// The machine's own QEMU if it is new enough, else the oldest here that is: what is fetched for a test that
-/// needs more changes nothing for the others.
+/// The machine's own QEMU if it is new enough, else the oldest here that is: what is fetched for a
+/// test that needs more changes nothing for the others.
 fn find_qemu(cache: &Path, at_least: Version) -> Option<Qemu> {
     installed_qemu(at_least).or_else(|| {
         let versions = names(cache)

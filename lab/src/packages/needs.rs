@@ -58,8 +58,8 @@ impl FromStr for Version {
     }
 }
 
-/// What a lab has to be made of. The default is a QEMU whose SVM loses nothing, and the distribution's kernel for
-/// host and guest.
+/// What a lab has to be made of. The default is a QEMU whose SVM loses nothing, and the
+/// distribution's kernel for host and guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// QEMU of this version or a newer one.
@@ -71,8 +71,9 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Oldest QEMU whose emulated SVM is known to lose nothing. Under 7.2 an interrupt that arrives while a guest is
-    /// entered or left can be lost: guests with several vCPUs then stall for seconds or end in a triple fault.
+    /// Oldest QEMU whose emulated SVM is known to lose nothing. Under 7.2 an interrupt that arrives
+    /// while a guest is entered or left can be lost: guests with several vCPUs then stall for
+    /// seconds or end in a triple fault.
     pub const QEMU_SOUND: Version = Version::new(10, 0);
 }
 

@@ -1,10 +1,11 @@
 //! The machine's APT sources, and the suites that follow theirs.
 //!
-//! What Debian calls a suite is one line of work of the archive: `bookworm`, `bookworm-backports`, `trixie`. All
-//! lie on the same mirror under the same keys, so a source for a later suite is the machine's own with another
-//! name in it; no host, key or component is known here.
+//! What Debian calls a suite is one line of work of the archive: `bookworm`, `bookworm-backports`,
+//! `trixie`. All lie on the same mirror under the same keys, so a source for a later suite is the
+//! machine's own with another name in it; no host, key or component is known here.
 //!
-//! Formats: sources.list(5), one line each (`deb [options] uri suite component…`), and deb822 stanzas.
+//! Formats: sources.list(5), one line each (`deb [options] uri suite component…`), and deb822
+//! stanzas.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,13 +82,15 @@ impl Source {
     }
 }
 
-/// The machine's release; the oldest if it names several, for one that lists a newer one too has asked for what there is of it.
+/// The machine's release; the oldest if it names several, for one that lists a newer one too has
+/// asked for what there is of it.
 pub(super) fn release(machine: &[Source]) -> Option<&'static str> {
     let named = machine.iter().flat_map(Source::releases);
     named.min().map(|release| RELEASES[release])
 }
 
-/// Of the machine's sources the entries for `release` and its updates: the distribution, without what was added to it.
+/// Of the machine's sources the entries for `release` and its updates: the distribution, without
+/// what was added to it.
 pub(super) fn of_release(machine: &[Source], release: &str) -> Vec<Source> {
     ["", "-updates", "-security"]
         .iter()
@@ -99,7 +102,8 @@ pub(super) fn of_release(machine: &[Source], release: &str) -> Vec<Source> {
         .collect()
 }
 
-/// Sources for the suites that follow, the nearest first: backports of the machine's release, then each newer one.
+/// Sources for the suites that follow, the nearest first: backports of the machine's release, then
+/// each newer one.
 pub(super) fn later(machine: &[Source]) -> Vec<(String, Vec<Source>)> {
     let named = machine.iter().flat_map(Source::releases);
     let Some(base) = named.min() else {
@@ -126,7 +130,8 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     key.eq_ignore_ascii_case(name).then(|| value.trim())
 }
 
-/// A stanza for `suite` made of one that names `base`; none of one that is switched off, or has no packages.
+/// A stanza for `suite` made of one that names `base`; none of one that is switched off, or has no
+/// packages.
 fn stanza(text: &str, base: &str, suite: &str) -> Option<String> {
     let value = |name: &str| text.lines().find_map(|line| field(line, name));
     let has = |name: &str, word: &str| {

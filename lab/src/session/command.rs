@@ -114,7 +114,8 @@ impl<'a> LabCommand<'a> {
         self
     }
 
-    /// Limits its time (default 300 s; more on a busy machine, see [`patience`](crate::patience)); then it is killed.
+    /// Limits its time (default 300 s; more on a busy machine, see [`patience`](crate::patience));
+    /// then it is killed.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -226,8 +227,8 @@ impl Running<'_> {
     /// Waits until `is_there` is true of what the program has written so far.
     ///
     /// # Errors
-    /// [`LabError::Inside`] if it ended before that; else as [`LabCommand::output`]. The program goes on
-    /// after a [`LabError::Timeout`].
+    /// [`LabError::Inside`] if it ended before that; else as [`LabCommand::output`]. The program
+    /// goes on after a [`LabError::Timeout`].
     pub fn wait_until(
         &mut self,
         limit: Duration,

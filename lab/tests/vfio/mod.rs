@@ -1,8 +1,9 @@
-//! The driver of `libs/vfio` (`examples/nvme`) on an emulated NVMe controller behind an emulated VT-d, in a stock kernel.
+//! The driver of `libs/vfio` (`examples/nvme`) on an emulated NVMe controller behind an emulated
+//! VT-d, in a stock kernel.
 //!
-//! Each run moves verified blocks under a policy, then asks the device for DMA where it may not be. What came through is held
-//! against what the policy allows, what did not against the kernel's log of faults, and system calls against what the policy is
-//! there to save.
+//! Each run moves verified blocks under a policy, then asks the device for DMA where it may not be.
+//! What came through is held against what the policy allows, what did not against the kernel's log
+//! of faults, and system calls against what the policy is there to save.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::{may_start, started};
 /// Bytes of the namespace.
 const NAMESPACE: u64 = 16 << 20;
 
-/// The configuration with a VT-d unit, a controller behind it, whose namespace is a file in `dir`, and the driver.
+/// The configuration with a VT-d unit, a controller behind it, whose namespace is a file in `dir`,
+/// and the driver.
 pub fn with_controller(config: LabConfig, dir: &Path) -> LabConfig {
     let namespace = dir.join("namespace");
     let file = std::fs::File::create(&namespace).unwrap();
@@ -40,8 +42,8 @@ pub fn a_driver_in_user_space(lab: &Lab) {
     assert!(said.contains("bound to nvme, not to vfio-pci"), "{said}");
     assigned::bind_to_vfio(lab, &address).unwrap();
     let said = drive(lab, &address, "strict", 2000);
-    // What was refused first, since the kernel logs no more than ten lines in five seconds: the IOVAs of what is read-only, and
-    // of what was just unmapped.
+    // What was refused first, since the kernel logs no more than ten lines in five seconds: the
+    // IOVAs of what is read-only, and of what was just unmapped.
     let refused = said.lines().filter(|line| line.ends_with(REFUSED));
     let iovas = refused.map(|line| line.split_whitespace().nth(2).unwrap());
     let log = assigned::take_faults(lab).unwrap();
@@ -108,8 +110,8 @@ fn drive(lab: &Lab, address: &str, policy: &str, blocks: u64) -> String {
     match policy {
         "deferred" => assert!(maps == commands && unmaps < commands, "{summary}"),
         "optimistic" => assert!(maps < commands / 10 && unmaps <= maps, "{summary}"),
-        // Half of the commands write, two at a time from the same memory. What completes together is unmapped together, by one call for
-        // neighbours: how much does is a matter of time.
+        // Half of the commands write, two at a time from the same memory. What completes together
+        // is unmapped together, by one call for neighbours: how much does is a matter of time.
         "shared" => assert!(maps == commands / 4 * 3 && unmaps <= maps, "{summary}"),
         _ => assert!(maps == commands && unmaps <= maps, "{summary}"),
     }

@@ -1,12 +1,13 @@
 //! Addresses as types: one per address space, with checked steps and no arithmetic operators.
 //!
 //! * [`Iova`]: I/O virtual, what a device emits.
-//! * [`PhysAddr`]: what an IO page table translates it to. On a bare machine that is a host-physical address, for
-//!   the tables of a guest a guest-physical one; the owner of a table knows which, and converts by name.
+//! * [`PhysAddr`]: what an IO page table translates it to. On a bare machine that is a
+//!   host-physical address, for the tables of a guest a guest-physical one; the owner of a table
+//!   knows which, and converts by name.
 //!
-//! A crate with address spaces of its own makes types of the same shape with [`address_space!`]. Crossing from one
-//! space to another is a named function of whoever knows how, never `as`; there is no `+`: a step names its
-//! overflow ([`Iova::checked_add`]).
+//! A crate with address spaces of its own makes types of the same shape with [`address_space!`].
+//! Crossing from one space to another is a named function of whoever knows how, never `as`; there
+//! is no `+`: a step names its overflow ([`Iova::checked_add`]).
 //!
 //! ```
 //! use address::{Iova, PAGE_SIZE};
@@ -109,6 +110,7 @@ address_space! {
     Iova, "Iova"
 }
 address_space! {
-    /// What an IO page table translates to; whose physical address it is, the owner of the table knows.
+    /// What an IO page table translates to; whose physical address it is, the owner of the table
+    /// knows.
     PhysAddr, "PhysAddr"
 }

@@ -1,13 +1,15 @@
 //! Time, in nanoseconds of one monotonic clock for all cores.
 //!
-//! Map and unmap never read a precise clock: what they stamp may be as old as the last [`Clock::advance`]. A coarse
-//! time lags and never leads, so whatever is stamped with it looks older than it is: windows close early, never
-//! late, and the durations reported are too long by at most the period of whoever ticks, never too short.
+//! Map and unmap never read a precise clock: what they stamp may be as old as the last
+//! [`Clock::advance`]. A coarse time lags and never leads, so whatever is stamped with it looks
+//! older than it is: windows close early, never late, and the durations reported are too long by at
+//! most the period of whoever ticks, never too short.
 //!
-//! Called by every core and by whoever calls `DmaMapper::tick`. Left out: wall-clock time, and timers; something
-//! outside (a thread, the owner of an event loop) calls `tick`. A timer interrupt must not, since that waits and allocates: it asks
-//! `DmaMapper::is_due`, and wakes somebody who may.
-//! Cost: [`Clock::coarse`] of a [`TickClock`] is one load of a line that changes once per tick.
+//! Called by every core and by whoever calls `DmaMapper::tick`. Left out: wall-clock time, and
+//! timers; something outside (a thread, the owner of an event loop) calls `tick`. A timer interrupt
+//! must not, since that waits and allocates: it asks `DmaMapper::is_due`, and wakes somebody who
+//! may. Cost: [`Clock::coarse`] of a [`TickClock`] is one load of a line that changes once per
+//! tick.
 
 use core::ops::Deref;
 
@@ -24,8 +26,8 @@ pub trait Clock: Send + Sync {
         self.now()
     }
 
-    /// Somebody knows that it is `now` nanoseconds: what [`coarse`](Self::coarse) may answer from. May be called in an
-    /// interrupt: waits for nobody.
+    /// Somebody knows that it is `now` nanoseconds: what [`coarse`](Self::coarse) may answer from.
+    /// May be called in an interrupt: waits for nobody.
     #[inline]
     fn advance(&self, now: u64) {
         let _ = now;

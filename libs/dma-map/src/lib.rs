@@ -1,7 +1,8 @@
 //! IO page tables, invalidation, and the policies between map and unmap.
 //!
 //! * [`IoMap`]: what a mapper changes translations through: tables, or a kernel's interface.
-//! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without locks.
+//! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without
+//!   locks.
 //! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
 //! * [`mapper`]: [`DmaMapper`], which turns memory into addresses for a device under a [`Policy`].
 //! * [`risk`]: what stale mappings there were, beside what is promised.
@@ -9,8 +10,8 @@
 //!
 //! `address` and `iova`, whose types it takes, are re-exported. Three kinds of users:
 //!
-//! **A kernel**, two cores of a driver under [`Policy::DEFERRED`]: an unmap returns at once, a tick makes the device forget, and
-//! what it could reach meanwhile is counted.
+//! **A kernel**, two cores of a driver under [`Policy::DEFERRED`]: an unmap returns at once, a tick
+//! makes the device forget, and what it could reach meanwhile is counted.
 //!
 //! ```
 //! use dma_map::address::PhysAddr;
@@ -51,8 +52,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **A user-space driver** over VFIO or iommufd, whose [`IoMap`] is three functions. A list for a controller that takes no
-//! element across 64 KiB; what it says where it fails bears the ioctl's errno.
+//! **A user-space driver** over VFIO or iommufd, whose [`IoMap`] is three functions. A list for a
+//! controller that takes no element across 64 KiB; what it says where it fails bears the ioctl's
+//! errno.
 //!
 //! ```
 //! use dma_map::address::PhysAddr;
@@ -73,8 +75,9 @@
 //! }
 //! ```
 //!
-//! **A VMM** that gives a device the guest's memory, and translates what a device model is told: under a policy that tears down
-//! at once, since [`translate`](MapperCore::translate) finds what an optimistic one still maps after its unmap.
+//! **A VMM** that gives a device the guest's memory, and translates what a device model is told:
+//! under a policy that tears down at once, since [`translate`](MapperCore::translate) finds what an
+//! optimistic one still maps after its unmap.
 //!
 //! ```
 //! # use dma_map::address::PhysAddr;
@@ -94,9 +97,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! UNSAFETY: denied here and opted into by the modules that hold the memory of tables (`table::memory`, `table::tree`),
-//! because a table entry is a number that is turned into a reference, on a path of nanoseconds, and by those that give table
-//! pages back (`mapper::reclaim`) or pretend to (`testing`). Everything else is safe code.
+//! UNSAFETY: denied here and opted into by the modules that hold the memory of tables
+//! (`table::memory`, `table::tree`), because a table entry is a number that is turned into a
+//! reference, on a path of nanoseconds, and by those that give table pages back (`mapper::reclaim`)
+//! or pretend to (`testing`). Everything else is safe code.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 

@@ -1,13 +1,16 @@
-//! Risk, measured: which stale mappings there were, and for how long, beside what the policy promises.
+//! Risk, measured: which stale mappings there were, and for how long, beside what the policy
+//! promises.
 //!
-//! A mapping is *stale* from its unmap (with optimistic teardown: although its entries still stand) until no device
-//! can use it any more: until the invalidation that covers it is known to be complete. Durations are counted from a
-//! coarse time that lags, to the moment at which the completion was seen: too long rather than too short. The sum
-//! of the cores' maxima stands for the maximum: too large rather than too small. A strict unmap that waits for its
-//! invalidation is not stale meanwhile: it has not returned.
+//! A mapping is *stale* from its unmap (with optimistic teardown: although its entries still stand)
+//! until no device can use it any more: until the invalidation that covers it is known to be
+//! complete. Durations are counted from a coarse time that lags, to the moment at which the
+//! completion was seen: too long rather than too short. The sum of the cores' maxima stands for the
+//! maximum: too large rather than too small. A strict unmap that waits for its invalidation is not
+//! stale meanwhile: it has not returned.
 //!
-//! Flow: each core counts in a line of its own (`Counters`), when it gives IOVAs back; [`DmaMapper::risk`] adds the
-//! lines up on demand. Nothing here is written on the path of an unmap.
+//! Flow: each core counts in a line of its own (`Counters`), when it gives IOVAs back;
+//! [`DmaMapper::risk`] adds the lines up on demand. Nothing here is written on the path of an
+//! unmap.
 //!
 //! [`DmaMapper::risk`]: crate::DmaMapper::risk
 
@@ -19,7 +22,8 @@ use thiserror::Error;
 /// What one mapper let go stale, and what it may.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Risk {
-    /// No translation at all: the device reaches everything, always. The other figures mean nothing then.
+    /// No translation at all: the device reaches everything, always. The other figures mean nothing
+    /// then.
     pub is_unprotected: bool,
     /// Stale mappings now.
     pub stale_now: u64,
@@ -32,7 +36,8 @@ pub struct Risk {
 }
 
 impl Risk {
-    /// Compares with the promise. `slack_ns` is the longest time between two ticks plus that of an invalidation.
+    /// Compares with the promise. `slack_ns` is the longest time between two ticks plus that of an
+    /// invalidation.
     ///
     /// # Errors
     /// The first bound that did not hold.
@@ -41,8 +46,9 @@ impl Risk {
         self.contract.check(stale_max, &self.windows, slack_ns)
     }
 
-    /// A guest's mapper over its host's: what the guest unmapped stays in reach until both have let go of it, so
-    /// counts and windows are summed. The histogram holds the windows of both, one beside the other.
+    /// A guest's mapper over its host's: what the guest unmapped stays in reach until both have let
+    /// go of it, so counts and windows are summed. The histogram holds the windows of both, one
+    /// beside the other.
     pub fn over(&self, host: &Self) -> Self {
         let mut windows = self.windows;
         windows.add(&host.windows);
@@ -57,13 +63,14 @@ impl Risk {
     }
 }
 
-/// What is promised: more stale mappings, or older ones, there never are, also where a core makes no further call.
+/// What is promised: more stale mappings, or older ones, there never are, also where a core makes
+/// no further call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiskContract {
     /// Most mappings that are stale at one time; `None`: no bound.
     pub max_stale: Option<u64>,
-    /// Longest time for which a mapping is stale, ns; `None`: no bound. It is exceeded at most by the period of
-    /// the ticks, and by the time that the teardown takes.
+    /// Longest time for which a mapping is stale, ns; `None`: no bound. It is exceeded at most by
+    /// the period of the ticks, and by the time that the teardown takes.
     pub max_age_ns: Option<u64>,
 }
 
@@ -129,12 +136,14 @@ impl RiskContract {
     }
 }
 
-/// How long mappings were stale: a histogram by powers of two. `{:?}` names the buckets that count something by where they begin.
+/// How long mappings were stale: a histogram by powers of two. `{:?}` names the buckets that count
+/// something by where they begin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
     /// Longest, ns.
     pub max_ns: u64,
-    /// Bucket 0 counts 0 ns; bucket *i* counts 2^(i-1) ns up to, not including, 2^i ns; the last one also all above.
+    /// Bucket 0 counts 0 ns; bucket *i* counts 2^(i-1) ns up to, not including, 2^i ns; the last
+    /// one also all above.
     pub buckets: [u64; Self::BUCKETS],
 }
 
@@ -252,7 +261,8 @@ impl Counts {
     }
 }
 
-/// One core's counts: written by the core alone, read by anybody. Loads and stores, no read-modify-write.
+/// One core's counts: written by the core alone, read by anybody. Loads and stores, no
+/// read-modify-write.
 pub(crate) struct Counters {
     stale_max: AtomicU64,
     longest_ns: AtomicU64,

@@ -1,13 +1,14 @@
-//! Every policy over every kind of allocator: random operations by three cores, hostile ones among them, against a map of
-//! what is mapped.
+//! Every policy over every kind of allocator: random operations by three cores, hostile ones among
+//! them, against a map of what is mapped.
 //!
-//! Hostile are: unmaps twice, of a part, of too much, of nothing, of no bytes, past the end of the space, above the
-//! device's mask, and of another domain's mapping; maps of no bytes, past the end of memory, of nothing; and maps until
-//! nothing is left. Each is refused with an error that fits, what is mapped stays mapped, and in the end all is back at zero.
-//! (Invalidations that fail: `mapper/tests/errors.rs`.)
+//! Hostile are: unmaps twice, of a part, of too much, of nothing, of no bytes, past the end of the
+//! space, above the device's mask, and of another domain's mapping; maps of no bytes, past the end
+//! of memory, of nothing; and maps until nothing is left. Each is refused with an error that fits,
+//! what is mapped stays mapped, and in the end all is back at zero. (Invalidations that fail:
+//! `mapper/tests/errors.rs`.)
 //!
-//! More than a million operations all together, asserted; `iova`'s own tests make four million more, and
-//! `bench/dma-soak` goes on from there.
+//! More than a million operations all together, asserted; `iova`'s own tests make four million
+//! more, and `bench/dma-soak` goes on from there.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::collections::BTreeMap;
@@ -80,7 +81,8 @@ struct Run<A: IovaAllocator> {
     /// Pages that one core gave to a far mapping.
     far: u64,
     is_strict: bool,
-    /// Whether an unmap that is refused was looked at for milliseconds: another user might have had the pin.
+    /// Whether an unmap that is refused was looked at for milliseconds: another user might have had
+    /// the pin.
     is_patient: bool,
     age: u64,
 }

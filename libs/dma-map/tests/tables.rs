@@ -1,8 +1,8 @@
 //! IO page tables against a naive model: a map from page to what it is mapped to.
 //!
-//! Every call, hostile ones among them, must give the value that the model gives, and leave every page where the
-//! model says. Leaf sizes are learned from the table (and checked to be legal), because which size is possible depends on
-//! tables that earlier calls left behind.
+//! Every call, hostile ones among them, must give the value that the model gives, and leave every
+//! page where the model says. Leaf sizes are learned from the table (and checked to be legal),
+//! because which size is possible depends on tables that earlier calls left behind.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -446,7 +446,8 @@ fn without_memory_for_tables_nothing_is_mapped_and_none_is_kept() {
     assert_eq!(memory.pages_in_use(), 0);
 }
 
-/// With so many pages as the range needs tables, counted one by one, it is mapped; with one page less it says how many.
+/// With so many pages as the range needs tables, counted one by one, it is mapped; with one page
+/// less it says how many.
 #[test]
 fn the_tables_that_are_missing_are_counted_exactly() {
     const GIB: u64 = 512 * 512;
@@ -462,7 +463,8 @@ fn the_tables_that_are_missing_are_counted_exactly() {
         (LeafSizes::ONE_G, GIB - 513, 3 * GIB + 1026, 0),
         (LeafSizes::ONE_G, GIB - 513, 3 * GIB + 1026, 512),
     ] {
-        // A page is mapped by the largest leaf that lies in the range and to whose size IOVA and memory are off alike.
+        // A page is mapped by the largest leaf that lies in the range and to whose size IOVA and
+        // memory are off alike.
         let size = |page: u64| {
             let fits = |size: &u64| {
                 let start = page & !(size - 1);

@@ -1,4 +1,5 @@
-//! Real threads on one table: each owns its pages, all share leaf tables, and chunks are reclaimed meanwhile.
+//! Real threads on one table: each owns its pages, all share leaf tables, and chunks are reclaimed
+//! meanwhile.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::sync::Barrier;
@@ -37,8 +38,9 @@ impl Random {
     }
 }
 
-/// Every thread maps and unmaps its own pages of shared leaf tables (page p belongs to thread p mod 4), looks up what it
-/// mapped, and uses chunks of its own, by runs of pages and whole, whose leaf tables it reclaims.
+/// Every thread maps and unmaps its own pages of shared leaf tables (page p belongs to thread p mod
+/// 4), looks up what it mapped, and uses chunks of its own, by runs of pages and whole, whose leaf
+/// tables it reclaims.
 fn hammer<P: PageTable>(table: &P, rounds: u64) {
     let start = Barrier::new(THREADS as usize);
     thread::scope(|scope| {

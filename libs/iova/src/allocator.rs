@@ -27,8 +27,8 @@ pub struct Stats {
 
 /// An IOVA space of one domain. All cores share it; each works through a handle of its own.
 pub trait IovaAllocator: Send + Sync {
-    /// The handle of one core. It may move to another thread but not be shared: no operation takes a lock
-    /// only to find out that nobody else is there.
+    /// The handle of one core. It may move to another thread but not be shared: no operation takes
+    /// a lock only to find out that nobody else is there.
     type Core: CoreAllocator;
 
     /// The handle of `core`. It comes back when it is dropped, which parks it first.
@@ -37,7 +37,8 @@ pub trait IovaAllocator: Send + Sync {
     /// The core has a handle, or does not exist.
     fn claim(&self, core: CoreId) -> Result<Self::Core, ClaimError>;
 
-    /// Any free handle, for threads that have no number: a thread keeps it in thread-local storage or on its stack.
+    /// Any free handle, for threads that have no number: a thread keeps it in thread-local storage
+    /// or on its stack.
     ///
     /// # Errors
     /// [`ClaimError::NoneLeft`].
@@ -55,7 +56,8 @@ pub trait IovaAllocator: Send + Sync {
     /// The space.
     fn aperture(&self) -> &Aperture;
 
-    /// What is allocated and cached; reads every core's state, so it is slow and, while others work, approximate.
+    /// What is allocated and cached; reads every core's state, so it is slow and, while others
+    /// work, approximate.
     fn stats(&self) -> Stats;
 
     /// Forgets every allocation, as a device reset does.
@@ -70,15 +72,17 @@ pub trait CoreAllocator: Send {
     /// Which core this is.
     fn core(&self) -> CoreId;
 
-    /// A free range. It may be larger than asked for (rounded up to a power of two): all of it is the
-    /// caller's, and all of it must be freed.
+    /// A free range. It may be larger than asked for (rounded up to a power of two): all of it is
+    /// the caller's, and all of it must be freed.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed then, except that other cores may have been asked to drain.
+    /// [`AllocError`]; nothing has changed then, except that other cores may have been asked to
+    /// drain.
     fn alloc(&mut self, request: Request) -> Result<IovaRange, AllocError>;
 
-    /// Takes back a range exactly as a core of this space got it; any core may. A range does not say which space it is of: one of
-    /// another space is refused unless exactly such a range is allocated in this one.
+    /// Takes back a range exactly as a core of this space got it; any core may. A range does not
+    /// say which space it is of: one of another space is refused unless exactly such a range is
+    /// allocated in this one.
     ///
     /// # Errors
     /// [`FreeError`]; nothing has changed then.
@@ -87,7 +91,8 @@ pub trait CoreAllocator: Send {
     /// Takes back several ranges, in their order, each as [`free`](Self::free) does.
     ///
     /// # Errors
-    /// [`FreeManyError`] names the first that is refused: those before it are freed, it and those behind it are as they were.
+    /// [`FreeManyError`] names the first that is refused: those before it are freed, it and those
+    /// behind it are as they were.
     fn free_many(&mut self, ranges: &[IovaRange]) -> Result<(), FreeManyError> {
         for (index, &range) in ranges.iter().enumerate() {
             let freed = self.free(range);
@@ -96,12 +101,14 @@ pub trait CoreAllocator: Send {
         Ok(())
     }
 
-    /// Checks that `range` is allocated exactly so, and keeps it from being freed or pinned by another core until
-    /// [`free_pinned`](Self::free_pinned) or [`unpin`](Self::unpin). What lies behind it (its leaf table) stays
-    /// meanwhile. This is the first half of an unmap; the second follows when no device can use it.
+    /// Checks that `range` is allocated exactly so, and keeps it from being freed or pinned by
+    /// another core until [`free_pinned`](Self::free_pinned) or [`unpin`](Self::unpin). What lies
+    /// behind it (its leaf table) stays meanwhile. This is the first half of an unmap; the second
+    /// follows when no device can use it.
     ///
-    /// An allocator whose owners pin without a read-modify-write ([`ChunkAllocator`](crate::ChunkAllocator)) may let two
-    /// cores pin one range if they do so in the same moment: a caller's mistake, as two racing frees are.
+    /// An allocator whose owners pin without a read-modify-write
+    /// ([`ChunkAllocator`](crate::ChunkAllocator)) may let two cores pin one range if they do so in
+    /// the same moment: a caller's mistake, as two racing frees are.
     ///
     /// # Errors
     /// As [`free`](Self::free).
@@ -110,12 +117,12 @@ pub trait CoreAllocator: Send {
     /// Frees what was pinned, by this core or another of the same space.
     ///
     /// # Panics
-    /// Where it was pinned in another space (as far as 1,024 spaces are told apart); so do [`unpin`](Self::unpin) and
-    /// [`recycle`](Self::recycle).
+    /// Where it was pinned in another space (as far as 1,024 spaces are told apart); so do
+    /// [`unpin`](Self::unpin) and [`recycle`](Self::recycle).
     fn free_pinned(&mut self, pinned: Pinned);
 
-    /// As [`free_pinned`](Self::free_pinned), of whole chunks behind which there is no leaf table: nothing has to be
-    /// [retired](Self::retire) before they are used again.
+    /// As [`free_pinned`](Self::free_pinned), of whole chunks behind which there is no leaf table:
+    /// nothing has to be [retired](Self::retire) before they are used again.
     fn free_without_table(&mut self, pinned: Pinned) {
         self.free_pinned(pinned);
     }
@@ -126,8 +133,9 @@ pub trait CoreAllocator: Send {
     /// Gives everything cached back to the space. The handle remains usable.
     fn park(&mut self);
 
-    /// Takes one 2 MiB chunk in which nothing is allocated out of circulation, so that the leaf table behind it can
-    /// be reclaimed. `None` where there is none to spare, or where the allocator does not own chunks.
+    /// Takes one 2 MiB chunk in which nothing is allocated out of circulation, so that the leaf
+    /// table behind it can be reclaimed. `None` where there is none to spare, or where the
+    /// allocator does not own chunks.
     fn retire(&mut self) -> Option<RetiredChunk> {
         None
     }
@@ -139,8 +147,8 @@ pub trait CoreAllocator: Send {
 }
 
 /// A range that nobody else can free, map over or lose the leaf table of.
-// Two words, so that it goes through registers: with the flag in a byte of its own, storing the parts and loading the
-// whole would stall every unmap.
+// Two words, so that it goes through registers: with the flag in a byte of its own, storing the
+// parts and loading the whole would stall every unmap.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a pinned range stays allocated until it is freed"]
 pub struct Pinned {
@@ -149,7 +157,8 @@ pub struct Pinned {
     pages: NonZeroU64,
 }
 
-/// Which space something came from: one of 1,024, in turn. What lies where a range's size has no bits.
+/// Which space something came from: one of 1,024, in turn. What lies where a range's size has no
+/// bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceId(u64);
 

@@ -6,7 +6,8 @@ use crate::{ApertureError, IovaPfn, IovaRange};
 
 /// The space an allocator hands out, as a device and its platform limit it.
 ///
-/// Reserved regions may overlap each other and reach past the ends; [`Aperture::usable`] is what remains.
+/// Reserved regions may overlap each other and reach past the ends; [`Aperture::usable`] is what
+/// remains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aperture {
     first: IovaPfn,
@@ -22,8 +23,8 @@ pub const MSI_WINDOW: IovaRange = match IovaRange::new(IovaPfn::new(0xfee00), 0x
 };
 
 impl Aperture {
-    /// Pages `first` to `last`, inclusive, without `reserved`. Page 0 is best left out: drivers and devices take
-    /// address 0 for "none".
+    /// Pages `first` to `last`, inclusive, without `reserved`. Page 0 is best left out: drivers and
+    /// devices take address 0 for "none".
     ///
     /// # Errors
     /// [`ApertureError::Empty`] where no page remains.

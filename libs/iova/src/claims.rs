@@ -6,8 +6,8 @@ use lines::{AtomicBool, Ordering};
 
 use crate::{ApertureError, ClaimError, CoreId, MAX_CORES, ResetError};
 
-/// One flag per core: whether its handle is out. A handle is one core's exclusive way in, so taking it is a lock held for as
-/// long as the handle lives.
+/// One flag per core: whether its handle is out. A handle is one core's exclusive way in, so taking
+/// it is a lock held for as long as the handle lives.
 pub struct Claims(Box<[AtomicBool]>);
 
 impl Claims {
@@ -27,8 +27,8 @@ impl Claims {
         self.0.len()
     }
 
-    /// Takes the handle of `core`. Acquire: pairs with [`Self::release`], after which everything that the last
-    /// owner left behind is seen.
+    /// Takes the handle of `core`. Acquire: pairs with [`Self::release`], after which everything
+    /// that the last owner left behind is seen.
     ///
     /// # Errors
     /// It is out, or there is no such core.

@@ -27,9 +27,12 @@ pub enum AllocError {
         pages: u64,
         /// Highest page that the request or the aperture allowed.
         last: IovaPfn,
-        /// Cores that may hold free ranges only they can return (those in their free lists, and those of their chunks that
-        /// others freed under a pin); they do at their next operation or when they park. This core itself is one of them where it has not looked everywhere yet: it does at latest at
-        /// the attempt whose number is that of the chunks in use. With 0 another attempt is useless until something is freed (but see [`Request::aligned`](crate::Request::aligned)).
+        /// Cores that may hold free ranges only they can return (those in their free lists, and
+        /// those of their chunks that others freed under a pin); they do at their next operation or
+        /// when they park. This core itself is one of them where it has not looked everywhere yet:
+        /// it does at latest at the attempt whose number is that of the chunks in use. With 0
+        /// another attempt is useless until something is freed (but see
+        /// [`Request::aligned`](crate::Request::aligned)).
         asked: usize,
     },
 }
@@ -43,7 +46,8 @@ pub enum FreeError {
         /// The range given.
         range: IovaRange,
     },
-    /// Nothing that starts there is allocated: never was, freed before, or being freed by another core.
+    /// Nothing that starts there is allocated: never was, freed before, or being freed by another
+    /// core.
     #[error("{range} is not allocated")]
     NotAllocated {
         /// The range given.

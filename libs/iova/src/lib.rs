@@ -1,19 +1,21 @@
 //! Allocators of I/O virtual addresses (IOVAs) that scale with cores.
 //!
-//! A device behind an IOMMU is given addresses of a space of its own. Whoever maps memory for it needs a free range of that
-//! space for every mapping, often millions of times a second on every core. This crate has one interface for it
-//! ([`IovaAllocator`], shared, and [`CoreAllocator`], the handle of one core) and several ways:
+//! A device behind an IOMMU is given addresses of a space of its own. Whoever maps memory for it
+//! needs a free range of that space for every mapping, often millions of times a second on every
+//! core. This crate has one interface for it ([`IovaAllocator`], shared, and [`CoreAllocator`], the
+//! handle of one core) and several ways:
 //!
 //! | allocator | what it is | take it for |
 //! |---|---|---|
 //! | [`ChunkAllocator`] | 2 MiB chunks, one leaf table each, owned by one core | page tables that many cores map in; the default |
 //! | [`TreeAllocator`] | one locked tree, logarithmic, packed to the top | the reference; few, long-lived or huge ranges |
 //!
-//! All of them check what they are told: a range that is freed twice, in part, or with another size is refused with an error
-//! that names it, and nothing changes. So is one of another space, unless exactly such a range is allocated in this one: ranges are
-//! plain numbers. What was pinned or retired knows its space, and another one panics. All take reserved regions, alignment, a highest address per
-//! request, and sizes from one page to the whole space; all drain their caches before they say that a space is
-//! exhausted, and ask the other cores.
+//! All of them check what they are told: a range that is freed twice, in part, or with another size
+//! is refused with an error that names it, and nothing changes. So is one of another space, unless
+//! exactly such a range is allocated in this one: ranges are plain numbers. What was pinned or
+//! retired knows its space, and another one panics. All take reserved regions, alignment, a highest
+//! address per request, and sizes from one page to the whole space; all drain their caches before
+//! they say that a space is exhausted, and ask the other cores.
 //!
 //! ```
 //! use iova::{Aperture, ChunkAllocator, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request};
@@ -33,10 +35,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Ranges are in pages of 4 KiB; ends are inclusive. The feature `testing` plays with any allocator, in phases, beside a naive model;
-//! `parts` has what allocators elsewhere are built from. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores
-//! share comes through the crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and those of more
-//! cores with shuttle (`tests/schedules.rs`).
+//! Ranges are in pages of 4 KiB; ends are inclusive. The feature `testing` plays with any
+//! allocator, in phases, beside a naive model; `parts` has what allocators elsewhere are built
+//! from. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through
+//! the crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and
+//! those of more cores with shuttle (`tests/schedules.rs`).
 //!
 //! **Left out**: guard pages between ranges, boundaries that a range must not cross, NUMA.
 #![cfg_attr(not(test), no_std)]
@@ -68,8 +71,8 @@ pub use error::{AllocError, ApertureError, ClaimError, FreeError, FreeManyError,
 pub use range::{Access, CoreId, IovaPfn, IovaRange, MAX_CORES, Request};
 pub use tree::{TreeAllocator, TreeCore};
 
-/// What allocators outside this crate are built from, so that they check and refuse as those here do (feature `parts`).
-/// No promise of stability goes with it.
+/// What allocators outside this crate are built from, so that they check and refuse as those here
+/// do (feature `parts`). No promise of stability goes with it.
 #[cfg(feature = "parts")]
 pub mod parts {
     pub use crate::claims::Claims;

@@ -66,7 +66,8 @@ pub struct IovaRange {
 }
 
 impl IovaRange {
-    /// `pages` pages from `first` on; `None` for no pages, or where the last one lies past the space.
+    /// `pages` pages from `first` on; `None` for no pages, or where the last one lies past the
+    /// space.
     #[inline]
     pub const fn new(first: IovaPfn, pages: u64) -> Option<Self> {
         match NonZeroU64::new(pages) {
@@ -150,8 +151,8 @@ impl fmt::Debug for IovaRange {
 
 /// What a range is wanted for.
 ///
-/// A range of `pages` pages is aligned to the power of two that holds it unless more is asked for: a
-/// device that is given 3 pages never sees them cross a 16 KiB boundary.
+/// A range of `pages` pages is aligned to the power of two that holds it unless more is asked for:
+/// a device that is given 3 pages never sees them cross a 16 KiB boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub(crate) pages: u64,
@@ -190,8 +191,8 @@ impl Request {
         Self { last, ..self }
     }
 
-    /// Where nothing is free, fails without a call to the other cores to give back what they cache: for whoever has another limit
-    /// to try next.
+    /// Where nothing is free, fails without a call to the other cores to give back what they cache:
+    /// for whoever has another limit to try next.
     #[inline]
     pub const fn without_drain(self) -> Self {
         Self {
@@ -200,8 +201,9 @@ impl Request {
         }
     }
 
-    /// Aligned to `2^order` pages, if that is more than the size's own alignment. `order` is at most 52. Where no whole block of that
-    /// alignment is free, a place may be missed among gaps that lie otherwise (the tree looks at 64).
+    /// Aligned to `2^order` pages, if that is more than the size's own alignment. `order` is at
+    /// most 52. Where no whole block of that alignment is free, a place may be missed among gaps
+    /// that lie otherwise (the tree looks at 64).
     #[inline]
     pub const fn aligned(self, order: u8) -> Self {
         Self {

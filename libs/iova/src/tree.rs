@@ -1,23 +1,27 @@
 //! `TreeAllocator`: ranges packed to the top of the space, every operation logarithmic.
 //!
-//! The reference, and what [chunks](crate::ChunkAllocator) fall back to. Linux's allocator of 2015 walked along
-//! allocated ranges until a gap fitted: linear, and where lifetimes are random, every time (*Utilizing the IOMMU
-//! Scalably*, USENIX ATC 2015, §4.1; *Efficient Intra-Operating System Protection Against Harmful DMAs*, FAST 2015).
-//! Here the free gaps are in a tree that knows the largest aligned request under each node
-//! ([`gaps`]), and what is out is in a hash table by first page ([`live`]).
+//! The reference, and what [chunks](crate::ChunkAllocator) fall back to. Linux's allocator of 2015
+//! walked along allocated ranges until a gap fitted: linear, and where lifetimes are random, every
+//! time (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.1; *Efficient Intra-Operating System
+//! Protection Against Harmful DMAs*, FAST 2015). Here the free gaps are in a tree that knows the
+//! largest aligned request under each node ([`gaps`]), and what is out is in a hash table by first
+//! page ([`live`]).
 //!
-//! Flow: `alloc` finds the highest gap that fits at or below the request's limit, takes the highest aligned place
-//! in it, and notes the range; `free` looks the range up exactly, removes it and joins its pages with the gaps
-//! they touch. A range of `p` pages takes `p` pages: nothing is rounded.
+//! Flow: `alloc` finds the highest gap that fits at or below the request's limit, takes the highest
+//! aligned place in it, and notes the range; `free` looks the range up exactly, removes it and
+//! joins its pages with the gaps they touch. A range of `p` pages takes `p` pages: nothing is
+//! rounded.
 //!
-//! Who owns what: one [`lines::Lock`] guards everything, and is held for one operation. Handles own nothing, so
-//! that `park` does nothing.
+//! Who owns what: one [`lines::Lock`] guards everything, and is held for one operation. Handles own
+//! nothing, so that `park` does nothing.
 //!
-//! Cost: one contended line and three or four descents of the tree per allocation and free; for an allocation that fails one, or
-//! 64 where it is aligned to more than its size. `tree_speed` in the tests prints it. It does not scale with cores. Memory: 16 bytes per range out
-//! at up to 3/4 full (powers of two), about 60 bytes per gap.
+//! Cost: one contended line and three or four descents of the tree per allocation and free; for an
+//! allocation that fails one, or 64 where it is aligned to more than its size. `tree_speed` in the
+//! tests prints it. It does not scale with cores. Memory: 16 bytes per range out at up to 3/4 full
+//! (powers of two), about 60 bytes per gap.
 //!
-//! Left out: chunks (`retire` never has one); a lower limit per request (reserve what a device must not see).
+//! Left out: chunks (`retire` never has one); a lower limit per request (reserve what a device must
+//! not see).
 
 mod gaps;
 mod live;
@@ -51,7 +55,8 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// All of `usable` free: ranges that ascend and do not touch, as [`Aperture::usable`](crate::Aperture::usable) has them.
+    /// All of `usable` free: ranges that ascend and do not touch, as
+    /// [`Aperture::usable`](crate::Aperture::usable) has them.
     pub fn new(usable: &[IovaRange]) -> Self {
         Self {
             gaps: Gaps::new(usable),
@@ -61,8 +66,8 @@ impl Tree {
         }
     }
 
-    /// `pages` pages (1 to 2^52) at a multiple of `2^align_order` (at most 2^52; raised to the power of two that
-    /// holds `pages`), none above `last`.
+    /// `pages` pages (1 to 2^52) at a multiple of `2^align_order` (at most 2^52; raised to the
+    /// power of two that holds `pages`), none above `last`.
     pub fn alloc(&mut self, pages: u64, align_order: u8, last: IovaPfn) -> Option<IovaRange> {
         let range = self.take(pages, align_order, last)?;
         self.live.set(range.first().raw(), pages);
@@ -99,7 +104,8 @@ impl Tree {
         self.remove(range, range.pages() | PINNED)
     }
 
-    /// Pins what is allocated and not pinned, which keeps it from [`Self::free`], or the other way round.
+    /// Pins what is allocated and not pinned, which keeps it from [`Self::free`], or the other way
+    /// round.
     ///
     /// # Errors
     /// [`FreeError`]; nothing has changed then.
@@ -178,7 +184,8 @@ impl Tree {
         } else if self.pages_at(first) == Some(range.pages())
             || self.gaps.holds(first.raw(), last.raw())
         {
-            // It is free, or pinned by somebody who is about to free it, or is to be unpinned and was not pinned.
+            // It is free, or pinned by somebody who is about to free it, or is to be unpinned and
+            // was not pinned.
             FreeError::NotAllocated { range }
         } else {
             FreeError::Mismatch { range }
@@ -186,9 +193,9 @@ impl Tree {
     }
 }
 
-/// Ranges packed to the top of the space in logarithmic time, behind one lock. A request gets the highest place there is; one that is
-/// aligned to more than its size, the highest free block of that alignment, or where none is free, a place in one of the 64
-/// highest gaps that could hold it.
+/// Ranges packed to the top of the space in logarithmic time, behind one lock. A request gets the
+/// highest place there is; one that is aligned to more than its size, the highest free block of
+/// that alignment, or where none is free, a place in one of the 64 highest gaps that could hold it.
 ///
 /// ```
 /// use iova::{Aperture, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request, TreeAllocator};

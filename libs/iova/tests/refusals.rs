@@ -1,12 +1,13 @@
-//! What a chunk allocator refuses, beside a naive model of what is free: no request fails for good while a range for it is in no
-//! core's possession.
+//! What a chunk allocator refuses, beside a naive model of what is free: no request fails for good
+//! while a range for it is in no core's possession.
 //!
-//! In another core's possession is what it, or a core before it, has live or in its free lists, with the rest of a chunk that it
-//! owns and in which something is. Those two the allocator is asked for; what is live, the model knows.
+//! In another core's possession is what it, or a core before it, has live or in its free lists,
+//! with the rest of a chunk that it owns and in which something is. Those two the allocator is
+//! asked for; what is live, the model knows.
 //!
-//! Histories have phases (fill, fragment, clear) of one size or of mixed ones. Ranges have 1 to 1,024 pages, apertures up to 2^20
-//! with odd ends. Cores fall asleep: from then on they do nothing, not even answer calls, and what they had is freed by
-//! those that are awake.
+//! Histories have phases (fill, fragment, clear) of one size or of mixed ones. Ranges have 1 to
+//! 1,024 pages, apertures up to 2^20 with odd ends. Cores fall asleep: from then on they do
+//! nothing, not even answer calls, and what they had is freed by those that are awake.
 #![cfg(not(any(loom, shuttle)))]
 
 use iova::testing::Random;
@@ -118,8 +119,8 @@ impl Play {
         })
     }
 
-    /// Allocates, and where that is refused though there is a range asks again, as often as it is documented that one may have
-    /// to.
+    /// Allocates, and where that is refused though there is a range asks again, as often as it is
+    /// documented that one may have to.
     fn alloc(&mut self, core: usize, pages: u64, is_plain: bool) -> bool {
         let wanted = self.wanted(pages, is_plain);
         let got = self.cores[core].alloc(wanted.request);

@@ -38,7 +38,8 @@ fn chunks(supply: Chunks, retires: bool) -> impl Fn() + Send + Sync + 'static {
         let space = ChunkAllocator::with_config(aperture, cores as usize, config).expect("cores");
         let mix = Mix {
             sizes: 5,
-            // An owner's pin is no read-modify-write: a stranger's at the same moment is seen too late.
+            // An owner's pin is no read-modify-write: a stranger's at the same moment is seen too
+            // late.
             other_pins: 1,
             parks: supply == Chunks::Scarce,
             watches: supply == Chunks::Plenty,
@@ -48,7 +49,8 @@ fn chunks(supply: Chunks, retires: bool) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Strangers give back all that an owner has handed out while it allocates. Nobody parks, so that only the marks tell it.
+/// Strangers give back all that an owner has handed out while it allocates. Nobody parks, so that
+/// only the marks tell it.
 fn given_back() {
     // Two of a word, whose mark is one.
     const GIVEN: usize = (2 * CHUNK_PAGES / WATCHED) as usize;
@@ -79,8 +81,8 @@ fn given_back() {
             })
         })
         .collect();
-    // It looks for what came back before it takes one more chunk. There are more than it asks for: a core that finds
-    // nothing gives everything up, and others take it.
+    // It looks for what came back before it takes one more chunk. There are more than it asks for:
+    // a core that finds nothing gives everything up, and others take it.
     for _ in 0..any(40) {
         out.push(owner.alloc(request).expect("more than this"));
     }
@@ -88,7 +90,8 @@ fn given_back() {
         .into_iter()
         .map(|thread| thread.join().expect("a model ends at a panic"))
         .collect();
-    // What it has no notice of it does not find before it gives up its chunks, and takes others instead.
+    // What it has no notice of it does not find before it gives up its chunks, and takes others
+    // instead.
     let chunks = space.stats().chunks;
     for _ in out.len() as u64..chunks * GIVEN as u64 {
         out.push(owner.alloc(request).expect("more than this"));
@@ -144,7 +147,8 @@ fn pins_and_retires() {
             })
         })
         .collect();
-    // The mistake of a driver: it unmaps what other cores are unmapping. Where it is told so, it tries again.
+    // The mistake of a driver: it unmaps what other cores are unmapping. Where it is told so, it
+    // tries again.
     for range in contested {
         while owner.free(range).is_err() {
             lines::spin_loop();
@@ -171,7 +175,8 @@ fn pins_and_retires() {
     owner.free(other).expect("allocated");
 }
 
-/// An owner frees, by mistake, what another core has pinned or freed, while a third finds no room and collects for the owner.
+/// An owner frees, by mistake, what another core has pinned or freed, while a third finds no room
+/// and collects for the owner.
 fn frees_wrongly_while_others_collect() {
     let last = IovaPfn::new(2 * CHUNK_PAGES - 1);
     let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
@@ -208,8 +213,9 @@ fn frees_wrongly_while_others_collect() {
     drop((owner, third));
 }
 
-/// An owner and another core free one range at the same moment, by mistake, while a third finds no room and collects for the
-/// owner. Afterwards nothing is in two places: what the owner keeps ready is of no other core, and all comes back once.
+/// An owner and another core free one range at the same moment, by mistake, while a third finds no
+/// room and collects for the owner. Afterwards nothing is in two places: what the owner keeps ready
+/// is of no other core, and all comes back once.
 fn frees_at_once_while_others_collect() {
     let role = [Giver::Contender, Giver::Another, Giver::None][any(3) as usize];
     let pages = [1, 32, 64, 128][any(4) as usize];
@@ -225,8 +231,8 @@ enum Giver {
     None,
 }
 
-/// The same with a range of so many pages, which the owner and the other core free under a pin or not; the owner allocates
-/// another afterwards or not.
+/// The same with a range of so many pages, which the owner and the other core free under a pin or
+/// not; the owner allocates another afterwards or not.
 fn frees_at_once(pages: u64, role: Giver, are_pinned: [bool; 2], allocates: bool) {
     const LARGE: Request = Request::pages(256).without_drain();
     let last = IovaPfn::new(CHUNK_PAGES - 1);

@@ -1,10 +1,12 @@
-//! A pair of fences for two sides of which one runs often and the other seldom: the often one pays next to nothing.
+//! A pair of fences for two sides of which one runs often and the other seldom: the often one pays
+//! next to nothing.
 //!
-//! Each side stores, fences, and loads what the other stores. With two full fences at least one of them sees the other's
-//! store (the pattern of Dekker's lock). Here the frequent side's fence is the compiler's only, and the rare side asks the
-//! kernel for a full barrier on every CPU that runs a thread of this process: `membarrier(2)`,
-//! `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, since Linux 4.14. Where the kernel has no such call, or forbids it, and under loom
-//! and shuttle, both are full fences.
+//! Each side stores, fences, and loads what the other stores. With two full fences at least one of
+//! them sees the other's store (the pattern of Dekker's lock). Here the frequent side's fence is
+//! the compiler's only, and the rare side asks the kernel for a full barrier on every CPU that runs
+//! a thread of this process: `membarrier(2)`, `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, since Linux 4.14.
+//! Where the kernel has no such call, or forbids it, and under loom and shuttle, both are full
+//! fences.
 
 use crate::{Ordering, fence};
 
@@ -15,8 +17,8 @@ pub struct Fences {
     is_by_kernel: bool,
 }
 
-/// The kernel did not carry out the rare side's fence, which it had promised: the caller must act as if the other side had
-/// not seen its stores.
+/// The kernel did not carry out the rare side's fence, which it had promised: the caller must act
+/// as if the other side had not seen its stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotFenced;
 
@@ -31,7 +33,8 @@ impl Fences {
         Self::by_kernel().unwrap_or(Self::FULL)
     }
 
-    /// Those whose rare side is the kernel's; `None` where the kernel has no such call, or forbids it.
+    /// Those whose rare side is the kernel's; `None` where the kernel has no such call, or forbids
+    /// it.
     pub fn by_kernel() -> Option<Self> {
         kernel::register().then_some(Self { is_by_kernel: true })
     }
@@ -50,8 +53,8 @@ impl Fences {
         self.is_by_kernel || cfg!(any(loom, shuttle))
     }
 
-    /// The frequent side's where the kernel makes the other one ([`Self::is_by_kernel`]): for paths that must not even ask. It stops
-    /// the compiler, and no CPU.
+    /// The frequent side's where the kernel makes the other one ([`Self::is_by_kernel`]): for paths
+    /// that must not even ask. It stops the compiler, and no CPU.
     #[inline(always)]
     pub fn light_by_kernel() {
         if cfg!(any(loom, shuttle)) {
@@ -60,8 +63,8 @@ impl Fences {
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
     }
 
-    /// The rare side's: between its store, or what it has seen of others' stores, and its load. A system call that
-    /// interrupts the other CPUs of this process: some microseconds.
+    /// The rare side's: between its store, or what it has seen of others' stores, and its load. A
+    /// system call that interrupts the other CPUs of this process: some microseconds.
     ///
     /// # Errors
     /// [`NotFenced`]: a filter of system calls has forbidden it since [`Self::new`].
@@ -117,8 +120,8 @@ mod tests {
     use super::*;
     use crate::{AtomicU64, CachePadded};
 
-    /// In how many of some rounds, in each of which both sides store, fence and load, neither saw the other. Without fences it is
-    /// one in fifteen on two CPUs that are idle otherwise.
+    /// In how many of some rounds, in each of which both sides store, fence and load, neither saw
+    /// the other. Without fences it is one in fifteen on two CPUs that are idle otherwise.
     fn missed(frequent: impl Fn() + Sync, rare: impl Fn() + Sync) -> u64 {
         const ROUNDS: u64 = 2_000;
         let [one, other, seen] = [(); 3].map(|()| CachePadded::new(AtomicU64::new(0)));

@@ -1,7 +1,9 @@
-//! Where a thread takes a lock or waits, told to a test (feature `hooks`): one that runs its cores as coroutines of one thread
-//! switches there, and none of them spins for a lock whose holder does not run.
+//! Where a thread takes a lock or waits, told to a test (feature `hooks`): one that runs its cores
+//! as coroutines of one thread switches there, and none of them spins for a lock whose holder does
+//! not run.
 //!
-//! Without a hook, and on every other thread, all is as without the feature, but for a look at a thread-local variable.
+//! Without a hook, and on every other thread, all is as without the feature, but for a look at a
+//! thread-local variable.
 
 use std::cell::Cell;
 

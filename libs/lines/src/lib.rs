@@ -1,15 +1,20 @@
 //! The cache lines that cores share: atomics, a spinning lock, and padding.
 //!
-//! `iova` and `dma-map` take every atomic and every lock from here, so that one switch replaces them all:
+//! `iova` and `dma-map` take every atomic and every lock from here, so that one switch replaces
+//! them all:
 //! * `--cfg loom`: loom's, which try the orders in which threads may see each other;
-//! * `--cfg shuttle`: shuttle's, under which a test chooses at random who runs next (the crate `random-schedules`);
-//! * the feature `probe`: ones that count which accesses need another core's cache line (the crate `line-probe`);
-//! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits (the module `hooks`);
+//! * `--cfg shuttle`: shuttle's, under which a test chooses at random who runs next (the crate
+//!   `random-schedules`);
+//! * the feature `probe`: ones that count which accesses need another core's cache line (the crate
+//!   `line-probe`);
+//! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits
+//!   (the module `hooks`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
 //! With them go [fences](Fences) of which one side pays for both.
 //!
-//! Memory that one core owns takes part in none of them: it is plain, or a relaxed load and store of its owner.
+//! Memory that one core owns takes part in none of them: it is plain, or a relaxed load and store
+//! of its owner.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! A spinning lock. It disables no interrupts and queues nobody: what must not wait takes [`Lock::try_lock`].
+//! A spinning lock. It disables no interrupts and queues nobody: what must not wait takes
+//! [`Lock::try_lock`].
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};

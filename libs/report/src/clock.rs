@@ -79,9 +79,9 @@ pub fn cycles() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// The monotonic clock and the counter at the same time: of some tries the one with the least between two readings
-/// of the counter, as the thread may be stopped in between. A millisecond there would be five percent of everything
-/// measured.
+/// The monotonic clock and the counter at the same time: of some tries the one with the least
+/// between two readings of the counter, as the thread may be stopped in between. A millisecond
+/// there would be five percent of everything measured.
 #[cfg(target_arch = "x86_64")]
 fn both(cycles: impl Fn() -> u64) -> (Instant, u64) {
     let tries = (0..16).map(|_| {

@@ -81,7 +81,8 @@ pub fn cpus() -> io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Round trips per run, and runs: short ones, so that most of them are free of whoever else runs here.
+/// Round trips per run, and runs: short ones, so that most of them are free of whoever else runs
+/// here.
 const TRIPS: u64 = 100;
 const RUNS: usize = 2001;
 
@@ -193,8 +194,8 @@ impl Interruptions {
     }
 }
 
-/// The least part of the next `time` that one of these CPUs is idle, 0 to 1; 1 where the kernel does not say. It
-/// counts in steps of 10 ms: give it ten or more.
+/// The least part of the next `time` that one of these CPUs is idle, 0 to 1; 1 where the kernel
+/// does not say. It counts in steps of 10 ms: give it ten or more.
 pub fn idle(cpus: &[usize], time: Duration) -> f64 {
     let before = idle_times();
     let start = Instant::now();

@@ -1,6 +1,7 @@
 //! Report of a measuring program: the machine, the figures, their spread, and plots of them.
 //!
-//! * [`host`]: which machine, kernel and commit; pinning; the round trip of a cache line between two CPUs.
+//! * [`host`]: which machine, kernel and commit; pinning; the round trip of a cache line between
+//!   two CPUs.
 //! * [`clock`]: nanoseconds for less than a system call.
 //! * [`numbers`]: medians and spreads, and numbers as people read them.
 //! * [`object`]: one flat JSON object per run; tables, plots and result pages are made from it.

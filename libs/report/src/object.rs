@@ -1,4 +1,5 @@
-//! One flat JSON object per run: units in the names of its keys, machine and commit beside the figures.
+//! One flat JSON object per run: units in the names of its keys, machine and commit beside the
+//! figures.
 
 use std::fs;
 use std::io;
@@ -54,7 +55,8 @@ impl Object {
         self.value(key, json!(value));
     }
 
-    /// Sets a key to a median rounded to `digits` decimals, and `KEY_spread` to the distance of the extremes.
+    /// Sets a key to a median rounded to `digits` decimals, and `KEY_spread` to the distance of the
+    /// extremes.
     pub fn measured(&mut self, key: &str, measured: &Measured, digits: i32) {
         self.number(key, round(measured.median, digits));
         self.number(&format!("{key}_spread"), round(measured.spread(), digits));

@@ -1,4 +1,5 @@
-//! Plots, drawn by hand: bars where ratios are compared (logarithmic), lines where something grows (from zero).
+//! Plots, drawn by hand: bars where ratios are compared (logarithmic), lines where something grows
+//! (from zero).
 
 use std::fmt::Write as _;
 

@@ -44,7 +44,8 @@ impl From<uapi::DeviceInfo> for DeviceInfo {
     }
 }
 
-/// A PCI device. When its last file is closed the kernel takes its bus mastering away and resets it.
+/// A PCI device. When its last file is closed the kernel takes its bus mastering away and resets
+/// it.
 #[derive(Debug)]
 pub struct Device {
     file: File,
@@ -91,7 +92,8 @@ impl Device {
         Ok(self.info.can_reset)
     }
 
-    /// Lets it answer at its registers, and use DMA (Memory Space and Bus Master of the command register).
+    /// Lets it answer at its registers, and use DMA (Memory Space and Bus Master of the command
+    /// register).
     ///
     /// # Errors
     /// [`VfioError`].
@@ -295,12 +297,13 @@ impl Device {
 
 /// The registers of one BAR.
 ///
-/// Each access is one access of that width. What this thread has stored before a write is seen by the device that obeys it, and what it
-/// loads after a read was not loaded before: on x86, where a processor keeps that order itself.
+/// Each access is one access of that width. What this thread has stored before a write is seen by
+/// the device that obeys it, and what it loads after a read was not loaded before: on x86, where a
+/// processor keeps that order itself.
 ///
 /// # Panics
-/// All panic where a register is not aligned or reaches past the BAR: what comes from the device (a stride, a
-/// size) has to be held against [`len`](Self::len) before.
+/// All panic where a register is not aligned or reaches past the BAR: what comes from the device (a
+/// stride, a size) has to be held against [`len`](Self::len) before.
 #[derive(Debug)]
 pub struct Bar(Registers);
 

@@ -1,4 +1,5 @@
-//! What can go wrong on the way to a device: what was asked, what the kernel said, and what to do about it.
+//! What can go wrong on the way to a device: what was asked, what the kernel said, and what to do
+//! about it.
 
 use std::fmt;
 use std::path::PathBuf;

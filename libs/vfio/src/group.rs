@@ -1,4 +1,5 @@
-//! The files of `/dev/vfio`: a group of devices that the IOMMU cannot tell apart, and the container they share.
+//! The files of `/dev/vfio`: a group of devices that the IOMMU cannot tell apart, and the container
+//! they share.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -178,7 +179,8 @@ impl Container {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the kernel says of the IOMMU: to be asked when all groups are attached, since each may take away IOVAs.
+    /// What the kernel says of the IOMMU: to be asked when all groups are attached, since each may
+    /// take away IOVAs.
     ///
     /// # Errors
     /// [`VfioError`].

@@ -1,4 +1,5 @@
-//! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there may be.
+//! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there
+//! may be.
 //!
 //! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it
 //! (`chain`).
@@ -11,8 +12,8 @@ use crate::chain::{Capability, Reader};
 use crate::error::InfoError;
 use crate::uapi::{CAP_DMA_AVAIL, CAP_IOVA_RANGE, INFO_CAPS, INFO_PGSIZES, IommuType1Info};
 
-/// First and last byte that a device may be given, inclusive: `struct vfio_iova_range`, and iommufd's
-/// `struct iommu_iova_range`.
+/// First and last byte that a device may be given, inclusive: `struct vfio_iova_range`, and
+/// iommufd's `struct iommu_iova_range`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllowedRange {
     /// First byte.
@@ -28,7 +29,8 @@ pub struct IommuInfo {
     pub page_sizes: u64,
     /// Allowed IOVAs, as they were said. None before Linux 5.4.
     pub allowed: Option<Vec<AllowedRange>>,
-    /// How many more mappings there may be (`dma_entry_limit` less those there are). None before Linux 5.10.
+    /// How many more mappings there may be (`dma_entry_limit` less those there are). None before
+    /// Linux 5.10.
     pub mappings_left: Option<u32>,
 }
 
@@ -99,7 +101,8 @@ impl IommuInfo {
         last.map_or(0, |last| u64::BITS - last.leading_zeros())
     }
 
-    /// The IOVAs for an allocator: those allowed, from the first page to the last, the gaps reserved.
+    /// The IOVAs for an allocator: those allowed, from the first page to the last, the gaps
+    /// reserved.
     ///
     /// # Errors
     /// [`InfoError`]: they are not known, or are none, or pages of 4 KiB cannot be mapped.
@@ -113,8 +116,9 @@ impl IommuInfo {
     }
 }
 
-/// Ranges that are allowed become an aperture: from the first page to the last, the gaps between them reserved (on x86 the
-/// interrupt window). Pages that are allowed only in part are not used; nor is page 0, which devices take for "none".
+/// Ranges that are allowed become an aperture: from the first page to the last, the gaps between
+/// them reserved (on x86 the interrupt window). Pages that are allowed only in part are not used;
+/// nor is page 0, which devices take for "none".
 ///
 /// ```
 /// use vfio::{AllowedRange, aperture_of};

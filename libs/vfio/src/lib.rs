@@ -3,15 +3,17 @@
 //! A driver's DMA goes through a `dma_map::DmaMapper`; a virtual machine's devices reach memory
 //! that others own.
 //!
-//! With VFIO the kernel keeps the IO page tables: each map and unmap is a system call. What a driver takes from `dma-map` is
-//! the rest: which IOVAs there are, who has which, what an unmap waits for, and a stated bound on what stays within the
-//! device's reach. This crate joins the two.
+//! With VFIO the kernel keeps the IO page tables: each map and unmap is a system call. What a
+//! driver takes from `dma-map` is the rest: which IOVAs there are, who has which, what an unmap
+//! waits for, and a stated bound on what stays within the device's reach. This crate joins the two.
 //!
-//! 1. [`Group`], [`Container`], [`Device`]: the files of `/dev/vfio`, opened in the order that the kernel wants.
-//! 2. [`IommuInfo`]: which IOVAs the kernel allows (an [`iova::Aperture`](dma_map::iova::Aperture), reserved ranges left out),
-//!    page sizes, and how many mappings there may be.
-//! 3. [`VfioMap`]: the container as the table *and* the invalidator of a mapper. Memory is mapped by its address in this
-//!    process, and only memory that the map knows: [`DmaBuffer`]s, which it keeps alive for as long as the device may reach them.
+//! 1. [`Group`], [`Container`], [`Device`]: the files of `/dev/vfio`, opened in the order that the
+//!    kernel wants.
+//! 2. [`IommuInfo`]: which IOVAs the kernel allows (an [`iova::Aperture`](dma_map::iova::Aperture),
+//!    reserved ranges left out), page sizes, and how many mappings there may be.
+//! 3. [`VfioMap`]: the container as the table *and* the invalidator of a mapper. Memory is mapped
+//!    by its address in this process, and only memory that the map knows: [`DmaBuffer`]s, which it
+//!    keeps alive for as long as the device may reach them.
 //! 4. [`LentMap`]: the container as a plain table of memory that others own ([`Lent`]), a virtual
 //!    machine's, without allocator and policy. It keeps that memory alive in the same way.
 //! 5. [`Region`], [`Irq`]: what of a device can be read, written and mapped, and the call that
@@ -52,9 +54,10 @@
 //! `examples/nvme` is a whole driver: `cargo run --release -p vfio --example nvme -- --help`.
 //!
 //! # What a policy means here
-//! The kernel clears entries and invalidates in one call, `VFIO_IOMMU_UNMAP_DMA`, and returns when no device reaches the
-//! memory any more. That call is the *invalidation*: an unmap only takes the mapping out of the book of [`VfioMap`], and
-//! the device reaches the memory until the mapper invalidates.
+//! The kernel clears entries and invalidates in one call, `VFIO_IOMMU_UNMAP_DMA`, and returns when
+//! no device reaches the memory any more. That call is the *invalidation*: an unmap only takes the
+//! mapping out of the book of [`VfioMap`], and the device reaches the memory until the mapper
+//! invalidates.
 //!
 //! | policy | when the call is made | what is saved |
 //! |---|---|---|
@@ -63,8 +66,8 @@
 //! | deferred | when the window closes, or at `flush` | all mappings of a window between which nothing is in use go in one call |
 //! | optimistic | when an idle mapping is let go of | a buffer that comes round again needs no call at all |
 //!
-//! 45,700 commands of that driver took 45,700 calls to unmap under strict, 2,500 to 6,000 under deferred, and under optimistic
-//! 124 to map and 33 to unmap (`make vfio`).
+//! 45,700 commands of that driver took 45,700 calls to unmap under strict, 2,500 to 6,000 under
+//! deferred, and under optimistic 124 to map and 33 to unmap (`make vfio`).
 //!
 //! # Versions, and what is left out
 //! Layouts and numbers are of `include/uapi/linux/vfio.h`, the group interface (`/dev/vfio/N`),

@@ -1,20 +1,24 @@
 //! A container as what a mapper maps in, and as what makes the device forget.
 //!
-//! **The book.** The kernel cannot be asked what is mapped where, so [`VfioMap`] keeps a list: mappings that are *open*, and those
-//! that are *closed*, unmapped by the mapper and within the device's reach until it invalidates. Map makes a call and an entry; unmap
-//! moves entries from one list to the other; an invalidation makes the calls for closed ones, neighbours together. Each entry
-//! keeps its memory alive, so that is given back only after the call has succeeded, whatever becomes of the buffer.
+//! **The book.** The kernel cannot be asked what is mapped where, so [`VfioMap`] keeps a list:
+//! mappings that are *open*, and those that are *closed*, unmapped by the mapper and within the
+//! device's reach until it invalidates. Map makes a call and an entry; unmap moves entries from one
+//! list to the other; an invalidation makes the calls for closed ones, neighbours together. Each
+//! entry keeps its memory alive, so that is given back only after the call has succeeded, whatever
+//! becomes of the buffer.
 //!
-//! **Why one call may cover several.** Type 1, version 2, unmaps every mapping that lies in a range, as long as the range begins
-//! and ends with one. So a run of closed mappings, with IOVAs between them where nothing is mapped, goes in one call; an open one
-//! between them ends the run.
+//! **Why one call may cover several.** Type 1, version 2, unmaps every mapping that lies in a
+//! range, as long as the range begins and ends with one. So a run of closed mappings, with IOVAs
+//! between them where nothing is mapped, goes in one call; an open one between them ends the run.
 //!
-//! **Threads.** Any; a lock around the book is held while the kernel is called. The kernel has one such lock for each container itself.
+//! **Threads.** Any; a lock around the book is held while the kernel is called. The kernel has one
+//! such lock for each container itself.
 //!
-//! **Cost.** A call for each map (it pins memory), and one for each run that is invalidated; a look in a tree beside them.
+//! **Cost.** A call for each map (it pins memory), and one for each run that is invalidated; a look
+//! in a tree beside them.
 //!
-//! UNSAFETY: after a map the device reaches memory that this process names, which no type can express: the module answers
-//! for the memory being known, and alive.
+//! UNSAFETY: after a map the device reaches memory that this process names, which no type can
+//! express: the module answers for the memory being known, and alive.
 #![expect(
     unsafe_code,
     reason = "it answers for the memory that a device reaches"
@@ -71,11 +75,12 @@ pub struct Mappings {
     pub closed: usize,
 }
 
-/// The table of a mapper that is a VFIO container, and its invalidator: give it a clone for each. Its "physical" addresses are those of
-/// this process.
+/// The table of a mapper that is a VFIO container, and its invalidator: give it a clone for each.
+/// Its "physical" addresses are those of this process.
 ///
-/// Only memory that it knows is mapped, so that no caller can give a device what was not meant for it. What is mapped when the last
-/// clone goes is unmapped; memory that the kernel will not unmap is never given back.
+/// Only memory that it knows is mapped, so that no caller can give a device what was not meant for
+/// it. What is mapped when the last clone goes is unmapped; memory that the kernel will not unmap
+/// is never given back.
 pub struct VfioMap<K: Kernel = Container>(Arc<Shared<K>>);
 
 impl<K: Kernel> Clone for VfioMap<K> {
@@ -193,12 +198,13 @@ impl<K: Kernel> IoMap for VfioMap<K> {
         let kernel = &self.0.kernel;
         let map = |calls: &mut Calls| {
             calls.maps += 1;
-            // SAFETY: the memory is mapped as long as `memory` lives, which `Entry` keeps until the range is unmapped, or
-            // `Shared::drop` for ever. It is seen as atomics only (`Pages`).
+            // SAFETY: the memory is mapped as long as `memory` lives, which `Entry` keeps until the
+            // range is unmapped, or `Shared::drop` for ever. It is seen as atomics only (`Pages`).
             unsafe { kernel.map_dma(range, phys.raw(), access) }
         };
         let mut mapped = map(&mut book.calls);
-        // What is closed counts for both limits, any core's. What is idle as well, which the mapper sees to.
+        // What is closed counts for both limits, any core's. What is idle as well, which the mapper
+        // sees to.
         if mapped.is_err_and(is_full)
             && !book.closed.is_empty()
             && book.invalidate(kernel, 0, u64::MAX).is_ok()
@@ -221,7 +227,8 @@ impl<K: Kernel> IoMap for VfioMap<K> {
         Ok(())
     }
 
-    /// Takes the mappings of which `range` consists out of the book: the device reaches them until they are invalidated.
+    /// Takes the mappings of which `range` consists out of the book: the device reaches them until
+    /// they are invalidated.
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<Refused>> {
         let mut book = self.0.book();
         let book = &mut *book;
@@ -317,7 +324,8 @@ impl<K: Kernel> Drop for Shared<K> {
     }
 }
 
-/// The call that unmaps is the invalidation: when it returns, both are done. So nothing is submitted that would have to be waited for.
+/// The call that unmaps is the invalidation: when it returns, both are done. So nothing is
+/// submitted that would have to be waited for.
 impl<K: Kernel> Invalidator for VfioMap<K> {
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
         let mut book = self.0.book();

@@ -1,8 +1,9 @@
 //! Every system call with a pointer, and every access to memory that a device shares.
 //!
-//! Two kinds of mappings are made here and never moved: [`Pages`] of this process, which a device may read and write at any
-//! moment, and therefore are seen as atomics alone; and [`Registers`] of a device, reached by volatile accesses of the width
-//! that is asked for. Both end with their value.
+//! Two kinds of mappings are made here and never moved: [`Pages`] of this process, which a device
+//! may read and write at any moment, and therefore are seen as atomics alone; and [`Registers`] of
+//! a device, reached by volatile accesses of the width that is asked for. Both end with their
+//! value.
 //!
 //! UNSAFETY: system calls, and pointers to memory that changes by itself.
 #![expect(unsafe_code, reason = "system calls, and memory that a device changes")]
@@ -33,9 +34,10 @@ pub fn with_struct<T: Sized32>(
 ) -> Result<i32, Errno> {
     // Whatever it said before.
     argument.as_mut_bytes()[..4].copy_from_slice(&T::zeroed().as_bytes()[..4]);
-    // SAFETY: `call` pairs the number with the structure that the header names for it (`uapi`), the kernel reads and writes as
-    // many bytes of it as its first word says, which is its length, and any bytes are a value of it. None of these calls
-    // concerns memory elsewhere: the one that does has another type.
+    // SAFETY: `call` pairs the number with the structure that the header names for it (`uapi`), the
+    // kernel reads and writes as many bytes of it as its first word says, which is its length, and
+    // any bytes are a value of it. None of these calls concerns memory elsewhere: the one that does
+    // has another type.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, std::ptr::from_mut(argument)) })
 }
 
@@ -101,15 +103,16 @@ pub fn open_by_name(file: &File, call: &Call<Name>, name: &CStr) -> Result<File,
 /// A call that fills a buffer and says in its first word how long it would have to be.
 pub fn with_buffer(file: &File, call: &Call<InfoBuffer>, buffer: &mut [u8]) -> Result<(), Errno> {
     state_len(buffer)?;
-    // SAFETY: the kernel reads and writes at most as many bytes as the first word says, which is all of the buffer.
+    // SAFETY: the kernel reads and writes at most as many bytes as the first word says, which is
+    // all of the buffer.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, buffer.as_mut_ptr()) }).map(|_| ())
 }
 
 /// `VFIO_IOMMU_MAP_DMA`.
 ///
 /// # Safety
-/// Until a call that unmaps the IOVAs has succeeded, the memory that is named stays mapped in this process, and is accessed in no
-/// way that its change by somebody else would break.
+/// Until a call that unmaps the IOVAs has succeeded, the memory that is named stays mapped in this
+/// process, and is accessed in no way that its change by somebody else would break.
 pub unsafe fn map_dma(container: &File, argument: &DmaMap) -> Result<(), Errno> {
     let argument = DmaMap {
         argsz: DmaMap::zeroed().argsz,
@@ -145,7 +148,8 @@ impl Mapping {
         let offset: libc::off_t = offset.map_err(|_| Errno(libc::EOVERFLOW))?;
         let (flags, descriptor) = match of {
             Some((file, _)) => (libc::MAP_SHARED, file.as_raw_fd()),
-            // Shared, so that a child process gets no copy of a page in whose place the device would write to the other one.
+            // Shared, so that a child process gets no copy of a page in whose place the device
+            // would write to the other one.
             None => (libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1),
         };
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -189,8 +193,8 @@ impl Pages {
 
     /// All of it, in words.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is readable and writable, begins at a page, is as long as that for as long as `self` is borrowed,
-        // any bytes are a word, and atomics may be changed by others.
+        // SAFETY: the mapping is readable and writable, begins at a page, is as long as that for as
+        // long as `self` is borrowed, any bytes are a word, and atomics may be changed by others.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().cast(), self.0.len / 8) }
     }
 
@@ -218,7 +222,8 @@ macro_rules! access {
 
         /// Sets it. Whatever was stored before is seen by the device that obeys.
         pub fn $write(&self, offset: usize, value: $type) {
-            // On x86 stores to memory and to registers keep their order; the fence keeps the compiler's.
+            // On x86 stores to memory and to registers keep their order; the fence keeps the
+            // compiler's.
             fence(Ordering::SeqCst);
             // SAFETY: the place lies in the mapping and is aligned.
             unsafe { self.place::<$type>(offset).write_volatile(value) };

@@ -1,4 +1,5 @@
-//! What `include/uapi/linux/vfio.h` says: numbers of calls and the structures they take, in the order of that file.
+//! What `include/uapi/linux/vfio.h` says: numbers of calls and the structures they take, in the
+//! order of that file.
 
 use std::marker::PhantomData;
 
@@ -60,7 +61,8 @@ pub const TYPE1V2_IOMMU: u32 = 3;
 /// Extension: DMA of every attached device is coherent with the processors' caches.
 pub const DMA_CC_IOMMU: u32 = 4;
 
-/// A structure that begins with its own length, which bounds what the kernel reads and writes of it.
+/// A structure that begins with its own length, which bounds what the kernel reads and writes of
+/// it.
 pub trait Sized32: FromBytes + IntoBytes + Immutable + Sized {
     /// All zeroes but the length.
     fn zeroed() -> Self {

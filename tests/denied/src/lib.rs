@@ -1,5 +1,6 @@
-//! Programs under a host that forbids or lacks some system calls: a seccomp filter, installed between fork and exec, answers an
-//! error number to them, as the default profiles of container runtimes do (EPERM), or a kernel without them (ENOSYS).
+//! Programs under a host that forbids or lacks some system calls: a seccomp filter, installed
+//! between fork and exec, answers an error number to them, as the default profiles of container
+//! runtimes do (EPERM), or a kernel without them (ENOSYS).
 //!
 //! ```no_run
 //! use std::process::Command;
@@ -27,7 +28,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Offsets in `struct seccomp_data`: the number of the call, and the lower half of its first argument.
+/// Offsets in `struct seccomp_data`: the number of the call, and the lower half of its first
+/// argument.
 const NUMBER: u32 = 0;
 const ARGUMENTS: u32 = 16;
 

@@ -41,8 +41,8 @@ impl<M: PhysMem, Q: From<Rings>> AnyDriver<M, Q> {
         Self::Split(driver)
     }
 
-    /// As if the ring had come to `position` (packed: modulo the size, the wrap counter in bit 15), everything used;
-    /// how the device has to start. Before the first chain.
+    /// As if the ring had come to `position` (packed: modulo the size, the wrap counter in bit 15),
+    /// everything used; how the device has to start. Before the first chain.
     pub fn start_at(&mut self, position: u16) -> Position {
         match self {
             Self::Split(driver) => {
@@ -82,7 +82,8 @@ impl<M: PhysMem, Q: From<Rings>> AnyDriver<M, Q> {
         each!(self, driver => driver.free())
     }
 
-    /// A chain of these buffers, not published; answers its head or buffer id. Panics when the table is full.
+    /// A chain of these buffers, not published; answers its head or buffer id. Panics when the
+    /// table is full.
     pub fn stage(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
         each!(self, driver => driver.stage(readable, writable))
     }

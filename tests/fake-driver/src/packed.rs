@@ -35,7 +35,8 @@ pub struct FakePacked<M, Q = Rings> {
 }
 
 impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
-    /// A queue whose ring and event suppression structures start at `base`, page-aligned, in zeroed memory.
+    /// A queue whose ring and event suppression structures start at `base`, page-aligned, in zeroed
+    /// memory.
     pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
         let driver = Self {
             mem,
@@ -68,7 +69,8 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         self.in_order = true;
     }
 
-    /// As if the ring had come to `idx` in the lap of this wrap counter, everything used. Before the first chain.
+    /// As if the ring had come to `idx` in the lap of this wrap counter, everything used. Before
+    /// the first chain.
     pub fn start_at(&mut self, idx: u16, wrap: bool) {
         for at in 0..self.size {
             // Before `idx` it was used in this lap, from there on in the one before.
@@ -166,7 +168,8 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         }
     }
 
-    /// A chain of these buffers, not published; answers its buffer id. Panics when the ring is full.
+    /// A chain of these buffers, not published; answers its buffer id. Panics when the ring is
+    /// full.
     pub fn stage(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
         let count = (readable.len() + writable.len()) as u16;
         let read = readable.iter().map(|&buffer| (buffer, 0));

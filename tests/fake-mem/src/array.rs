@@ -3,8 +3,8 @@
 use guest_mem::{Access, Gpa, GuestRam, Hva, Intent, KeepAlive, LastingPiece, PhysMem, Region};
 
 /// Guest memory in an array of this process: [`GuestRam`] without the memory file, so that tests
-/// need no system call and run under Miri. A clone is another handle to the same memory, with which a
-/// test plays the guest.
+/// need no system call and run under Miri. A clone is another handle to the same memory, with which
+/// a test plays the guest.
 ///
 /// The `put_` and `get_` functions are the guest's side: they panic outside the memory.
 #[derive(Clone, Debug)]

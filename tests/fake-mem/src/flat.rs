@@ -39,8 +39,8 @@ impl FlatIommu {
         }
     }
 
-    /// Mappings of `bytes` each from now on, a power of two: smaller than a page splits accesses more,
-    /// larger splits them less.
+    /// Mappings of `bytes` each from now on, a power of two: smaller than a page splits accesses
+    /// more, larger splits them less.
     pub fn set_page(&mut self, bytes: u64) {
         assert!(bytes.is_power_of_two());
         self.page = bytes;

@@ -1,5 +1,6 @@
-//! Test doubles for memory and DMA: the fake guest memory, injected waits and injected faults with which the IOMMU's and the
-//! devices' tests are written. Tests of `guest-mem` that need them are here too (`tests/`).
+//! Test doubles for memory and DMA: the fake guest memory, injected waits and injected faults with
+//! which the IOMMU's and the devices' tests are written. Tests of `guest-mem` that need them are
+//! here too (`tests/`).
 //!
 //! * [`ArrayMem`]: guest memory without a memory file; also runs under Miri.
 //! * [`FlatDma`]: a device's door through an identity IOMMU in which ranges can be denied.
@@ -7,8 +8,9 @@
 //! * [`PendingMem`], [`PendingDma`]: wrap either and answer `Pending` where the test says.
 //!
 //! To show that a step survives a wait at *every* access, run it once with `PendingMem::never` and
-//! take [`accesses`](PendingMem::accesses), then once per access number `k` with `PendingMem::kth(mem, k)`,
-//! and compare the outcomes. `PendingMem::every` waits on each address once in a single run.
+//! take [`accesses`](PendingMem::accesses), then once per access number `k` with
+//! `PendingMem::kth(mem, k)`, and compare the outcomes. `PendingMem::every` waits on each address
+//! once in a single run.
 //!
 //! ```
 //! use fake_mem::{ArrayMem, PendingMem};

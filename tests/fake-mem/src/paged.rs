@@ -21,8 +21,8 @@ struct State {
     tickets: u64,
 }
 
-/// An array of which pages are absent until whoever plays the pager [delivers](PagedMem::deliver) the ticket that an access
-/// was answered. A clone is another handle to the same memory.
+/// An array of which pages are absent until whoever plays the pager [delivers](PagedMem::deliver)
+/// the ticket that an access was answered. A clone is another handle to the same memory.
 #[derive(Clone, Debug)]
 pub struct PagedMem {
     mem: ArrayMem,
@@ -49,7 +49,8 @@ impl PagedMem {
         &self.mem
     }
 
-    /// Takes the pages of `[gpa, gpa + len)` away. What they hold is there again when they come back.
+    /// Takes the pages of `[gpa, gpa + len)` away. What they hold is there again when they come
+    /// back.
     pub fn evict(&self, gpa: Gpa, len: u64) {
         self.state().absent.extend(pages(gpa, len));
     }
@@ -69,7 +70,8 @@ impl PagedMem {
         }
     }
 
-    /// What was asked for with `ticket` cannot be brought in: it answers as what is not RAM from now on.
+    /// What was asked for with `ticket` cannot be brought in: it answers as what is not RAM from
+    /// now on.
     pub fn fail(&self, ticket: Ticket) {
         let mut state = self.state();
         let pages = state.asked.remove(&ticket).into_iter().flatten();

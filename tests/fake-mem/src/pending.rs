@@ -114,8 +114,8 @@ macro_rules! control {
                 self.injector.state().accesses
             }
 
-            /// Takes the tickets handed out since the last call, oldest first: complete each to let the
-            /// parked unit or queue go on.
+            /// Takes the tickets handed out since the last call, oldest first: complete each to let
+            /// the parked unit or queue go on.
             pub fn take_tickets(&self) -> Vec<Ticket> {
                 std::mem::take(&mut self.injector.state().tickets)
             }

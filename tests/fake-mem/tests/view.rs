@@ -1,4 +1,5 @@
-//! The view against a naive byte-by-byte model, over a toy IOMMU with random mappings and permissions.
+//! The view against a naive byte-by-byte model, over a toy IOMMU with random mappings and
+//! permissions.
 
 use std::collections::{BTreeMap, HashSet};
 

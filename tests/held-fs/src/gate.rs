@@ -112,7 +112,8 @@ impl Gate {
         }
     }
 
-    /// The next operation of this kind to run answers `errno` and does nothing; called again, the one after it.
+    /// The next operation of this kind to run answers `errno` and does nothing; called again, the
+    /// one after it.
     pub fn fail_next(&self, kind: Kind, errno: i32) {
         self.state().failures[kind as usize].push_back(errno);
     }
@@ -167,7 +168,8 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No operation runs under the lock; a waiting test may panic under it, and changes nothing then.
+        // No operation runs under the lock; a waiting test may panic under it, and changes nothing
+        // then.
         self.0
             .state
             .lock()

@@ -1,8 +1,8 @@
 //! A file system whose reads, writes and flushes a test holds back, fails and counts.
 //!
-//! A disk that holds requests *before* the kernel sees them says nothing about the kernel: whether io_uring can cancel a
-//! direct read in flight, what an fsync in a worker thread answers, what `close` waits for. Here the kernel itself waits,
-//! in FUSE, for an answer that the test withholds.
+//! A disk that holds requests *before* the kernel sees them says nothing about the kernel: whether
+//! io_uring can cancel a direct read in flight, what an fsync in a worker thread answers, what
+//! `close` waits for. Here the kernel itself waits, in FUSE, for an answer that the test withholds.
 //!
 //! ```no_run
 //! use held_fs::{HeldFs, Kind};
@@ -17,22 +17,24 @@
 //! flusher.join().unwrap().unwrap();
 //! ```
 //!
-//! One flat directory; each file's bytes lie in a memfd, which [`Gate::contents`] reads past the file system. Pages are
-//! cached as on any file system (writes go through); O_DIRECT bypasses the cache, and the kernel completes it
-//! asynchronously. Locks are the kernel's own. Files in one mount have a gate each and do not wait for each other.
+//! One flat directory; each file's bytes lie in a memfd, which [`Gate::contents`] reads past the
+//! file system. Pages are cached as on any file system (writes go through); O_DIRECT bypasses the
+//! cache, and the kernel completes it asynchronously. Locks are the kernel's own. Files in one
+//! mount have a gate each and do not wait for each other.
 //!
-//! **What is held** is an operation as the kernel asks for it: read-ahead may make one read of several, a large write may be cut
-//! in pieces, and the page cache answers reads that never come here. A held fsync or buffered write holds the
-//! inode's lock, as it does on a local file system, so writes behind it wait in the kernel and are not counted as held.
-//! An operation of an io_uring may come only after its owner has entered the kernel some more times.
+//! **What is held** is an operation as the kernel asks for it: read-ahead may make one read of
+//! several, a large write may be cut in pieces, and the page cache answers reads that never come
+//! here. A held fsync or buffered write holds the inode's lock, as it does on a local file system,
+//! so writes behind it wait in the kernel and are not counted as held. An operation of an io_uring
+//! may come only after its owner has entered the kernel some more times.
 //!
-//! io_uring's threads also take buffered writes of different files one after the other if the files share one of 64
-//! places in a table, so a held one may keep another from coming.
+//! io_uring's threads also take buffered writes of different files one after the other if the files
+//! share one of 64 places in a table, so a held one may keep another from coming.
 //!
-//! **Ends.** Dropping [`HeldFs`] lets everything through, for ever, and unmounts, also while a panic unwinds. A process that is
-//! killed with operations held could not end: they are not interruptible, and its io_uring waits for them with the
-//! file system's own descriptor open. A child process therefore waits for this one's threads to go, and aborts the
-//! connection then.
+//! **Ends.** Dropping [`HeldFs`] lets everything through, for ever, and unmounts, also while a
+//! panic unwinds. A process that is killed with operations held could not end: they are not
+//! interruptible, and its io_uring waits for them with the file system's own descriptor open. A
+//! child process therefore waits for this one's threads to go, and aborts the connection then.
 
 mod gate;
 mod server;
@@ -51,8 +53,9 @@ pub use gate::{Gate, Kind};
 use server::{Direct, Files, Server};
 use tempfile::TempDir;
 
-/// Aborts the connection and unmounts once the thread `$2` of process `$1` has gone; `$3` is the connection, `$4` the mount.
-/// The first way needs /sys/fs/fuse/connections, the second root, the third fusermount.
+/// Aborts the connection and unmounts once the thread `$2` of process `$1` has gone; `$3` is the
+/// connection, `$4` the mount. The first way needs /sys/fs/fuse/connections, the second root, the
+/// third fusermount.
 const WATCH: &str = r#"
 while [ -d "/proc/$1/task/$2" ]; do sleep 0.2; done
 echo 1 >"/sys/fs/fuse/connections/$3/abort"
@@ -111,13 +114,14 @@ impl HeldFs {
         Ok(fs)
     }
 
-    /// As [`mount`](Self::mount); where FUSE cannot be used, says why and answers nothing: the test is skipped.
+    /// As [`mount`](Self::mount); where FUSE cannot be used, says why and answers nothing: the test
+    /// is skipped.
     pub fn mount_or_skip() -> Option<Self> {
         Self::or_skip(Self::mount())
     }
 
-    /// As [`mount_or_skip`](Self::mount_or_skip), but a direct operation holds the thread that makes it, as on a file system
-    /// without asynchronous I/O.
+    /// As [`mount_or_skip`](Self::mount_or_skip), but a direct operation holds the thread that
+    /// makes it, as on a file system without asynchronous I/O.
     pub fn mount_waiting_or_skip() -> Option<Self> {
         Self::or_skip(Self::mount_with(Direct::Waiting))
     }
@@ -139,7 +143,8 @@ impl HeldFs {
         self.directory.path().join(name)
     }
 
-    /// Creates file `name` with `len` bytes of zeroes. Files may as well be created through the path.
+    /// Creates file `name` with `len` bytes of zeroes. Files may as well be created through the
+    /// path.
     ///
     /// # Panics
     /// If it exists, or memory is short.
@@ -153,8 +158,9 @@ impl HeldFs {
         file.gate.clone()
     }
 
-    /// For a test that makes something whose end waits for held operations, a thread with an io_uring say: kept in a
-    /// variable behind that, this releases them before it ends, also when the test panics.
+    /// For a test that makes something whose end waits for held operations, a thread with an
+    /// io_uring say: kept in a variable behind that, this releases them before it ends, also when
+    /// the test panics.
     #[must_use]
     pub fn release_at_end(&self) -> ReleaseAtEnd {
         ReleaseAtEnd(Arc::clone(&self.files))
@@ -185,7 +191,8 @@ impl Drop for ReleaseAtEnd {
 impl Drop for HeldFs {
     fn drop(&mut self) {
         self.files.open_for_ever();
-        // Fails while somebody has a file open; they are served until the process ends, and the mount goes now.
+        // Fails while somebody has a file open; they are served until the process ends, and the
+        // mount goes now.
         drop(self.session.take());
         drop(self.watch.take());
         let at = self.directory.path();
@@ -200,8 +207,9 @@ impl Drop for HeldFs {
     }
 }
 
-/// The child that unmounts if this process is killed, and the thread whose end it waits for: one that never enters an
-/// io_uring ends at once when the process is killed, whatever the others wait for.
+/// The child that unmounts if this process is killed, and the thread whose end it waits for: one
+/// that never enters an io_uring ends at once when the process is killed, whatever the others wait
+/// for.
 struct Watch {
     child: Child,
     stop: Option<Sender<()>>,

@@ -23,7 +23,8 @@ fn open(fs: &HeldFs, flags: i32) -> File {
     options.open(fs.path("file")).unwrap()
 }
 
-/// Runs `call` in a thread while operations of its kind are held; it must not return before they are released.
+/// Runs `call` in a thread while operations of its kind are held; it must not return before they
+/// are released.
 fn is_held(gate: &Gate, kind: Kind, call: impl FnOnce() + Send + 'static) {
     gate.hold(&[kind]);
     let (tell, told) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! Atomics of the same interface and layout as those of `core`, which tell the probe of every access.
+//! Atomics of the same interface and layout as those of `core`, which tell the probe of every
+//! access.
 
 use std::fmt;
 use std::sync::atomic as real;

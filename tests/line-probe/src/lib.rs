@@ -1,19 +1,23 @@
 //! The line probe: counts, for simulated cores, which accesses need a cache line of another core.
 //!
-//! **What.** The atomics and the [`Lock`] of this crate, which those of `lines` are with its feature `probe`, note every access in a
+//! **What.** The atomics and the [`Lock`] of this crate, which those of `lines` are with its
+//! feature `probe`, note every access in a
 //! [`Machine`]: one cache per simulated core, unbounded, 64-byte lines, each line either held by one core that wrote
-//! it or shared by those that read it (the states of MESI, exclusive and modified taken together). An access that
-//! finds its line neither in its own cache with the right it needs, nor nowhere at all, is a **remote transfer**.
+//! it or shared by those that read it (the states of MESI, exclusive and modified taken together).
+//! An access that finds its line neither in its own cache with the right it needs, nor nowhere at
+//! all, is a **remote transfer**.
 //!
-//! **How work flows.** One thread drives everything: [`start`], then before each operation [`set_core`], then
-//! [`counts`] or [`stop`]. The machine belongs to the thread; other threads, and this one before `start`, count
-//! nothing. Operations that run to their end one after another never wait for each other; to show waiting, a harness
-//! gives each core a thread, lets one of them run at a time, hands the machine over with [`take`] and [`resume`],
-//! and does so whenever a core spins ([`on_spin`]). Either way the same program counts the same each time. Re-models
-//! add plain memory by [`touch_read`] and [`touch_write`].
+//! **How work flows.** One thread drives everything: [`start`], then before each operation
+//! [`set_core`], then [`counts`] or [`stop`]. The machine belongs to the thread; other threads, and
+//! this one before `start`, count nothing. Operations that run to their end one after another never
+//! wait for each other; to show waiting, a harness gives each core a thread, lets one of them run
+//! at a time, hands the machine over with [`take`] and [`resume`], and does so whenever a core
+//! spins ([`on_spin`]). Either way the same program counts the same each time. Re-models add plain
+//! memory by [`touch_read`] and [`touch_write`].
 //!
-//! **Left out.** Plain memory (that of one core by design, or a lock's: of it only the first line is counted, when
-//! the guard is used), capacity and conflict misses, the prefetcher's second line, what a fence costs.
+//! **Left out.** Plain memory (that of one core by design, or a lock's: of it only the first line
+//! is counted, when the guard is used), capacity and conflict misses, the prefetcher's second line,
+//! what a fence costs.
 //!
 //! ```
 //! use std::sync::atomic::Ordering;
@@ -45,7 +49,8 @@ thread_local! {
     static ON_SPIN: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Runs `action` on this thread's machine, if there is one. A thread that ends may have lost it already.
+/// Runs `action` on this thread's machine, if there is one. A thread that ends may have lost it
+/// already.
 fn with<R>(action: impl FnOnce(&mut Machine) -> R) -> Option<R> {
     MACHINE
         .try_with(|machine| machine.try_borrow_mut().ok()?.as_mut().map(action))
@@ -68,7 +73,8 @@ pub fn take() -> Option<Machine> {
     MACHINE.with(|machine| machine.borrow_mut().take())
 }
 
-/// Counts on this thread with a machine that has counted before. One that this thread had is dropped.
+/// Counts on this thread with a machine that has counted before. One that this thread had is
+/// dropped.
 pub fn resume(machine: Machine) {
     MACHINE.with(|current| *current.borrow_mut() = Some(machine));
 }
@@ -80,7 +86,8 @@ pub fn on_spin(action: Option<Rc<dyn Fn()>>) {
 
 /// A pause in a loop that waits for another core, or what [`on_spin`] says.
 pub fn spin_loop() {
-    // Not borrowed during the call: another thread runs meanwhile, on which this may be called, and it may be replaced.
+    // Not borrowed during the call: another thread runs meanwhile, on which this may be called, and
+    // it may be replaced.
     let action = ON_SPIN.with(|current| current.borrow().clone());
     match action {
         Some(action) => action(),

@@ -23,7 +23,8 @@ impl<T> Lock<T> {
             if let Some(guard) = self.try_lock() {
                 return guard;
             }
-            // As the lock that this stands for: it looks until the lock is open, and only then tries to take it.
+            // As the lock that this stands for: it looks until the lock is open, and only then
+            // tries to take it.
             while self.is_locked() {
                 spin_loop();
             }
@@ -77,7 +78,8 @@ pub struct Guard<'a, T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// The first byte stands for the value: which parts are used cannot be seen, and a value without bytes has none.
+    /// The first byte stands for the value: which parts are used cannot be seen, and a value
+    /// without bytes has none.
     fn first_byte(&self) -> (usize, usize) {
         let value: &T = &self.guard;
         (std::ptr::from_ref(value).addr(), size_of::<T>().min(1))

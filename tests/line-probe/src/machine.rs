@@ -11,7 +11,8 @@ pub const CORES_MAX: usize = 256;
 
 type Set = [u64; CORES_MAX / 64];
 
-/// Lines' numbers, mixed by one multiplication: nobody chooses them to collide, and every access looks one up.
+/// Lines' numbers, mixed by one multiplication: nobody chooses them to collide, and every access
+/// looks one up.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mix(u64);
 

@@ -105,7 +105,8 @@ fn a_lock_moves_its_line_and_its_value() {
             .expect("nobody holds it")
             .fetch_add(1, Ordering::Relaxed);
     };
-    // Flag and value lie on two lines; the value is looked at through the guard first, then changed.
+    // Flag and value lie on two lines; the value is looked at through the guard first, then
+    // changed.
     assert_eq!(per_round(turn), (6, 2));
 
     probe::start();
@@ -167,7 +168,8 @@ fn a_core_that_finds_a_lock_held_looks_while_another_runs() {
     probe::on_spin(None);
     assert_eq!(held.borrow().0, 3);
     let machine = probe::take().expect("it was started");
-    // The failed attempt fetches the line; the looks find it; the release fetches it back; the next look and attempt.
+    // The failed attempt fetches the line; the looks find it; the release fetches it back; the next
+    // look and attempt.
     let counts = machine.counts();
     assert_eq!((counts.locks, counts.transfers()), (2, 4));
     probe::resume(machine);

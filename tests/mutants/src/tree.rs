@@ -174,7 +174,8 @@ fn remove_others(folder: &Path, known: &BTreeSet<PathBuf>) -> io::Result<()> {
         let path = entry.path();
         if entry.file_type()?.is_dir() {
             remove_others(&path, known)?;
-            // Fails where it is not empty. An empty one would be taken for a crate without a manifest.
+            // Fails where it is not empty. An empty one would be taken for a crate without a
+            // manifest.
             let _ = fs::remove_dir(&path);
         } else if !known.contains(&path) {
             fs::remove_file(path)?;

@@ -60,8 +60,8 @@ impl Tree {
         }
     }
 
-    /// This package, and those of ours that it is built from. A package of tests alone is built from
-    /// nothing, and tests the products that it is tested with.
+    /// This package, and those of ours that it is built from. A package of tests alone is built
+    /// from nothing, and tests the products that it is tested with.
     fn built_from(&self, package: &Package) -> BTreeSet<String> {
         let (mut open, mut found) = (vec![package], BTreeSet::new());
         if package.needs.is_empty() {

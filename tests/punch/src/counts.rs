@@ -42,7 +42,8 @@ pub struct Counts {
     pub for_vcpus: ByUse,
     /// Pages that the owner did not let go.
     pub refused: u64,
-    /// Pages that were in the file although they had been punched out: somebody has reached them all the same.
+    /// Pages that were in the file although they had been punched out: somebody has reached them
+    /// all the same.
     pub trespasses: u64,
 }
 

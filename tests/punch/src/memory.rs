@@ -1,7 +1,7 @@
 //! The memory as the owner reaches it: that of [`GuestRam`], behind a bit for each page.
 //!
-//! Threads: accesses and [`let_go`](PhysMem::let_go) come from the owner's thread, which clears bits; the pager sets them,
-//! once what they stand for is in the file.
+//! Threads: accesses and [`let_go`](PhysMem::let_go) come from the owner's thread, which clears
+//! bits; the pager sets them, once what they stand for is in the file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -73,7 +73,8 @@ struct Shared {
     notes: Box<[AtomicU8]>,
     asked: Mutex<Vec<Asked>>,
     tickets: AtomicU64,
-    /// Batches that the owner has let go. Relaxed: it is written by the owner's thread, which sends the answer behind it.
+    /// Batches that the owner has let go. Relaxed: it is written by the owner's thread, which sends
+    /// the answer behind it.
     batches: AtomicU64,
     /// The page that was looked up last, if any was.
     last: AtomicU64,
@@ -85,7 +86,8 @@ struct Shared {
 pub struct PunchedRam(Arc<Shared>);
 
 impl PunchedRam {
-    /// `ram`, all of it there. It has to be of pages of 4 KiB ([`HugePages::Never`](guest_mem::HugePages::Never)).
+    /// `ram`, all of it there. It has to be of pages of 4 KiB
+    /// ([`HugePages::Never`](guest_mem::HugePages::Never)).
     ///
     /// # Errors
     /// No more descriptors.
@@ -138,10 +140,11 @@ impl PunchedRam {
         self.0.notes[page as usize].fetch_or(HELD, Ordering::Relaxed);
     }
 
-    /// From now on devices may touch it. Only what was absent is shown: the owner may have let the page go since it was asked
-    /// for, in an answer that has not been read.
+    /// From now on devices may touch it. Only what was absent is shown: the owner may have let the
+    /// page go since it was asked for, in an answer that has not been read.
     pub(crate) fn show(&self, page: u64) {
-        // Release pairs with the load in `is_present`: who sees the bit sees what was written into the file.
+        // Release pairs with the load in `is_present`: who sees the bit sees what was written into
+        // the file.
         self.0.present[page as usize / 64].fetch_or(1 << (page % 64), Ordering::Release);
     }
 

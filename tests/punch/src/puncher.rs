@@ -23,10 +23,11 @@ use crate::memory::{PunchedRam, Use};
 const PAGE: usize = PAGE_SIZE as usize;
 /// Between two batches.
 const PACE: Duration = Duration::from_millis(2);
-/// How long a page that has come for a ticket stays although nobody asks for it: its device may have been reset.
+/// How long a page that has come for a ticket stays although nobody asks for it: its device may
+/// have been reset.
 const HELD_FOR: Duration = Duration::from_secs(2);
-/// Absent pages at a time. Of what nobody wants more would go than the guest can do without, and it would do nothing but
-/// wait: the oldest come back by themselves.
+/// Absent pages at a time. Of what nobody wants more would go than the guest can do without, and it
+/// would do nothing but wait: the oldest come back by themselves.
 const ABSENT: usize = 1024;
 /// Batches after which it looks again which pages devices use.
 const LOOK_EVERY: u32 = 16;
@@ -45,8 +46,8 @@ pub struct Puncher {
 }
 
 impl Puncher {
-    /// Begins to take pages of `ram` away once a device has used it. `slots` are the mappings that the guest's memory slots
-    /// show, one for each region; `owner` is whose memory it is.
+    /// Begins to take pages of `ram` away once a device has used it. `slots` are the mappings that
+    /// the guest's memory slots show, one for each region; `owner` is whose memory it is.
     ///
     /// # Errors
     /// The kernel's, for instance that faults of the kernel cannot be served.
@@ -161,19 +162,20 @@ impl<O: 'static> Thread<O> {
                 return self.counts;
             }
             if let Err(error) = self.turn(task == PUNCH) {
-                // A vCPU that waits for a fault waits for ever: better to end here, with the reason.
+                // A vCPU that waits for a fault waits for ever: better to end here, with the
+                // reason.
                 panic!("a page of guest memory cannot be moved: {error}");
             }
         }
     }
 
-    /// Serves whoever waits, and goes on with taking away. Never waits for the owner: it may itself wait for a vCPU that
-    /// waits for a fault to be served.
+    /// Serves whoever waits, and goes on with taking away. Never waits for the owner: it may itself
+    /// wait for a vCPU that waits for a fault to be served.
     fn turn(&mut self, punches: bool) -> io::Result<()> {
         self.wait();
         let all_asked = self.ram.take_asked();
-        // Who asks for a page that was let go asks behind the answer that said so: first the page goes, then it comes back. (Who
-        // has asked before meant an earlier absence.)
+        // Who asks for a page that was let go asks behind the answer that said so: first the page
+        // goes, then it comes back. (Who has asked before meant an earlier absence.)
         if let Some(question) = &self.question
             && let Some(gone) = question.answer.try_take()
         {
@@ -291,9 +293,10 @@ impl<O: 'static> Thread<O> {
         Ok(())
     }
 
-    /// Puts a page back that is absent, maps it for the guest and shows it to the owner; whether it was absent. Its bytes are
-    /// not needed if it is about to be filled, for who asked when `filled` batches had been let go. The same page may be asked for
-    /// twice: by the second time it may have come back, been filled, and gone again with what it was filled with.
+    /// Puts a page back that is absent, maps it for the guest and shows it to the owner; whether it
+    /// was absent. Its bytes are not needed if it is about to be filled, for who asked when
+    /// `filled` batches had been let go. The same page may be asked for twice: by the second time
+    /// it may have come back, been filled, and gone again with what it was filled with.
     fn bring_back(&mut self, page: u64, filled: Option<u64>) -> io::Result<bool> {
         let absent = self.absent.remove(&page);
         if let Some(Absent { mut bytes, batch }) = absent {

@@ -1,5 +1,6 @@
-//! Models of more cores, and longer ones, than loom can explore: under `--cfg shuttle` every access to an atomic and every
-//! lock of `lines` is a point at which a test may let another thread run, and which one does is chosen at random.
+//! Models of more cores, and longer ones, than loom can explore: under `--cfg shuttle` every access
+//! to an atomic and every lock of `lines` is a point at which a test may let another thread run,
+//! and which one does is chosen at random.
 //!
 //! **Work flow.** A test gives [`holds`] a closure that makes a world, starts [threads](thread),
 //! joins them and looks whether all is well; it runs some thousands of times under two schedulers:
@@ -9,18 +10,20 @@
 //! `tests/mutants` makes the mistakes that it must find, in a copy of the code under test; what the
 //! model's own threads do wrong on purpose [`finds`] sees come to light.
 //!
-//! **Seeds** are fixed, so that a run repeats. On a failure the scheduler's name, its seed and the number of the execution are
-//! printed, and what shuttle prints itself: for *random*, a seed that makes the failing execution the first
-//! one (`SHUTTLE_RANDOM_SEED=…`). `SHUTTLE_TIMES=n` runs each model n times as often. With another
-//! `SHUTTLE_RANDOM_SEED` everything takes other ways.
+//! **Seeds** are fixed, so that a run repeats. On a failure the scheduler's name, its seed and the
+//! number of the execution are printed, and what shuttle prints itself: for *random*, a seed that
+//! makes the failing execution the first one (`SHUTTLE_RANDOM_SEED=…`). `SHUTTLE_TIMES=n` runs each
+//! model n times as often. With another `SHUTTLE_RANDOM_SEED` everything takes other ways.
 //!
-//! **A mistake is noted, not thrown** ([`fail`]): a thread that unwinds while others run takes locks and
-//! stores to atomics in its destructors, and a second panic there ends the process. Whoever finds
-//! [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under test panic nevertheless.
+//! **A mistake is noted, not thrown** ([`fail`]): a thread that unwinds while others run takes
+//! locks and stores to atomics in its destructors, and a second panic there ends the process.
+//! Whoever finds [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under
+//! test panic nevertheless.
 //!
-//! **What is not seen.** shuttle treats every access as sequentially consistent and knows no fences: a mistake in an ordering
-//! (a relaxed swap that should be a release) cannot be found here. That is loom's part, and comes first; this is
-//! for what takes more threads or a longer history than loom's.
+//! **What is not seen.** shuttle treats every access as sequentially consistent and knows no
+//! fences: a mistake in an ordering (a relaxed swap that should be a release) cannot be found here.
+//! That is loom's part, and comes first; this is for what takes more threads or a longer history
+//! than loom's.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -65,8 +68,8 @@ pub fn any(below: u64) -> u64 {
     shuttle::rand::thread_rng().next_u64() % below
 }
 
-/// A point at which another thread may run: for models whose own steps touch nothing that is shuttle's, so that
-/// what lies between two points happens at once.
+/// A point at which another thread may run: for models whose own steps touch nothing that is
+/// shuttle's, so that what lies between two points happens at once.
 pub fn point() {
     let nothing = shuttle::sync::atomic::AtomicBool::new(false);
     let _ = nothing.load(std::sync::atomic::Ordering::SeqCst);
@@ -86,7 +89,8 @@ pub fn holds(times: usize, model: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-/// Whether one of the schedulers finds something wrong whose description contains `what`, in at most `times` executions.
+/// Whether one of the schedulers finds something wrong whose description contains `what`, in at
+/// most `times` executions.
 ///
 /// # Panics
 /// Something else was wrong.
@@ -174,7 +178,8 @@ fn run(
     })
 }
 
-/// What the code under test says when it panics is noted as well: shuttle has a text of its own for it.
+/// What the code under test says when it panics is noted as well: shuttle has a text of its own for
+/// it.
 fn note_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -1,6 +1,8 @@
-//! Models of more cores, and longer ones, than loom can explore: a test's threads under schedules that are chosen at random.
+//! Models of more cores, and longer ones, than loom can explore: a test's threads under schedules
+//! that are chosen at random.
 //!
-//! Everything here is there under `--cfg shuttle` only; `explore` says how it works and what it cannot see.
+//! Everything here is there under `--cfg shuttle` only; `explore` says how it works and what it
+//! cannot see.
 #![forbid(unsafe_code)]
 
 #[cfg(shuttle)]

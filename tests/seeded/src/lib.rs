@@ -1,4 +1,5 @@
-//! Random numbers for tests and measuring programs: repeatable, cheap, and good for nothing secret. xorshift64*.
+//! Random numbers for tests and measuring programs: repeatable, cheap, and good for nothing secret.
+//! xorshift64*.
 //!
 //! ```
 //! let mut random = seeded::Random::new(7);
@@ -64,7 +65,8 @@ impl Random {
         -(1.0 - self.part()).ln()
     }
 
-    /// How many steps something lives that ends in every step with the same chance: 1 or more, `mean` on average.
+    /// How many steps something lives that ends in every step with the same chance: 1 or more,
+    /// `mean` on average.
     pub fn geometric(&mut self, mean: f64) -> u64 {
         if mean <= 1.0 {
             return 1;

@@ -1,7 +1,8 @@
-//! A guest of twenty instructions: an interpreter of steps that the test writes down, entered by PVH.
+//! A guest of twenty instructions: an interpreter of steps that the test writes down, entered by
+//! PVH.
 //!
-//! It runs in 32-bit protected mode without paging and touches nothing but ports, RAM and device registers, so software
-//! KVM, which boots no kernel, runs it too.
+//! It runs in 32-bit protected mode without paging and touches nothing but ports, RAM and device
+//! registers, so software KVM, which boots no kernel, runs it too.
 //!
 //! UNSAFETY: the interpreter's bytes are taken from this binary by the two symbols around them.
 
@@ -49,7 +50,8 @@ const PAGE: u32 = 4096;
 /// A root table without entries: zeroes.
 const ROOT: u32 = 0x38_0000;
 
-/// The I/O APIC: its index and its window, the entry of the power button's pin, "level, vector 41h" and "not acknowledged".
+/// The I/O APIC: its index and its window, the entry of the power button's pin, "level, vector 41h"
+/// and "not acknowledged".
 const IOAPIC_INDEX: u32 = 0xfec0_0000;
 const IOAPIC_WINDOW: u32 = 0xfec0_0010;
 const BUTTON_ENTRY: u32 = 0x10 + 2 * 9;
@@ -141,8 +143,8 @@ unsafe extern "C" {
 
 fn interpreter() -> &'static [u8] {
     let (start, end) = (&raw const START, &raw const END);
-    // SAFETY: both symbols are in one read-only section of this binary, START first, with nothing between them but
-    // the interpreter; only the addresses of the statics are used.
+    // SAFETY: both symbols are in one read-only section of this binary, START first, with nothing
+    // between them but the interpreter; only the addresses of the statics are used.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
@@ -214,8 +216,8 @@ impl Steps {
         self.step(4, PANIC_NOTICE, if has_crash_kernel { 2 } else { 1 })
     }
 
-    /// Listens to the power button. Interrupts are off here: the pin is made a level-triggered one, whose entry then shows that it
-    /// has fired.
+    /// Listens to the power button. Interrupts are off here: the pin is made a level-triggered one,
+    /// whose entry then shows that it has fired.
     pub fn listen_to_button(self) -> Self {
         self.store32(IOAPIC_INDEX, BUTTON_ENTRY)
             .store32(IOAPIC_WINDOW, LEVEL)
@@ -236,7 +238,8 @@ impl Steps {
         self.step(6, at, value.into())
     }
 
-    /// Starts the function at 00:01.0 so many times with a queue whose descriptors lie at no multiple of 16.
+    /// Starts the function at 00:01.0 so many times with a queue whose descriptors lie at no
+    /// multiple of 16.
     pub fn start_badly(self, times: u32) -> Self {
         let device_status = BAR + 0x14;
         let decoded = self
@@ -316,8 +319,9 @@ impl Steps {
             .step(6, status, SET_ROOT | TRANSLATE)
     }
 
-    /// Starts the balloon at 00:01.0, waits until it is to have `target` pages, and gives it two of three pages that were stored
-    /// to. Goes on once they are taken, hold zeroes, and the third one what was stored.
+    /// Starts the balloon at 00:01.0, waits until it is to have `target` pages, and gives it two of
+    /// three pages that were stored to. Goes on once they are taken, hold zeroes, and the third one
+    /// what was stored.
     pub fn inflate(self, target: u32) -> Self {
         let page = |nth| GIVEN + nth * PAGE;
         let stored = (0..3).fold(self, |steps, nth| steps.store8(page(nth), 7));
@@ -369,7 +373,8 @@ impl Steps {
 
         let mut file = vec![0; IMAGE];
         let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
-        // ELF64, little endian, an executable for x86-64, two program headers of 56 bytes behind this one's 64.
+        // ELF64, little endian, an executable for x86-64, two program headers of 56 bytes behind
+        // this one's 64.
         put(0, b"\x7fELF\x02\x01\x01");
         put(16, &2_u16.to_le_bytes());
         put(18, &62_u16.to_le_bytes());

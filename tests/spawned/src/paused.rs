@@ -1,4 +1,5 @@
-//! A guest with less memory than it uses, up to the moment at which its machine is paused: its store fails, or is full.
+//! A guest with less memory than it uses, up to the moment at which its machine is paused: its
+//! store fails, or is full.
 
 use std::fs;
 use std::io::Write;
@@ -21,15 +22,16 @@ fn byte(page: u32) -> u8 {
 
 /// A machine that is paused.
 pub struct Machine {
-    /// Where its files are: `limit`, from which a higher one is read, `size` of the store, `ledger`.
+    /// Where its files are: `limit`, from which a higher one is read, `size` of the store,
+    /// `ledger`.
     pub dir: TempDir,
     /// It.
     pub program: Program,
 }
 
 impl Machine {
-    /// Runs one of `program` up to its pause, with these keys of its store and these arguments. `None`, said, where there is no such
-    /// machine.
+    /// Runs one of `program` up to its pause, with these keys of its store and these arguments.
+    /// `None`, said, where there is no such machine.
     pub fn paused(program: &str, store: &str, more: &[&str]) -> Option<Self> {
         if !has_kvm() {
             return None;

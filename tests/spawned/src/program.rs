@@ -171,7 +171,8 @@ impl Ended {
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        // Not for ever: what it waits for in the kernel may be released only when the test goes on unwinding.
+        // Not for ever: what it waits for in the kernel may be released only when the test goes on
+        // unwinding.
         let deadline = Instant::now() + END_LIMIT;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -189,7 +190,8 @@ fn collect(mut from: ChildStderr, into: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> 
     })
 }
 
-/// Waits until nothing more fits into the pipe or terminal behind `fd`, the reading end: its fill has not changed for a while.
+/// Waits until nothing more fits into the pipe or terminal behind `fd`, the reading end: its fill
+/// has not changed for a while.
 pub fn wait_until_full(fd: impl AsFd) {
     let mut before = 0;
     let mut same_since = Instant::now();

@@ -1,9 +1,10 @@
 //! This client's own ceiling: what it measures when the server costs next to nothing.
 //!
-//! A [`Loopback`] server on another CPU returns requests without looking at them: it copies heads from the
-//! available to the used ring (split), or turns descriptors around where they stand (packed), and writes no status
-//! unless asked to. A driver that sleeps is called, on a split ring, by the write of its eventfd. What the client reaches against it is the most it could ever show of a server; a result
-//! close to it says more of the client than of the server.
+//! A [`Loopback`] server on another CPU returns requests without looking at them: it copies heads
+//! from the available to the used ring (split), or turns descriptors around where they stand
+//! (packed), and writes no status unless asked to. A driver that sleeps is called, on a split ring,
+//! by the write of its eventfd. What the client reaches against it is the most it could ever show
+//! of a server; a result close to it says more of the client than of the server.
 
 use std::io;
 use std::os::fd::OwnedFd;

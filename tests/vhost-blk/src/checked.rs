@@ -1,7 +1,9 @@
-//! A disk whose every answer is checked: what was acknowledged is what is read, once and in order, across restarts of its server.
+//! A disk whose every answer is checked: what was acknowledged is what is read, once and in order,
+//! across restarts of its server.
 //!
-//! A turn takes what came back and asks for more. One request at a time touches a block, so each read has one right answer
-//! ([`Journal`]). What happens to the server meanwhile is the caller's: it may be killed, reset, stopped, or be slow.
+//! A turn takes what came back and asks for more. One request at a time touches a block, so each
+//! read has one right answer ([`Journal`]). What happens to the server meanwhile is the caller's:
+//! it may be killed, reset, stopped, or be slow.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +47,8 @@ pub struct CheckedDisk {
 }
 
 impl CheckedDisk {
-    /// Connects. `client` is its number in the stamps of what it writes; at most `blocks` blocks are used.
+    /// Connects. `client` is its number in the stamps of what it writes; at most `blocks` blocks
+    /// are used.
     ///
     /// # Errors
     /// The server is not there or refuses, or the disk has not one block.
@@ -96,7 +99,8 @@ impl CheckedDisk {
         }
     }
 
-    /// How long nothing may come back, with something outstanding, before that counts as a lost wake-up.
+    /// How long nothing may come back, with something outstanding, before that counts as a lost
+    /// wake-up.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -116,7 +120,8 @@ impl CheckedDisk {
         self.sweep == self.journal.len()
     }
 
-    /// Resets the device. What was outstanding may have happened or not, and nothing is outstanding any more.
+    /// Resets the device. What was outstanding may have happened or not, and nothing is outstanding
+    /// any more.
     ///
     /// # Errors
     /// A reset is not offered, or the server broke off.
@@ -144,8 +149,8 @@ impl CheckedDisk {
             .sum()
     }
 
-    /// Takes what came back and asks for more; connects again where the server is gone. Whether anything
-    /// came.
+    /// Takes what came back and asks for more; connects again where the server is gone. Whether
+    /// anything came.
     ///
     /// # Errors
     /// The server broke the protocol, or cannot be connected to again.

@@ -1,12 +1,13 @@
 //! A front end: one disk of one back end, from the first message to running rings, and back again
 //! after the back end was killed.
 //!
-//! Messages and their order are [`vhost_user::frontend`]'s. An inflight region is asked for once and given back on every
-//! later connection.
+//! Messages and their order are [`vhost_user::frontend`]'s. An inflight region is asked for once
+//! and given back on every later connection.
 //!
-//! **After a crash** ([`Client::reconnect`]): with an inflight region the rings stay as they are and the
-//! back end is told their used position; the requests in flight are its affair. Without one they are put
-//! into fresh rings again, which a real guest could not do but a client that checks its data may.
+//! **After a crash** ([`Client::reconnect`]): with an inflight region the rings stay as they are
+//! and the back end is told their used position; the requests in flight are its affair. Without one
+//! they are put into fresh rings again, which a real guest could not do but a client that checks
+//! its data may.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -68,8 +69,9 @@ impl Options {
         self.required.1 = self.required.1 | protocol;
     }
 
-    /// Everything this client can do, but for packed rings, IN_ORDER and indirect descriptors, which a
-    /// caller chooses; and for INFLIGHT_SHMFD, which costs a back end stores on every request.
+    /// Everything this client can do, but for packed rings, IN_ORDER and indirect descriptors,
+    /// which a caller chooses; and for INFLIGHT_SHMFD, which costs a back end stores on every
+    /// request.
     pub fn new(depth: u16, block: u32) -> Self {
         Self {
             features: ring_feature::VERSION_1
@@ -269,8 +271,8 @@ impl Client {
         let _ = rustix::net::shutdown(self.connection.socket(), rustix::net::Shutdown::Both);
     }
 
-    /// Connects again to a back end that was restarted, or that closed the connection. Everything that
-    /// came back before must have been popped.
+    /// Connects again to a back end that was restarted, or that closed the connection. Everything
+    /// that came back before must have been popped.
     ///
     /// # Errors
     /// As [`Client::connect`]; also where the new back end offers something else.
@@ -304,8 +306,8 @@ impl Client {
         Ok(())
     }
 
-    /// Makes one request on queue 0, where nothing else is outstanding, and waits for it. `data` is written
-    /// from, or read into, at most a block of it.
+    /// Makes one request on queue 0, where nothing else is outstanding, and waits for it. `data` is
+    /// written from, or read into, at most a block of it.
     ///
     /// # Errors
     /// The device broke the ring's protocol.
@@ -348,8 +350,8 @@ impl Client {
         }))
     }
 
-    /// Stops the rings as a guest that shuts down does, then returns where each stands by the back end's
-    /// word and by ours. They differ where requests were lost or made up.
+    /// Stops the rings as a guest that shuts down does, then returns where each stands by the back
+    /// end's word and by ours. They differ where requests were lost or made up.
     ///
     /// # Errors
     /// The back end broke off.
@@ -362,7 +364,8 @@ impl Client {
         Ok(bases)
     }
 
-    /// Starts rings again that were stopped, where they stood: what a VMM does that resumes its guest.
+    /// Starts rings again that were stopped, where they stood: what a VMM does that resumes its
+    /// guest.
     ///
     /// # Errors
     /// The back end broke off.
@@ -370,8 +373,8 @@ impl Client {
         self.start_rings(true)
     }
 
-    /// RESET_DEVICE, where it is negotiated: rings, features and state are forgotten by the back end, and
-    /// started anew here with nothing outstanding.
+    /// RESET_DEVICE, where it is negotiated: rings, features and state are forgotten by the back
+    /// end, and started anew here with nothing outstanding.
     ///
     /// # Errors
     /// It is not offered, or the back end broke off.
@@ -423,7 +426,8 @@ impl Client {
         self.connection.start_rings(&rings)?;
         if !keeps_rings {
             for queue in &mut self.queues {
-                // Some back ends signal once when they get the descriptor; no request ended by that.
+                // Some back ends signal once when they get the descriptor; no request ended by
+                // that.
                 queue.take_calls();
                 queue.notifiers.calls = 0;
             }
@@ -472,7 +476,8 @@ mod tests {
     use super::*;
     use crate::ring::feature::{IN_ORDER, INDIRECT, PACKED};
 
-    /// The server under test has these names from the same place: here are the numbers of the specification.
+    /// The server under test has these names from the same place: here are the numbers of the
+    /// specification.
     #[test]
     fn the_features_are_those_of_the_specification() {
         assert_eq!(Options::new(1, 4096).features, 0x1_6000_7264);

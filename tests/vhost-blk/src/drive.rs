@@ -1,11 +1,12 @@
 //! The measuring loop: one thread, any number of disks, closed or open loop, polling or sleeping.
 //!
-//! A *visit* to a ring takes at most [`REAP`] completions and replaces them, so that a client with many
-//! disks does not even out a server that serves them unevenly. A ring is *awake* (visited each round, calls
-//! off) or *asleep* (a call asked for); polling rings never sleep. When all sleep, so does the thread, until a
-//! call, the next intended time, or a look at the watch: every 100 ms each ring is checked for a request
-//! without an answer for 500 ms. That is a lost wake-up, on one side or the other; it is counted, whether in the
-//! warm-up, while measuring or at the end, and the ring kicked so that the run goes on.
+//! A *visit* to a ring takes at most [`REAP`] completions and replaces them, so that a client with
+//! many disks does not even out a server that serves them unevenly. A ring is *awake* (visited each
+//! round, calls off) or *asleep* (a call asked for); polling rings never sleep. When all sleep, so
+//! does the thread, until a call, the next intended time, or a look at the watch: every 100 ms each
+//! ring is checked for a request without an answer for 500 ms. That is a lost wake-up, on one side
+//! or the other; it is counted, whether in the warm-up, while measuring or at the end, and the ring
+//! kicked so that the run goes on.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -269,8 +270,8 @@ impl Driver<'_> {
             vm.flushes.clear();
             (vm.done, vm.bytes) = (0, 0);
             for queue in &mut vm.client.queues {
-                // Calls of the warm-up that a polling driver has not read. One that sleeps may be about to be woken
-                // by them.
+                // Calls of the warm-up that a polling driver has not read. One that sleeps may be
+                // about to be woken by them.
                 if matches!(self.run.mode, Mode::Poll) {
                     queue.take_calls();
                 }
@@ -329,7 +330,8 @@ impl Driver<'_> {
         Ok(true)
     }
 
-    /// Submits: in a closed loop `count` requests, in an open one all whose time has come, whatever came back.
+    /// Submits: in a closed loop `count` requests, in an open one all whose time has come, whatever
+    /// came back.
     #[inline]
     fn refill(&mut self, index: usize, now: u64, count: usize) {
         let ring = &mut self.rings[index];
@@ -360,8 +362,8 @@ impl Driver<'_> {
         queue.publish(&client.memory);
     }
 
-    /// One round of a client that sleeps: what is due, what is awake, and sleep when nothing is, until
-    /// `deadline` at most.
+    /// One round of a client that sleeps: what is due, what is awake, and sleep when nothing is,
+    /// until `deadline` at most.
     fn round(&mut self, spin: u64, deadline: u64) -> Result<(), RunError> {
         let mut next = deadline;
         let now = self.clock.now();
@@ -450,7 +452,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Looks for lost wake-ups and for servers that went away, so many nanoseconds later than it should have.
+    /// Looks for lost wake-ups and for servers that went away, so many nanoseconds later than it
+    /// should have.
     fn check(&mut self, now: u64, late: u64) -> Result<(), RunError> {
         for vm in &self.vms {
             if vm.client.is_hung_up() {

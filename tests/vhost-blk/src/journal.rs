@@ -1,8 +1,8 @@
 //! What the client knows of the disk's contents, because it was acknowledged.
 //!
-//! One request at a time touches a block, so that each read has one right answer. A write that failed leaves
-//! a block unknown: it may have happened or not. The journal can be written to a file and read again, so that a
-//! later run checks what an earlier one wrote.
+//! One request at a time touches a block, so that each read has one right answer. A write that
+//! failed leaves a block unknown: it may have happened or not. The journal can be written to a file
+//! and read again, so that a later run checks what an earlier one wrote.
 
 use std::fs;
 use std::io;
@@ -216,7 +216,8 @@ mod tests {
                 Content::Unknown
             ]
         );
-        // Generation 1 of block 5 was never acknowledged, and may be on the disk: it is not given out again.
+        // Generation 1 of block 5 was never acknowledged, and may be on the disk: it is not given
+        // out again.
         assert_eq!(again.next_stamp(5).generation, 2);
         assert!(Journal::new(8, 8, 10).load(file.path()).is_err());
     }

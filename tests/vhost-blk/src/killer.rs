@@ -1,5 +1,5 @@
-//! A server started by a command line, and killed at random times: over many kills every point of its loop
-//! is met.
+//! A server started by a command line, and killed at random times: over many kills every point of
+//! its loop is met.
 
 use std::io;
 use std::process::{Child, Command, Stdio};
@@ -18,8 +18,8 @@ pub struct Killer {
 }
 
 impl Killer {
-    /// Starts the server by a shell command that must `exec` it or be it. It is killed `kills` times,
-    /// after a time between the two.
+    /// Starts the server by a shell command that must `exec` it or be it. It is killed `kills`
+    /// times, after a time between the two.
     ///
     /// # Errors
     /// The command cannot be started.

@@ -1,7 +1,8 @@
 //! A vhost-user-blk front end without a VM: the guest's driver and the VMM's half of the protocol
 //! in one thread, for loading, checking and measuring block servers.
 //!
-//! Memory, rings, connection, histograms and the server in a thread are [`vhost_client`]'s, under their names here too.
+//! Memory, rings, connection, histograms and the server in a thread are [`vhost_client`]'s, under
+//! their names here too.
 //!
 //! Reading order: [`layout`] and [`queue`] (block requests in slots), [`client`] (negotiation,
 //! restart), then what is done with them: [`load`] and [`mod@drive`] (measuring), [`stats`]

@@ -1,7 +1,7 @@
 //! One queue of a disk: slots with block requests in a ring, and the two eventfds.
 //!
-//! Follows virtio 1.2 §5.2.6. The hot path is [`Queue::submit`], [`Queue::publish`] and [`Queue::complete`];
-//! it makes no system call unless the device asked for a kick.
+//! Follows virtio 1.2 §5.2.6. The hot path is [`Queue::submit`], [`Queue::publish`] and
+//! [`Queue::complete`]; it makes no system call unless the device asked for a kick.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -154,7 +154,8 @@ impl Queue {
         self.free.push(slot);
     }
 
-    /// Puts a request into the ring, not yet available; `false` where it has no room (the slot stays taken).
+    /// Puts a request into the ring, not yet available; `false` where it has no room (the slot
+    /// stays taken).
     #[inline]
     pub fn submit(
         &mut self,
@@ -271,7 +272,8 @@ impl Queue {
         taken.map(|(_, slot)| (slot.op, slot.extent))
     }
 
-    /// Starts over with a fresh ring in zeroed memory. The slots of the requests that were outstanding.
+    /// Starts over with a fresh ring in zeroed memory. The slots of the requests that were
+    /// outstanding.
     pub fn reset(&mut self, layout: &Layout, features: u64) -> Vec<u16> {
         self.ring = Ring::new(layout.ring_size, layout.places(self.index), features);
         let is_free = |slot: &u16| self.free.contains(slot);

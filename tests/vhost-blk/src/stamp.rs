@@ -5,8 +5,8 @@
 //! 16 generation  20  client   24  checksum over everything else
 //! 32 …           a pattern that depends on all of them
 //! ```
-//! A block read back must have one generation and client in all of its sectors: a torn write, a write to a
-//! wrong place, an old block and foreign data are each told apart.
+//! A block read back must have one generation and client in all of its sectors: a torn write, a
+//! write to a wrong place, an old block and foreign data are each told apart.
 
 use crate::queue::SECTOR;
 
@@ -86,7 +86,8 @@ impl Stamp {
     /// Checks that a block is this write's.
     ///
     /// # Errors
-    /// What is wrong, at its first sector that is. A block of another generation is whole: one of two is torn.
+    /// What is wrong, at its first sector that is. A block of another generation is whole: one of
+    /// two is torn.
     pub fn check(self, block: &[u8]) -> Result<(), Damage> {
         let mut first = None;
         for (sector, bytes) in (self.sector..).zip(block.chunks_exact(SECTOR_LEN)) {

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::hist::Histogram;
 
-/// A longer latency of an idle server, in nanoseconds, is the machine's: somebody was not running. (A wake takes up to 70 µs.)
+/// A longer latency of an idle server, in nanoseconds, is the machine's: somebody was not running.
+/// (A wake takes up to 70 µs.)
 pub const STALL_NS: u64 = 200_000;
 
 /// Nanoseconds of latency.
@@ -127,8 +128,8 @@ pub struct Report {
     pub jain: f64,
     /// Failed requests, those of the warm-up among them.
     pub errors: Errors,
-    /// Requests without an answer for 500 ms, in the warm-up too, with or without a call missing; the ring was then
-    /// kicked. Also rings of which something never came back at the end.
+    /// Requests without an answer for 500 ms, in the warm-up too, with or without a call missing;
+    /// the ring was then kicked. Also rings of which something never came back at the end.
     pub lost_wakeups: u64,
     /// Of those: the answer was in the ring, and the call did not come.
     pub lost_calls: u64,

@@ -1,9 +1,10 @@
-//! Reads, writes, discards and zeroes whose every result is checked, while the server may be killed.
+//! Reads, writes, discards and zeroes whose every result is checked, while the server may be
+//! killed.
 //!
-//! Each disk keeps a [`Journal`](crate::journal::Journal) of what was acknowledged. One request at a time touches a block, so each
-//! read has one right answer; at the end all blocks are read once more. A killed server is waited for and
-//! connected to again: with an inflight region the requests in flight come back by themselves, and each
-//! exactly once; without one they are submitted again.
+//! Each disk keeps a [`Journal`](crate::journal::Journal) of what was acknowledged. One request at
+//! a time touches a block, so each read has one right answer; at the end all blocks are read once
+//! more. A killed server is waited for and connected to again: with an inflight region the requests
+//! in flight come back by themselves, and each exactly once; without one they are submitted again.
 //!
 //! **Who kills.** A [`Killer`], if there is one.
 
@@ -54,8 +55,8 @@ pub struct Verify {
 /// Makes requests and checks them.
 ///
 /// # Errors
-/// A server is not there, breaks the protocol, or cannot be connected to again; damage is no error but
-/// in the verdict.
+/// A server is not there, breaks the protocol, or cannot be connected to again; damage is no error
+/// but in the verdict.
 pub fn verify(what: &Verify, mut killer: Option<Killer>) -> Result<Verdict, VerifyError> {
     let clock = Clock::new();
     let mut random = Random::new(what.seed);

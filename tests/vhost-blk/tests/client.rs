@@ -1,4 +1,5 @@
-//! The client against a simple server: every kind of ring, and every way in which that server misbehaves.
+//! The client against a simple server: every kind of ring, and every way in which that server
+//! misbehaves.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod naive;
@@ -255,7 +256,8 @@ fn a_wake_up_lost_outside_the_measured_time_is_counted_too() {
 
 #[test]
 fn a_request_returned_twice_breaks_the_ring() {
-    // Split only: the second time hits a descriptor of a packed ring that may be the driver's again.
+    // Split only: the second time hits a descriptor of a packed ring that may be the driver's
+    // again.
     let server = Server::start(Naive::new(Fault::ReturnTwice(7)));
     let mut two = options(0);
     two.depth = 2;

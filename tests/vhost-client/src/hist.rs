@@ -75,7 +75,8 @@ impl Histogram {
         }
     }
 
-    /// The mean of the values up to `limit` by the middles of their buckets, 0 of none, and the part of all that are above.
+    /// The mean of the values up to `limit` by the middles of their buckets, 0 of none, and the
+    /// part of all that are above.
     pub fn mean_up_to(&self, limit: u64) -> (f64, f64) {
         let (mut count, mut sum) = (0, 0.0);
         for (index, &values) in self.buckets[..=bucket(limit)].iter().enumerate() {

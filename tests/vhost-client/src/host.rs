@@ -9,8 +9,8 @@ pub use report::host::{Interruptions, cpus, pin, round_trip};
 
 /// The priority of this thread and of what it starts, until dropped.
 ///
-/// Where the kernel groups processes by session (sched_autogroup), a nice value counts within the group only,
-/// so the group's own is set too.
+/// Where the kernel groups processes by session (sched_autogroup), a nice value counts within the
+/// group only, so the group's own is set too.
 #[derive(Debug)]
 pub struct Priority {
     before: Option<String>,
@@ -46,8 +46,9 @@ impl Drop for Priority {
     }
 }
 
-/// Threads of the lowest class, one per CPU, that keep it from halting: a processor that has to be woken
-/// from HLT answers tens of microseconds late, and in a virtual machine with an exit. End when dropped.
+/// Threads of the lowest class, one per CPU, that keep it from halting: a processor that has to be
+/// woken from HLT answers tens of microseconds late, and in a virtual machine with an exit. End
+/// when dropped.
 #[derive(Debug)]
 pub struct Spinners {
     stop: Arc<AtomicBool>,

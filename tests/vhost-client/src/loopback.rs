@@ -1,8 +1,8 @@
-//! A server inside this process: the protocol's session on a thread of its own, and a [`Service`] for the
-//! rings. For measuring this client's ceiling and for its tests; it serves nobody else.
+//! A server inside this process: the protocol's session on a thread of its own, and a [`Service`]
+//! for the rings. For measuring this client's ceiling and for its tests; it serves nobody else.
 //!
-//! One connection at a time. The thread alternates between the control socket and the service, and sleeps
-//! only where the service says that it has nothing to do and waits for kicks.
+//! One connection at a time. The thread alternates between the control socket and the service, and
+//! sleeps only where the service says that it has nothing to do and waits for kicks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,7 +118,8 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Listens on `path`; connections get what `config` offers. `prepare` runs first on the new thread.
+    /// Listens on `path`; connections get what `config` offers. `prepare` runs first on the new
+    /// thread.
     ///
     /// # Errors
     /// The path is taken or cannot be made.
@@ -202,7 +203,8 @@ fn serve(
         }
         for _ in 0..POLLS_PER_LOOK {
             match service.poll(&guest) {
-                // No PAUSE: a hypervisor under this machine takes the processor from a loop of little else.
+                // No PAUSE: a hypervisor under this machine takes the processor from a loop of
+                // little else.
                 Next::Again => {}
                 Next::Sleep => {
                     let mut fds = service.kicks();

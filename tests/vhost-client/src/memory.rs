@@ -1,11 +1,12 @@
 //! The guest's memory as the front end sees it: one sealed memory file, shared with the back end.
 //!
-//! UNSAFETY: the only module of this crate with `unsafe`. It maps the file and makes every access an
-//! atomic one inside bounds that are checked here, because the back end writes the same bytes. What has no
-//! safe wrapper in the crates at hand lives here too: the time-stamp counter, another process's clock, SCHED_IDLE.
+//! UNSAFETY: the only module of this crate with `unsafe`. It maps the file and makes every access
+//! an atomic one inside bounds that are checked here, because the back end writes the same bytes.
+//! What has no safe wrapper in the crates at hand lives here too: the time-stamp counter, another
+//! process's clock, SCHED_IDLE.
 //!
-//! Offsets are bytes from the start of the mapping. An access outside of it, or one that is not aligned,
-//! panics: offsets come from our own layout, never from the back end.
+//! Offsets are bytes from the start of the mapping. An access outside of it, or one that is not
+//! aligned, panics: offsets come from our own layout, never from the back end.
 #![expect(unsafe_code, reason = "mapped memory, shared with another process")]
 
 use std::io;
@@ -36,7 +37,8 @@ macro_rules! words {
             #[inline]
             pub fn $load(&self, offset: usize, ordering: Ordering) -> $word {
                 let at = self.at::<$atomic>(offset);
-                // SAFETY: `at` checked bounds and alignment, and the mapping lives as long as `self`.
+                // SAFETY: `at` checked bounds and alignment, and the mapping lives as long as
+                // `self`.
                 unsafe { &*at }.load(ordering)
             }
 
@@ -116,7 +118,8 @@ impl Memory {
             offset <= self.len - size_of::<T>() && offset.is_multiple_of(align_of::<T>()),
             "offset outside the mapping or not aligned"
         );
-        // SAFETY: inside the mapping, by the assertion: `map` refuses lengths that its subtraction would underflow.
+        // SAFETY: inside the mapping, by the assertion: `map` refuses lengths that its subtraction
+        // would underflow.
         unsafe { self.base.as_ptr().add(offset).cast_const().cast() }
     }
 

@@ -3,7 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-/// The processor time of a process so far, of all its threads, those that ended too; `None` where it is gone.
+/// The processor time of a process so far, of all its threads, those that ended too; `None` where
+/// it is gone.
 ///
 /// The kernel's clock of the process: /proc counts in ticks, and by thread forgets those that end.
 pub fn cpu_time(pid: u32) -> Option<Duration> {

@@ -233,8 +233,8 @@ impl Driver {
     ) -> Result<Report, DriveError> {
         let start = self.clock.now();
         for port in &mut self.ports {
-            // The first frame of a rate is due at once: a switch then learns where the port is before it
-            // has flooded more frames for it than it may.
+            // The first frame of a rate is due at once: a switch then learns where the port is
+            // before it has flooded more frames for it than it may.
             port.due = match port.load {
                 Load::Rate(rate) => start.saturating_sub((1e9 / rate) as u64),
                 Load::Silent | Load::Flood | Load::Window(_) => start,

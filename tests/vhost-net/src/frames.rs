@@ -8,7 +8,8 @@ use crate::ring::RingError;
 pub type Packet = ([u8; HEADER_LEN as usize], Vec<u8>);
 
 impl Client {
-    /// Sends a frame of at most [`max_frame`](crate::Options::max_frame) bytes by a pair; false where its ring is full.
+    /// Sends a frame of at most [`max_frame`](crate::Options::max_frame) bytes by a pair; false
+    /// where its ring is full.
     ///
     /// # Errors
     /// The device broke the ring's protocol.
@@ -18,7 +19,8 @@ impl Client {
         Ok(transmit.send_one(&self.memory, &self.layout, header, frame))
     }
 
-    /// Frames that a pair has received, a burst at most. Those that make no sense are an error of the test.
+    /// Frames that a pair has received, a burst at most. Those that make no sense are an error of
+    /// the test.
     ///
     /// # Errors
     /// The device broke the ring's protocol.

@@ -3,10 +3,10 @@
 //!
 //! Reading order: [`frame`] (stamps and sums), [`layout`] (where rings and buffers lie), [`queue`]
 //! (transmit and receive queues), [`client`] (connection, negotiation, pairs), [`load`] and
-//! [`mod@drive`] (measuring), [`account`] (which frames arrived), [`outcome`] (results); [`frames`] (single ones, for tests of
-//! what is behind a device). This
-//! client's own [`ceiling`] is measured against a server in a thread. Memory, rings and connection
-//! are [`vhost_client`]'s. The program and the comparison of servers are in `bench/net`.
+//! [`mod@drive`] (measuring), [`account`] (which frames arrived), [`outcome`] (results); [`frames`]
+//! (single ones, for tests of what is behind a device). This client's own [`ceiling`] is measured
+//! against a server in a thread. Memory, rings and connection are [`vhost_client`]'s. The program
+//! and the comparison of servers are in `bench/net`.
 //!
 //! **How a frame goes.** Each transmit queue numbers its frames. A frame carries the queue's
 //! number, its own, the time, and one in [`frame::CHECK_EVERY`] a sum of all its bytes, fresh ones.

@@ -141,7 +141,8 @@ impl Transmit {
         sent
     }
 
-    /// Sends one frame, which fits into a buffer, behind this header; false where no buffer is free.
+    /// Sends one frame, which fits into a buffer, behind this header; false where no buffer is
+    /// free.
     pub fn send_one(
         &mut self,
         memory: &Memory,

@@ -1,10 +1,10 @@
 //! Late accesses: a device that touches a buffer again which its driver has taken back.
 //!
-//! The device remembers the data buffer of each read or write that it has completed, and touches all
-//! of them when a driver asks for it, by a read of one of two sectors. It begins with the first of
-//! these: what a kernel has read before is not touched. A buffer is one that nothing used again: an
-//! address that any later access comes near, as a header, data, a status or a table, is forgotten at
-//! once, since it may be mapped anew.
+//! The device remembers the data buffer of each read or write that it has completed, and touches
+//! all of them when a driver asks for it, by a read of one of two sectors. It begins with the first
+//! of these: what a kernel has read before is not touched. A buffer is one that nothing used again:
+//! an address that any later access comes near, as a header, data, a status or a table, is
+//! forgotten at once, since it may be mapped anew.
 //!
 //! **The age of a buffer** counts, on this machine's monotonic clock, from the header of the first
 //! request behind the one that used it. By then a driver that has one request in flight has
@@ -13,9 +13,9 @@
 //! **The rule.** An access to a buffer younger than the limit is *early*, and counted: whether the
 //! IOMMU lets it through, and how old the buffer was. One to a buffer of the limit's age or more is
 //! *late*, and has to be blocked, if the driver has asked by the second sector; the buffer is
-//! forgotten then. By that it says that it has waited by its own clock and not merely
-//! been held up: a driver can remove nothing while its processor does not run, which its host may see to.
-//! One that it has asked for by the first sector is *unjudged*, and counted by itself.
+//! forgotten then. By that it says that it has waited by its own clock and not merely been held up:
+//! a driver can remove nothing while its processor does not run, which its host may see to. One
+//! that it has asked for by the first sector is *unjudged*, and counted by itself.
 //!
 //! Requests of drivers that have several in flight leave no buffer: which of them a status belongs
 //! to is not known here.

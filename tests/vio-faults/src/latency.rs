@@ -1,13 +1,14 @@
 //! A disk that answers no sooner than a given time after it was asked, whatever is below it.
 //!
-//! For measurements: a file in memory answers before the guest that asked has gone idle, which no disk
-//! does, and then it depends on a race whether an interrupt finds the guest running or halted. With the
-//! latency of a disk it always finds it halted. Each answer is later than that by another part of two thirds of it: answers
-//! that always took the same time could keep step with the guest's clock tick, and whether the two then meet at every request
-//! or never would be luck.
+//! For measurements: a file in memory answers before the guest that asked has gone idle, which no
+//! disk does, and then it depends on a race whether an interrupt finds the guest running or halted.
+//! With the latency of a disk it always finds it halted. Each answer is later than that by another
+//! part of two thirds of it: answers that always took the same time could keep step with the
+//! guest's clock tick, and whether the two then meet at every request or never would be luck.
 //!
-//! An operation reaches the disk below at once; its completion is held back. Until it is reported the slot is in
-//! flight: its leases are held, and it can be cancelled only as far as the disk below can.
+//! An operation reaches the disk below at once; its completion is held back. Until it is reported
+//! the slot is in flight: its leases are held, and it can be cancelled only as far as the disk
+//! below can.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -56,8 +57,8 @@ impl LatencyDisk {
         })
     }
 
-    /// How long the next operation takes: parts that follow each other by the golden ratio fill the span evenly, however many
-    /// there are, and come the same in each run.
+    /// How long the next operation takes: parts that follow each other by the golden ratio fill the
+    /// span evenly, however many there are, and come the same in each run.
     fn next(&mut self) -> Duration {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
         self.asked += 1;
@@ -128,7 +129,8 @@ impl BlockIo for LatencyDisk {
         });
     }
 
-    /// Collects nothing: this is asked once the timer is set, and what it held back now would wake nobody.
+    /// Collects nothing: this is asked once the timer is set, and what it held back now would wake
+    /// nobody.
     fn has_completions(&mut self) -> bool {
         let now = Instant::now();
         self.below.has_completions() || self.held.iter().any(|(due, _)| *due <= now)
@@ -244,7 +246,8 @@ mod tests {
         );
     }
 
-    /// Waits as an owner does that sleeps whenever it may; `between` happens behind the first arming.
+    /// Waits as an owner does that sleeps whenever it may; `between` happens behind the first
+    /// arming.
     fn wait_asleep(disk: &mut LatencyDisk, between: impl FnOnce()) -> Vec<Completion> {
         let mut between = Some(between);
         loop {

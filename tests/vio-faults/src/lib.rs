@@ -1,9 +1,9 @@
-//! Devices and disks that do wrong, or are slow, on purpose: wrapped around those of `vio`, from outside, so that nothing of it
-//! is in a device that serves a guest in earnest.
+//! Devices and disks that do wrong, or are slow, on purpose: wrapped around those of `vio`, from
+//! outside, so that nothing of it is in a device that serves a guest in earnest.
 //!
-//! [`Rogue`] attacks its guest, to show that the IOMMU stops it. [`LatencyDisk`] answers no sooner than a disk would, [`SlowDisk`]
-//! when a test lets it, [`PanicDisk`] never, [`FaultyStore`] fails once.
-//! For tests, demonstrations and measurements only; `exitless` puts them together on request.
+//! [`Rogue`] attacks its guest, to show that the IOMMU stops it. [`LatencyDisk`] answers no sooner
+//! than a disk would, [`SlowDisk`] when a test lets it, [`PanicDisk`] never, [`FaultyStore`] fails
+//! once. For tests, demonstrations and measurements only; `exitless` puts them together on request.
 #![deny(unsafe_code)]
 
 mod late;

@@ -1,7 +1,7 @@
 //! A block device that attacks its guest on request.
 //!
-//! The trigger is an ordinary request that starts at a chosen sector, which any user of the guest can
-//! issue (`dd … skip=SECTOR`). The rogue access is made through the device's own view, while it
+//! The trigger is an ordinary request that starts at a chosen sector, which any user of the guest
+//! can issue (`dd … skip=SECTOR`). The rogue access is made through the device's own view, while it
 //! holds the request: just before it writes a status byte. Then the request completes as it should.
 //!
 //! The device's class is wrapped, which knows nothing of it, and the body around it is that of
@@ -38,8 +38,8 @@ pub enum Fault {
         /// The trigger.
         sector: u64,
     },
-    /// On a *read* that starts at one of two sectors: touches the data buffers of requests that have
-    /// completed and that nothing used since, as their requests allowed.
+    /// On a *read* that starts at one of two sectors: touches the data buffers of requests that
+    /// have completed and that nothing used since, as their requests allowed.
     Late(LateOptions),
 }
 
@@ -86,7 +86,8 @@ struct Attack {
     is_near: bool,
     /// Where the attack goes that is due.
     target: Option<Iova>,
-    /// It was made, and the status byte behind it waits: the request comes once more, and attacks no more.
+    /// It was made, and the status byte behind it waits: the request comes once more, and attacks
+    /// no more.
     is_made: bool,
     /// Of a device that makes late accesses.
     late: Option<Late>,

@@ -1,9 +1,10 @@
-//! A swap store that fails once, at a request of a test's choice: what is asked is not done, or what is read is not what was
-//! written.
+//! A swap store that fails once, at a request of a test's choice: what is asked is not done, or
+//! what is read is not what was written.
 //!
-//! Requests are counted as they are submitted, from 1. One that fails does not reach the disk below. One that is corrupted does,
-//! and has one bit of its first page flipped in memory behind the read: the disk holds what it should, and who reads again reads
-//! it rightly. Only reads and writes count, and everything else passes.
+//! Requests are counted as they are submitted, from 1. One that fails does not reach the disk
+//! below. One that is corrupted does, and has one bit of its first page flipped in memory behind
+//! the read: the disk holds what it should, and who reads again reads it rightly. Only reads and
+//! writes count, and everything else passes.
 
 use std::num::NonZeroU64;
 use std::os::fd::RawFd;
@@ -53,7 +54,8 @@ impl FaultyStore {
     /// `below`, which moves pages of `ram`, with this fault.
     ///
     /// # Panics
-    /// If `below` moves data through buffers ([`Transfer::Direct`] it has to be): a builder's error.
+    /// If `below` moves data through buffers ([`Transfer::Direct`] it has to be): a builder's
+    /// error.
     pub fn new(below: Box<dyn BlockIo>, ram: GuestRam, fault: StoreFault) -> Self {
         assert_eq!(below.transfer(), Transfer::Direct, "a store of pages");
         let (StoreFault::Eio(nth) | StoreFault::Enospc(nth) | StoreFault::Corrupt(nth)) = fault;

@@ -148,7 +148,8 @@ fn writes_into_a_write_buffer_are_blocked_or_do_harm() {
         guest.run(kind::OUT, SECTOR, &mut dma, |_, _| {});
         assert_eq!(dma.iommu.faults(), [(Iova::new(DATA), Perm::Write)]);
         assert_eq!(guest.driver.get(DATA, 8), [0x11; 8]);
-        // Without protection the same device corrupts the guest: the attack is real, and the disk has what was written.
+        // Without protection the same device corrupts the guest: the attack is real, and the disk
+        // has what was written.
         dma.iommu.allow_all();
         guest.run(kind::OUT, SECTOR, &mut dma, |_, _| {});
         assert_eq!(guest.driver.get(DATA, 8), ROGUE_BYTES);

@@ -1,6 +1,6 @@
-//! A guest of one paravirtual IOMMU, for tests and measurements: the function on virtio-pci, under an
-//! owner that is called by hand or runs on a sidecore, and a driver that waits for each request as
-//! Linux's does.
+//! A guest of one paravirtual IOMMU, for tests and measurements: the function on virtio-pci, under
+//! an owner that is called by hand or runs on a sidecore, and a driver that waits for each request
+//! as Linux's does.
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "names say it, as in a driver")]
 

@@ -6,9 +6,9 @@
 //!                          └───────── guest unmapped, strict ────────────────────────▶│
 //!                          ▲──────── found again (optimistic) ──────┘
 //! ```
-//! A mapping is *entered* before the call that makes it and *leaves* after the call that ends it has succeeded: in between
-//! [`Reach`] says that its pages are in use. Live and stale mappings have no page in common. Each is one mapping of type 1, which
-//! can only go as a whole.
+//! A mapping is *entered* before the call that makes it and *leaves* after the call that ends it
+//! has succeeded: in between [`Reach`] says that its pages are in use. Live and stale mappings have
+//! no page in common. Each is one mapping of type 1, which can only go as a whole.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,9 +1,11 @@
-//! The two calls of a container, made by a thread of its own, in the order in which they are asked for.
+//! The two calls of a container, made by a thread of its own, in the order in which they are asked
+//! for.
 //!
-//! A call of type 1 waits for the container's mutex and for the process's `mmap` lock, and may take hundreds of milliseconds (a
-//! detach of 65,535 mappings: half a second), which the owner has not. Calls of one container take turns in the kernel anyway,
-//! so one thread for each is enough, and its order is what makes the rest simple: an unmapping of an IOVA and its next mapping
-//! are two calls, of which the second is not waited for.
+//! A call of type 1 waits for the container's mutex and for the process's `mmap` lock, and may take
+//! hundreds of milliseconds (a detach of 65,535 mappings: half a second), which the owner has not.
+//! Calls of one container take turns in the kernel anyway, so one thread for each is enough, and
+//! its order is what makes the rest simple: an unmapping of an IOVA and its next mapping are two
+//! calls, of which the second is not waited for.
 //!
 //! Bound: the shadow asks for no more than [`MOST`] at a time.
 
@@ -38,7 +40,8 @@ pub enum Call {
         /// What the device may do.
         access: Access,
     },
-    /// Whole mappings go, `pages` of them all in all: with gaps between them, in which nothing is mapped.
+    /// Whole mappings go, `pages` of them all in all: with gaps between them, in which nothing is
+    /// mapped.
     Unmap {
         /// From the first mapping to the last.
         range: IovaRange,
@@ -122,7 +125,8 @@ pub trait Table: Send + 'static {
     /// It is in the state that it was in.
     fn reset(&mut self) -> Result<(), Refusal>;
 
-    /// Ends what is mapped, however it has to, and lets go of the container. On `Ok` no device reaches any of it.
+    /// Ends what is mapped, however it has to, and lets go of the container. On `Ok` no device
+    /// reaches any of it.
     ///
     /// # Errors
     /// The device may reach what was mapped for as long as this process exists.

@@ -12,8 +12,8 @@
 //! one while it is off would end the machine. Bus mastering goes off in the device before the
 //! guest's write is answered.
 //!
-//! **What the guest hears of the host.** Nothing of DMA faults; of an error of the device, or when the host wants it back, that it
-//! is gone: all reads answer ones, as from an empty slot.
+//! **What the guest hears of the host.** Nothing of DMA faults; of an error of the device, or when
+//! the host wants it back, that it is gone: all reads answer ones, as from an empty slot.
 
 use std::os::fd::RawFd;
 
@@ -143,7 +143,8 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         self.route(out);
     }
 
-    /// Has the device signal what the guest has turned on. MSI-X before MSI: a driver that has both on has made a mistake.
+    /// Has the device signal what the guest has turned on. MSI-X before MSI: a driver that has both
+    /// on has made a mistake.
     fn set_vectors(&mut self) {
         let registers: Option<MsiRegisters> = self.config.space().msi_registers();
         let vectors = if self.config.space().msix_control().0 {

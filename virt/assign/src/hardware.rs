@@ -1,6 +1,7 @@
 //! A device of the host, as far as a guest's accesses and interrupts reach it.
 //!
-//! Behind a trait, so that all above it is tested without an IOMMU; [`VfioHardware`](crate::vfio_device::VfioHardware) is the real one.
+//! Behind a trait, so that all above it is tested without an IOMMU;
+//! [`VfioHardware`](crate::vfio_device::VfioHardware) is the real one.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -25,7 +26,8 @@ pub enum Notice {
     Request,
 }
 
-/// A device. Called by the owner's thread; none of the calls waits for the device longer than an access to its registers takes.
+/// A device. Called by the owner's thread; none of the calls waits for the device longer than an
+/// access to its registers takes.
 pub trait Hardware: Send {
     /// Reads two bytes of its configuration space; ones where it does not answer.
     fn read_config(&self, at: u16) -> u16;
@@ -45,8 +47,8 @@ pub trait Hardware: Send {
     /// The host refuses: none is on.
     fn set_vectors(&mut self, vectors: Vectors) -> io::Result<()>;
 
-    /// No DMA and no interrupts from its return on, for good, and no access: it lets go of the device,
-    /// which reads as ones.
+    /// No DMA and no interrupts from its return on, for good, and no access: it lets go of the
+    /// device, which reads as ones.
     fn stop(&mut self);
 
     /// Gives `add` the descriptors that are readable when the host has a word about it.

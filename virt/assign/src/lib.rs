@@ -1,5 +1,5 @@
-//! Physical devices in a guest, behind an emulated VT-d unit: DMA confined to what the guest has mapped, and only that memory
-//! pinned, so that the rest can be overcommitted.
+//! Physical devices in a guest, behind an emulated VT-d unit: DMA confined to what the guest has
+//! mapped, and only that memory pinned, so that the rest can be overcommitted.
 //!
 //! ```text
 //! guest's driver ─ registers ─▶ BAR: memory slot, or function ─▶ VFIO device      no exit but for the MSI-X table
@@ -18,15 +18,18 @@
 //! | [`function`], [`hardware`] | the device as a function of a machine's owner, over a device behind a trait |
 //! | [`vfio_device`] | that device of VFIO |
 //!
-//! **Who owns what.** All but the call thread is the owner's. A container has one device, since two devices of a guest may be attached
-//! to two domains. Memory that is mapped is kept by the mapping ([`vfio::LentMap`]), also past the machine's end.
+//! **Who owns what.** All but the call thread is the owner's. A container has one device, since two
+//! devices of a guest may be attached to two domains. Memory that is mapped is kept by the mapping
+//! ([`vfio::LentMap`]), also past the machine's end.
 //!
-//! **What must hold.** A page is in use from before the call that maps it until after the call that unmaps it has succeeded. An unmap
-//! is complete for the guest only when the device does not reach the page, or, under a policy that says so, within its bounds. What the
-//! kernel answers is compared with the book. VT-d §6.1 (caching mode), §4.
+//! **What must hold.** A page is in use from before the call that maps it until after the call that
+//! unmaps it has succeeded. An unmap is complete for the guest only when the device does not reach
+//! the page, or, under a policy that says so, within its bounds. What the kernel answers is
+//! compared with the book. VT-d §6.1 (caching mode), §4.
 //!
-//! **Left out.** iommufd (no stock Debian kernel has it), the legacy interrupt pin, peer to peer (a BAR in a guest's tables is
-//! refused), page requests, dirty tracking, several functions of one group.
+//! **Left out.** iommufd (no stock Debian kernel has it), the legacy interrupt pin, peer to peer (a
+//! BAR in a guest's tables is refused), page requests, dirty tracking, several functions of one
+//! group.
 //!
 //! UNSAFETY: denied here and opted into by `pin`, which promises that guest memory stays mapped.
 #![deny(unsafe_code)]

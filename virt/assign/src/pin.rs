@@ -1,7 +1,7 @@
 //! Guest memory lent to a container.
 //!
-//! UNSAFETY: the promise that memory stays mapped while a device may reach it, of [`PhysMem::host`](guest_mem::PhysMem::host) and
-//! its [`KeepAlive`].
+//! UNSAFETY: the promise that memory stays mapped while a device may reach it, of
+//! [`PhysMem::host`](guest_mem::PhysMem::host) and its [`KeepAlive`].
 #![expect(
     unsafe_code,
     reason = "it answers for the memory that a device reaches"
@@ -17,8 +17,8 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// The memory at `len` bytes from `gpa` on, for a device that writes it. It is the *device's* mapping, never a memory slot's,
-    /// where a fault would be the pager's.
+    /// The memory at `len` bytes from `gpa` on, for a device that writes it. It is the *device's*
+    /// mapping, never a memory slot's, where a fault would be the pager's.
     ///
     /// # Errors
     /// As [`PhysMem::host`].
@@ -36,8 +36,9 @@ impl Pinned {
     }
 }
 
-// SAFETY: `PhysMem::host` has answered that all of it is RAM, contiguous here, and `_keep` keeps it mapped. Guest memory is reached by
-// atomics and raw copies alone (`guest_mem::word`), since a guest's processors change it at any moment as well.
+// SAFETY: `PhysMem::host` has answered that all of it is RAM, contiguous here, and `_keep` keeps it
+// mapped. Guest memory is reached by atomics and raw copies alone (`guest_mem::word`), since a
+// guest's processors change it at any moment as well.
 unsafe impl vfio::Lent for Pinned {
     fn address(&self) -> u64 {
         self.hva.raw()

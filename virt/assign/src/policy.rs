@@ -1,7 +1,9 @@
-//! What the host does when a guest has unmapped: when the physical mapping goes, and what bounds that.
+//! What the host does when a guest has unmapped: when the physical mapping goes, and what bounds
+//! that.
 //!
-//! The policies are those of `dma-map`, for IOVAs that the *guest* chose: bounds are [`Window`] and [`Optimistic`], promises a
-//! [`RiskContract`]. Maps are waited for under each of them, and a page is unpinned only when its physical unmapping is complete.
+//! The policies are those of `dma-map`, for IOVAs that the *guest* chose: bounds are [`Window`] and
+//! [`Optimistic`], promises a [`RiskContract`]. Maps are waited for under each of them, and a page
+//! is unpinned only when its physical unmapping is complete.
 //!
 //! | policy | the guest's WAIT completes | a stale mapping is torn down |
 //! |---|---|---|
@@ -10,8 +12,9 @@
 //! | deferred | at once | when the window closes: `entries`, or `age` |
 //! | optimistic | at once | beyond `quota`, oldest first, or after `residency`; found again, it needs no call |
 //!
-//! Under all of them a stale IOVA that the guest maps to something else is torn down first, and a detach, a switch of the domain
-//! and translation that goes off tear everything down before they complete.
+//! Under all of them a stale IOVA that the guest maps to something else is torn down first, and a
+//! detach, a switch of the domain and translation that goes off tear everything down before they
+//! complete.
 
 use std::time::Duration;
 

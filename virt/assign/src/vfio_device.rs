@@ -1,4 +1,5 @@
-//! A device of VFIO, type 1 version 2: opened, as [`Hardware`], and its container as the [`Table`] of a thread.
+//! A device of VFIO, type 1 version 2: opened, as [`Hardware`], and its container as the [`Table`]
+//! of a thread.
 
 use std::io;
 use std::ops::Range;
@@ -128,7 +129,8 @@ impl Opened {
         })
     }
 
-    /// Pieces of BARs that may be memory slots: a BAR, bytes in it, and where they begin in the device's file.
+    /// Pieces of BARs that may be memory slots: a BAR, bytes in it, and where they begin in the
+    /// device's file.
     pub fn slots(&self) -> impl Iterator<Item = (u8, Range<u64>, u64)> + '_ {
         (0..).zip(&self.bars).flat_map(move |(index, region)| {
             let slots = region.iter().flat_map(move |region| {

@@ -1,10 +1,12 @@
 //! Bytes on their way to a descriptor whose reader may be slow, stopped or gone.
 //!
-//! A thread of its own writes them, with plain blocking writes: the descriptor may be shared with other processes, whose
-//! flags are not ours to change. The thread is never joined; a process that ends takes it along, also out of a write.
+//! A thread of its own writes them, with plain blocking writes: the descriptor may be shared with
+//! other processes, whose flags are not ours to change. The thread is never joined; a process that
+//! ends takes it along, also out of a write.
 //!
-//! Who adds bytes either waits for room ([`Sink::wait_for_room`]: a vCPU, as on a serial line with flow control) or is told that
-//! there is none ([`Sink::offer`]). [`Sink::let_go`] ends all waiting for room, for good: the machine is over.
+//! Who adds bytes either waits for room ([`Sink::wait_for_room`]: a vCPU, as on a serial line with
+//! flow control) or is told that there is none ([`Sink::offer`]). [`Sink::let_go`] ends all waiting
+//! for room, for good: the machine is over.
 //!
 //! Bound: [`Sink::CAPACITY`], and one addition of each thread that found room at the same time.
 //! Locks: one mutex around the queue, not held while writing; nothing else is locked under it.
@@ -79,7 +81,8 @@ impl Sink {
         drop(shared.emptied.wait_while(state, is_full));
     }
 
-    /// Adds bytes, for whoever has waited for room. Does not wait. After [`let_go`](Self::let_go) a full queue drops them.
+    /// Adds bytes, for whoever has waited for room. Does not wait. After [`let_go`](Self::let_go) a
+    /// full queue drops them.
     pub fn add(&self, bytes: &[u8]) {
         let Some(shared) = &self.0 else { return };
         let mut state = shared.state();
@@ -143,7 +146,8 @@ fn write_out(shared: &Shared, mut output: impl Write + AsRawFd) {
         std::mem::swap(&mut state.queue, &mut bytes);
         state.under_way = bytes.len();
         drop(state);
-        // What cannot be written (the reader is gone, the disk is full) is lost, as on a line that nobody listens to.
+        // What cannot be written (the reader is gone, the disk is full) is lost, as on a line that
+        // nobody listens to.
         let _ = write_all(&mut output, &bytes);
         bytes.clear();
         shared.state().under_way = 0;
@@ -151,7 +155,8 @@ fn write_out(shared: &Shared, mut output: impl Write + AsRawFd) {
     }
 }
 
-/// As [`Write::write_all`], and waits also where somebody who shares the descriptor has made it a non-blocking one.
+/// As [`Write::write_all`], and waits also where somebody who shares the descriptor has made it a
+/// non-blocking one.
 fn write_all(output: &mut (impl Write + AsRawFd), mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match output.write(bytes) {

@@ -1,9 +1,11 @@
-//! What barriers cost: 4 KiB random writes to a qcow2 image, with and without, that need new clusters or not.
+//! What barriers cost: 4 KiB random writes to a qcow2 image, with and without, that need new
+//! clusters or not.
 //!
-//! `make bench-image`, or `barriers FOLDER`. Each run writes for a second to a fresh image of 64 KiB clusters in `bench` in that
-//! folder (`target`; so the file system there is measured, and one in memory has nothing to sync), and ends with a flush, which counts. *New clusters*: each
-//! write goes to a cluster of its own, the worst case there is. *Overwrites*: to 64 MiB that were written before. The
-//! four kinds take turns, five times; the table has medians and the spread of each.
+//! `make bench-image`, or `barriers FOLDER`. Each run writes for a second to a fresh image of 64
+//! KiB clusters in `bench` in that folder (`target`; so the file system there is measured, and one
+//! in memory has nothing to sync), and ends with a flush, which counts. *New clusters*: each write
+//! goes to a cluster of its own, the worst case there is. *Overwrites*: to 64 MiB that were written
+//! before. The four kinds take turns, five times; the table has medians and the spread of each.
 
 mod drive;
 

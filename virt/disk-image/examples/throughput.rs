@@ -1,8 +1,9 @@
-//! How fast an image is through the back end, without a guest: `throughput IMAGE [SECONDS PER CASE]`.
+//! How fast an image is through the back end, without a guest:
+//! `throughput IMAGE [SECONDS PER CASE]`.
 //!
-//! Overwrites the image. Cases: random 4 KiB writes to clusters that are not there yet (each makes one and
-//! writes metadata), 64 KiB writes in order, then random 4 KiB writes and reads of clusters that are there, 16 in
-//! flight and 1 in flight.
+//! Overwrites the image. Cases: random 4 KiB writes to clusters that are not there yet (each makes
+//! one and writes metadata), 64 KiB writes in order, then random 4 KiB writes and reads of clusters
+//! that are there, 16 in flight and 1 in flight.
 
 mod drive;
 

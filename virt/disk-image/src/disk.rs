@@ -39,8 +39,8 @@ struct Slot {
 
 /// A disk image served by threads of its own.
 ///
-/// Thread: made anywhere, used from one thread at a time, which may change. Dropping waits for the operations that
-/// threads have begun.
+/// Thread: made anywhere, used from one thread at a time, which may change. Dropping waits for the
+/// operations that threads have begun.
 pub struct ImageDisk {
     queue: Arc<Queue>,
     image: Arc<Image>,
@@ -57,8 +57,8 @@ pub struct ImageDisk {
 }
 
 impl ImageDisk {
-    /// Opens the image at `path`, locks it (as QEMU does, so QEMU's tools take notice), and starts its threads.
-    /// Where another process uses it, this blocks as [`lock`](crate::lock::lock) does.
+    /// Opens the image at `path`, locks it (as QEMU does, so QEMU's tools take notice), and starts
+    /// its threads. Where another process uses it, this blocks as [`lock`](crate::lock::lock) does.
     ///
     /// # Errors
     /// Names the file at fault, the image or one behind it, and what is wrong with it.
@@ -195,7 +195,8 @@ impl BlockIo for ImageDisk {
             State::Free,
             "a slot serves one request at a time"
         );
-        // What an earlier request left in it is overwritten: by the device, or by a read that succeeds.
+        // What an earlier request left in it is overwritten: by the device, or by a read that
+        // succeeds.
         slot.data.resize(len, 0);
         slot.reserved = len;
         slot.state = State::Reserved;

@@ -1,4 +1,5 @@
-//! Locks on image files, the same as QEMU's, so that a writer has an image to itself whichever program it is.
+//! Locks on image files, the same as QEMU's, so that a writer has an image to itself whichever
+//! program it is.
 //!
 //! QEMU (`block/file-posix.c`) takes shared OFD locks on single bytes: byte 100 + n by a process
 //! that *uses* permission n, byte 200 + n by one that *does not share* it; then it tests that no
@@ -22,10 +23,11 @@
 //! waiting for it is part of taking over. For how long: [`LIVE_PATIENCE`], [`PATIENCE`]. While it
 //! waits it holds no lock, so that a holder that asks for more is not disturbed.
 //!
-//! **Block devices** are locked at the inode of the node that was opened, as QEMU does. A second node of the same
-//! device has another inode, and a file system mounted from it has no lock at all. A writer therefore also claims the
-//! device (`O_EXCL`), which excludes file systems, RAID and LVM, and other writers of ours whatever node they use; but
-//! not QEMU, nor a reader, that uses another node.
+//! **Block devices** are locked at the inode of the node that was opened, as QEMU does. A second
+//! node of the same device has another inode, and a file system mounted from it has no lock at all.
+//! A writer therefore also claims the device (`O_EXCL`), which excludes file systems, RAID and LVM,
+//! and other writers of ours whatever node they use; but not QEMU, nor a reader, that uses another
+//! node.
 //!
 //! **Not done:** locks of another kind (`flock`, POSIX) are neither taken nor seen.
 
@@ -48,8 +50,9 @@ pub use holders::Holder;
 /// predecessor that was asked to end. The same holds for a block device that the kernel itself
 /// uses.
 pub const LIVE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a lock is waited for whose holder cannot be seen, because it was killed and only the kernel still works
-/// for it (or because it belongs to another user): about as long as Linux waits for a disk that does not answer.
+/// How long a lock is waited for whose holder cannot be seen, because it was killed and only the
+/// kernel still works for it (or because it belongs to another user): about as long as Linux waits
+/// for a disk that does not answer.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// When a user is told that something is waited for.
 const TELL_AFTER: Duration = Duration::from_millis(500);
@@ -178,15 +181,15 @@ impl fmt::Display for Users<'_> {
     }
 }
 
-/// Locks the open image `file`; the lock lasts until all descriptors of what is returned are closed and what they
-/// started has ended.
+/// Locks the open image `file`; the lock lasts until all descriptors of what is returned are closed
+/// and what they started has ended.
 ///
-/// It is the same open file, except for a block device that is to be written to, which is opened again with the same
-/// flags and `O_EXCL`. `path` is for messages. Descriptors should be close-on-exec, as those of `std` are: a child
-/// that inherits one keeps the lock.
+/// It is the same open file, except for a block device that is to be written to, which is opened
+/// again with the same flags and `O_EXCL`. `path` is for messages. Descriptors should be
+/// close-on-exec, as those of `std` are: a child that inherits one keeps the lock.
 ///
-/// Blocks up to [`PATIENCE`] if the image is in use, and says so in the log after half a second. If this very process
-/// holds it, that is answered at once.
+/// Blocks up to [`PATIENCE`] if the image is in use, and says so in the log after half a second. If
+/// this very process holds it, that is answered at once.
 ///
 /// # Errors
 /// See [`LockError`].
@@ -302,7 +305,8 @@ struct Attempt {
 impl Attempt {
     /// Takes the lock, or leaves nothing locked and says what is in the way.
     fn run(&mut self) -> Result<Option<Obstacle>, LockError> {
-        // A look first, so that those who wait do not lock anything, not even for a moment: QEMU would fail over it.
+        // A look first, so that those who wait do not lock anything, not even for a moment: QEMU
+        // would fail over it.
         if let Some(conflict) = self.conflict()? {
             return Ok(Some(Obstacle::Lock(conflict)));
         }
@@ -316,7 +320,8 @@ impl Attempt {
             }
             self.needs_claim = false;
         }
-        // Take, then look again: of two that come at the same time one sees the other or both do, never neither.
+        // Take, then look again: of two that come at the same time one sees the other or both do,
+        // never neither.
         let conflict = match self.take()? {
             None => self.conflict()?,
             refused => refused,

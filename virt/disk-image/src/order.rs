@@ -1,30 +1,36 @@
 //! What has to be on the disk before what, so that a power cut loses nothing that was flushed.
 //!
-//! A disk may write what the page cache holds in any order between two syncs. Four orders matter to the format; they
-//! are those that QEMU keeps by the dependencies between its metadata caches. A sync (fdatasync) is made only where
-//! one of them would be broken:
+//! A disk may write what the page cache holds in any order between two syncs. Four orders matter to
+//! the format; they are those that QEMU keeps by the dependencies between its metadata caches. A
+//! sync (fdatasync) is made only where one of them would be broken:
 //!
-//! 1. *What is new is there before it is referred to.* A table's entry that begins to refer to a cluster (of data, of
-//!    a table; the header's, to a table) is written after a sync of what the cluster holds, of the copies of old data
-//!    that were made in it, of the count that says it is in use, of the refcount block with that count, and of the
-//!    file's length. Otherwise the disk could have the entry and, in the place of older, flushed data that the
-//!    cluster took over from a backing file, a snapshot or a compressed cluster, whatever the blocks held before.
-//! 2. *Who refers to something is gone before it is overwritten.* A cluster to which a table referred, until an entry
-//!    was written since the last sync, is written to (or punched) after a sync.
-//! 3. *And before it is counted less.* Counts are lowered after a sync of entries that were dropped.
-//! 4. *A moved table is a cluster like others.* The header refers to the L1 table and the refcount table.
+//! 1. *What is new is there before it is referred to.* A table's entry that begins to refer to a
+//!    cluster (of data, of a table; the header's, to a table) is written after a sync of what the
+//!    cluster holds, of the copies of old data that were made in it, of the count that says it is
+//!    in use, of the refcount block with that count, and of the file's length. Otherwise the disk
+//!    could have the entry and, in the place of older, flushed data that the cluster took over from
+//!    a backing file, a snapshot or a compressed cluster, whatever the blocks held before.
+//! 2. *Who refers to something is gone before it is overwritten.* A cluster to which a table
+//!    referred, until an entry was written since the last sync, is written to (or punched) after a
+//!    sync.
+//! 3. *And before it is counted less.* Counts are lowered after a sync of entries that were
+//!    dropped.
+//! 4. *A moved table is a cluster like others.* The header refers to the L1 table and the refcount
+//!    table.
 //!
-//! So a group of writes that need new clusters costs one sync, between what it wrote to them and to the counts, and
-//! its L2 tables; one more where an L2 table or a refcount block is new. A discard costs one, before its clusters' counts
-//! are lowered and their space is given back. Writes to clusters that are there cost none. No sync is made *after*
-//! metadata are written: what they no longer refer to is remembered in `dropped`, and has often been synced for another
-//! reason before anyone touches it.
+//! So a group of writes that need new clusters costs one sync, between what it wrote to them and to
+//! the counts, and its L2 tables; one more where an L2 table or a refcount block is new. A discard
+//! costs one, before its clusters' counts are lowered and their space is given back. Writes to
+//! clusters that are there cost none. No sync is made *after* metadata are written: what they no
+//! longer refer to is remembered in `dropped`, and has often been synced for another reason before
+//! anyone touches it.
 //!
-//! A whole table is compared with what the file has to know what changes; that costs a read from the page cache.
-//! A sector (512 bytes) is taken to be written whole or not at all. Nothing is assumed of larger writes.
+//! A whole table is compared with what the file has to know what changes; that costs a read from
+//! the page cache. A sector (512 bytes) is taken to be written whole or not at all. Nothing is
+//! assumed of larger writes.
 //!
-//! Memory: an entry for each L2 table and refcount block, about 24 bytes for 512 MiB of a disk of 64 KiB clusters;
-//! and for each cluster dropped since the last sync.
+//! Memory: an entry for each L2 table and refcount block, about 24 bytes for 512 MiB of a disk of
+//! 64 KiB clusters; and for each cluster dropped since the last sync.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -33,7 +39,8 @@ use std::ops::Range;
 use crate::header::{COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
 use crate::medium::{Medium, read_known};
 
-/// An L2 entry whose cluster reads as zeroes, if it has one (§ "Standard Cluster Descriptor"; version 3).
+/// An L2 entry whose cluster reads as zeroes, if it has one (§ "Standard Cluster Descriptor";
+/// version 3).
 const ZERO: u64 = 1;
 
 /// What a cluster of the file is, if the tables refer to it and it is not data.
@@ -56,7 +63,8 @@ pub(crate) struct Change {
     is_fresh: bool,
     /// Clusters it refers to no more.
     drops: Vec<u64>,
-    /// It writes to a cluster, or refers to one newly, to which a table on the disk may still refer.
+    /// It writes to a cluster, or refers to one newly, to which a table on the disk may still
+    /// refer.
     reuses: bool,
     /// L2 tables and refcount blocks that come and go.
     tables: Vec<(u64, Option<Kind>)>,
@@ -164,7 +172,8 @@ impl Order {
                 change.is_fresh = true;
                 continue;
             };
-            // The part of the write that lies in this cluster, in whole entries: the library writes no others.
+            // The part of the write that lies in this cluster, in whole entries: the library writes
+            // no others.
             let first = offset.max(cluster << bits);
             let last = (offset + bytes.len() as u64).min((cluster + 1) << bits);
             let new = &bytes[(first - offset) as usize..(last - offset) as usize];
@@ -204,7 +213,8 @@ impl Order {
             Kind::L1 => Kind::L2,
             _ => Kind::Refblock,
         };
-        // Counts are in a refcount block, which has to be found before what it counts is referred to.
+        // Counts are in a refcount block, which has to be found before what it counts is referred
+        // to.
         change.is_fresh |= kind == Kind::Refblock;
         if old != 0 {
             change.drops.push(old >> bits);
@@ -297,7 +307,8 @@ impl Order {
         self.writes
     }
 
-    /// A sync has ended. What was written while it ran may not be covered; then nothing is taken to be.
+    /// A sync has ended. What was written while it ran may not be covered; then nothing is taken to
+    /// be.
     pub(crate) fn synced(&mut self, writes: u64) {
         if self.writes == writes {
             self.fresh = false;

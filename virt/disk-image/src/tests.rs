@@ -1,4 +1,5 @@
-//! Tests that need something in the file's place: what a power cut leaves, a sync that fails, a write that fails.
+//! Tests that need something in the file's place: what a power cut leaves, a sync that fails, a
+//! write that fails.
 
 mod failed_sync;
 mod failed_write;

@@ -5,8 +5,8 @@
 //! to [`GROUP`]: they share the metadata's way to the file. A flush takes along all flushes that
 //! wait.
 //!
-//! The library may panic over an image that it does not understand. That ends the image, not the process: nothing
-//! is written any more, and everything is answered with EIO.
+//! The library may panic over an image that it does not understand. That ends the image, not the
+//! process: nothing is written any more, and everything is answered with EIO.
 
 use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,7 +58,8 @@ fn serve(queue: &Queue, image: &Image, batch: &mut Vec<(Job, Outcome)>) {
             Err(error) => Err(error),
         },
         Op::Flush => {
-            // One does for all of them: what each has to make stable had ended before it was submitted.
+            // One does for all of them: what each has to make stable had ended before it was
+            // submitted.
             queue.take_flushes(batch);
             return answer_all(image, batch, &image.flush());
         }

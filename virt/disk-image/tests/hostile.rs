@@ -272,8 +272,8 @@ fn garbage_is_refused_or_answered() {
             }
             drop(driver);
             if !options.read_only {
-                // What was thought good enough to be written to is good enough for QEMU. (Leaks, and flags that
-                // say less than the counts, are the garbage's.)
+                // What was thought good enough to be written to is good enough for QEMU. (Leaks,
+                // and flags that say less than the counts, are the garbage's.)
                 let said = try_run(&format!("qemu-img check {}", path.display()));
                 let said = String::from_utf8_lossy(&said.stdout).into_owned();
                 let worse = said

@@ -1,7 +1,9 @@
-//! A writer killed at any moment loses no write that was reported done, and leaves an image that QEMU finds sound.
+//! A writer killed at any moment loses no write that was reported done, and leaves an image that
+//! QEMU finds sound.
 //!
-//! The writer is this program again. It tells through a pipe what it starts and what has ended; the parent
-//! kills it after a while chosen at random and compares. `DISK_IMAGE_KILLS=1000` kills that often.
+//! The writer is this program again. It tells through a pipe what it starts and what has ended; the
+//! parent kills it after a while chosen at random and compares. `DISK_IMAGE_KILLS=1000` kills that
+//! often.
 
 mod support;
 
@@ -29,8 +31,8 @@ fn fill(sector: &mut [u8], number: u64, generation: u64) {
     }
 }
 
-/// The writer: for ever. Lines: `s first count generation` before it starts one, `d generation` after it ended.
-/// (`x` for a discard, `z` for zeroes, `f` for a flush).
+/// The writer: for ever. Lines: `s first count generation` before it starts one, `d generation`
+/// after it ended. (`x` for a discard, `z` for zeroes, `f` for a flush).
 #[test]
 #[ignore = "the child of the test below"]
 fn writer() {

@@ -1,4 +1,5 @@
-//! The locks themselves: byte for byte those of QEMU, how long they last, and who is named as their holder.
+//! The locks themselves: byte for byte those of QEMU, how long they last, and who is named as their
+//! holder.
 
 mod support;
 

@@ -1,10 +1,12 @@
 //! Vectors that the guest's interrupts have at the real local APIC.
 //!
-//! A vector of the guest's is its own there, unless it is of the host's class, or another one's alias already: then it gets an
-//! *alias*, the highest below that class that the guest has not claimed. An interrupt that comes with an alias is always acknowledged
-//! by the host, who requests the guest's vector virtually; so an alias is never delivered directly.
+//! A vector of the guest's is its own there, unless it is of the host's class, or another one's
+//! alias already: then it gets an *alias*, the highest below that class that the guest has not
+//! claimed. An interrupt that comes with an alias is always acknowledged by the host, who requests
+//! the guest's vector virtually; so an alias is never delivered directly.
 //!
-//! A claim is for good. A guest that has used all vectors has none left for aliases; what would need one is masked then.
+//! A claim is for good. A guest that has used all vectors has none left for aliases; what would
+//! need one is masked then.
 
 use crate::gate::FIRST_INTERRUPT;
 use crate::hosts::CRITICAL;
@@ -42,7 +44,8 @@ impl Default for Aliases {
 }
 
 impl Aliases {
-    /// The guest uses `vector`, which is no exception's, from now on: which one it is at the real local APIC.
+    /// The guest uses `vector`, which is no exception's, from now on: which one it is at the real
+    /// local APIC.
     ///
     /// # Errors
     /// It would need an alias, and there is none.

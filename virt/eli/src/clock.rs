@@ -78,8 +78,8 @@ pub const fn extend(last: u64, low: u32) -> u64 {
 
 /// The longest time without a tick of the host's.
 ///
-/// Owner: the guest's core, which [begins](Self::begin) windows and [notes](Self::taken) ticks. Any core [observes](Self::observe).
-/// Times are counts of one clock.
+/// Owner: the guest's core, which [begins](Self::begin) windows and [notes](Self::taken) ticks. Any
+/// core [observes](Self::observe). Times are counts of one clock.
 #[derive(Debug)]
 pub struct TickGaps {
     /// Windows begun; the lowest bit says which of the two below is the present one. An observer

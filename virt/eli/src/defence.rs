@@ -1,7 +1,7 @@
 //! Defences against a hostile guest: what each is, and sets of them that are on.
 //!
-//! Each has a switch of its own, so that a test can leave out one and show that exactly the attacks that it is there for succeed. The
-//! switches are a tester's: a hypervisor in use has them all on.
+//! Each has a switch of its own, so that a test can leave out one and show that exactly the attacks
+//! that it is there for succeed. The switches are a tester's: a hypervisor in use has them all on.
 
 /// What contains a part of what a hostile guest can do ([`surface`](crate::surface) says which).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,14 +11,16 @@ pub enum Defence {
     Watchdog,
     /// Every exit lets in what waits for the host, not only those of interrupts.
     Window,
-    /// An event whose delivery faults becomes what the processor would make of it; the third ends the guest.
+    /// An event whose delivery faults becomes what the processor would make of it; the third ends
+    /// the guest.
     Combine,
     /// #DB and #AC exit, so that their delivery cannot repeat itself in the processor.
     Recurring,
-    /// EFER, CR0 and CR4 by the architecture's rules; the shadow is looked at again whenever they change.
+    /// EFER, CR0 and CR4 by the architecture's rules; the shadow is looked at again whenever they
+    /// change.
     Modes,
-    /// Messages and I/O APIC entries are made by the hypervisor: own processor, fixed, edge; nothing of the guest's has a vector of the
-    /// host's class at the real local APIC.
+    /// Messages and I/O APIC entries are made by the hypervisor: own processor, fixed, edge;
+    /// nothing of the guest's has a vector of the host's class at the real local APIC.
     Messages,
     /// The limit of the guest's table ends before the host's class.
     Limit,
@@ -48,7 +50,8 @@ pub enum Defence {
     Instructions,
     /// The guest's end is not the machine's.
     End,
-    /// The assigned device reaches the guest's memory and nothing else, and its messages are those of a table.
+    /// The assigned device reaches the guest's memory and nothing else, and its messages are those
+    /// of a table.
     Dma,
     /// The block function reaches the guest's memory and nothing else.
     Ring,
@@ -131,7 +134,8 @@ impl Defences {
     /// None.
     pub const NONE: Self = Self(0);
 
-    /// Of a switch's value: `on`, `off`, or names with a minus before each, separated by commas: all but those.
+    /// Of a switch's value: `on`, `off`, or names with a minus before each, separated by commas:
+    /// all but those.
     ///
     /// `None` for anything else.
     #[must_use]

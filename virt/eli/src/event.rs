@@ -1,5 +1,5 @@
-//! Events at the boundary of a guest: EXITINTINFO, what the exit cut off, and EVENTINJ, what the entry begins with (APM 2,
-//! §15.7.2 and §15.20: the same layout).
+//! Events at the boundary of a guest: EXITINTINFO, what the exit cut off, and EVENTINJ, what the
+//! entry begins with (APM 2, §15.7.2 and §15.20: the same layout).
 
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
@@ -84,8 +84,9 @@ impl Event {
 
     /// What the field says; `None` if it is not valid, or of a kind that there is not.
     ///
-    /// QEMU's processor calls an interrupt from outside an exception (kind 3) if its delivery faults. No exception has a
-    /// vector of 32 or more, so that is what such a one is; nor has one vector 2, which is a non-maskable interrupt's.
+    /// QEMU's processor calls an interrupt from outside an exception (kind 3) if its delivery
+    /// faults. No exception has a vector of 32 or more, so that is what such a one is; nor has one
+    /// vector 2, which is a non-maskable interrupt's.
     #[must_use]
     pub const fn from_field(field: u64) -> Option<Self> {
         if field & VALID == 0 {
@@ -125,8 +126,8 @@ impl Event {
         VALID | kind << 8 | self.vector as u64 | code
     }
 
-    /// What the guest gets when `second` happens while this is delivered: that, or a double fault, or `None` for a shutdown
-    /// (APM 2, §8.2.9).
+    /// What the guest gets when `second` happens while this is delivered: that, or a double fault,
+    /// or `None` for a shutdown (APM 2, §8.2.9).
     #[must_use]
     pub const fn then(self, second: Self) -> Option<Self> {
         if !matches!(self.kind, Kind::Exception) {
@@ -147,11 +148,13 @@ impl Event {
 }
 
 impl Event {
-    /// Combines this fault with the event that was being delivered, if any: the guest's event, or `None` for a shutdown.
+    /// Combines this fault with the event that was being delivered, if any: the guest's event, or
+    /// `None` for a shutdown.
     ///
-    /// Each step of a row of faults goes this way, also those that the hypervisor raises for what the guest's tables do not know of
-    /// (a nested page fault, a refusal). So a delivery that faults whatever is delivered ends: after the second fault there is but #DF,
-    /// and after the third the guest is over.
+    /// Each step of a row of faults goes this way, also those that the hypervisor raises for what
+    /// the guest's tables do not know of (a nested page fault, a refusal). So a delivery that
+    /// faults whatever is delivered ends: after the second fault there is but #DF, and after the
+    /// third the guest is over.
     #[must_use]
     pub const fn met_during(self, first: Option<Self>) -> Option<Self> {
         match first {
@@ -172,8 +175,8 @@ const fn is_contributory(vector: Vector) -> bool {
     matches!(vector, 0 | 10..=13)
 }
 
-/// The length, bytes, of an INT instruction with an immediate vector that begins `code`, prefixes included; `None` if it is
-/// another one. Instructions have 15 bytes at most.
+/// The length, bytes, of an INT instruction with an immediate vector that begins `code`, prefixes
+/// included; `None` if it is another one. Instructions have 15 bytes at most.
 #[must_use]
 pub fn software_len(code: &[u8]) -> Option<u8> {
     const INT: u8 = 0xcd;
@@ -212,7 +215,8 @@ mod tests {
 
     #[test]
     fn bug_6_an_interrupt_that_qemu_calls_an_exception_is_injected_as_an_interrupt() {
-        // Seen: 0x800003ec. Injected so, it is an exception that there is not, and the entry fails (VMEXIT_INVALID).
+        // Seen: 0x800003ec. Injected so, it is an exception that there is not, and the entry fails
+        // (VMEXIT_INVALID).
         let event = Event::from_field(0x8000_03ec).unwrap();
         assert_eq!(event, Event::external(0xec));
         assert_eq!(event.field(), 0x8000_00ec);

@@ -1,4 +1,5 @@
-//! Gates of an interrupt descriptor table in long mode (APM 2, §8.8.2; 16 bytes each), and shadows of them.
+//! Gates of an interrupt descriptor table in long mode (APM 2, §8.8.2; 16 bytes each), and shadows
+//! of them.
 
 use crate::{Vector, VectorSet};
 
@@ -51,10 +52,11 @@ impl Gate {
         self.0[0] & SYSTEM == 0 && self.0[0] >> 41 & 7 == 7
     }
 
-    /// What stands in the shadow for it where the vector is not the guest's to take directly: marked not present.
+    /// What stands in the shadow for it where the vector is not the guest's to take directly:
+    /// marked not present.
     ///
-    /// Its type stays a gate's, or becomes one: the processor looks at the type first, and would raise #GP for type 0
-    /// where #NP is what the host waits for.
+    /// Its type stays a gate's, or becomes one: the processor looks at the type first, and would
+    /// raise #GP for type 0 where #NP is what the host waits for.
     #[must_use]
     pub const fn hidden(self) -> Self {
         let mut low = self.0[0] & !PRESENT;
@@ -95,7 +97,8 @@ impl core::fmt::Display for Unfit {
     }
 }
 
-/// Whether a table can be shadowed in place: it must be one whole page, of which the guest's physical address is known.
+/// Whether a table can be shadowed in place: it must be one whole page, of which the guest's
+/// physical address is known.
 ///
 /// # Errors
 /// Why it cannot.
@@ -136,7 +139,8 @@ mod tests {
 
     #[test]
     fn bug_4_a_hidden_gate_has_a_gates_type() {
-        // An empty gate has type 0, with which the processor raises #GP before it looks whether it is present.
+        // An empty gate has type 0, with which the processor raises #GP before it looks whether it
+        // is present.
         assert_eq!(Gate::default().hidden().0, [0x0e00 << 32, 0]);
         assert!(Gate::default().hidden().is_gate());
         // A call gate, or a segment descriptor: type 0xc, system bit set.

@@ -1,9 +1,11 @@
 //! Vectors of the host's own (§3.5.3).
 //!
-//! Vectors are shared: an interrupt is identified by its vector and nothing else, so none may mean two things. The host keeps to the
-//! highest class, behind the limit of the guest's table (§3.7.2: *critical* interrupts). That class is the host's *alone* at the real
-//! local APIC: the guest's vectors of that class have others there ([`alias`](crate::alias)). So nothing of the guest's is ever in
-//! service above or beside one of the host's, and an interrupt of the host's is delivered as soon as interrupts are let in.
+//! Vectors are shared: an interrupt is identified by its vector and nothing else, so none may mean
+//! two things. The host keeps to the highest class, behind the limit of the guest's table (§3.7.2:
+//! *critical* interrupts). That class is the host's *alone* at the real local APIC: the guest's
+//! vectors of that class have others there ([`alias`](crate::alias)). So nothing of the guest's is
+//! ever in service above or beside one of the host's, and an interrupt of the host's is delivered
+//! as soon as interrupts are let in.
 
 use crate::{Vector, VectorSet};
 
@@ -45,8 +47,8 @@ impl Source {
     }
 }
 
-/// Whether an interrupt of the host's is among those that are requested at the real local APIC; `last` is its last request register,
-/// of the vectors from 0xe0 on.
+/// Whether an interrupt of the host's is among those that are requested at the real local APIC;
+/// `last` is its last request register, of the vectors from 0xe0 on.
 #[must_use]
 pub fn is_requested(last: u32) -> bool {
     let requested = VectorSet::from_words([0, 0, 0, 0, 0, 0, 0, last]);

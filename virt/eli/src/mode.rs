@@ -45,9 +45,11 @@ pub struct Cpu {
 pub struct Taken {
     /// Which.
     pub vector: Vector,
-    /// Its bit in the local APIC's in-service register; without it, it is an 8259's (ExtINT) and gets no EOI.
+    /// Its bit in the local APIC's in-service register; without it, it is an 8259's (ExtINT) and
+    /// gets no EOI.
     pub in_service: bool,
-    /// Its bit in the trigger-mode register: its source sends again at the EOI, unless it is quiet by then.
+    /// Its bit in the trigger-mode register: its source sends again at the EOI, unless it is quiet
+    /// by then.
     pub level: bool,
 }
 
@@ -120,7 +122,8 @@ pub struct Core {
     engaged: bool,
     /// The guest delays the host's interrupts by masking: no direct mode until it is resumed.
     suspended: bool,
-    /// The guest's interrupts were ended for it, or it was suspended, and it has not been in direct mode since.
+    /// The guest's interrupts were ended for it, or it was suspended, and it has not been in direct
+    /// mode since.
     away: bool,
     assigned: VectorSet,
     guest_limit: u32,
@@ -137,7 +140,8 @@ pub struct Core {
     over: VectorSet,
     /// Gates of the shadow that are open though not assigned.
     opened: VectorSet,
-    /// The interrupt that the last entry began with; also if it did so again, its delivery having been cut off.
+    /// The interrupt that the last entry began with; also if it did so again, its delivery having
+    /// been cut off.
     injected: Option<Vector>,
     /// How the guest ran last.
     last: Plan,
@@ -178,16 +182,19 @@ impl Core {
         }
     }
 
-    /// Vectors that are delivered directly from now on, if they are the same at the real local APIC.
+    /// Vectors that are delivered directly from now on, if they are the same at the real local
+    /// APIC.
     ///
-    /// None of the host's class is, and none that has an alias: the fault that it meets in direct mode would look like the guest's own.
+    /// None of the host's class is, and none that has an alias: the fault that it meets in direct
+    /// mode would look like the guest's own.
     pub fn assign(&mut self, vectors: VectorSet) {
         let aliases = &mut self.aliases;
         self.assigned = vectors
             .iter()
             .filter(|vector| *vector < CRITICAL && aliases.claim(*vector) == Ok(*vector))
             .collect();
-        // Its delivery may have been cut off: it goes again, through a gate that must not be hidden from it meanwhile.
+        // Its delivery may have been cut off: it goes again, through a gate that must not be hidden
+        // from it meanwhile.
         if let Some(vector) = self.injected {
             self.open(vector);
         }
@@ -219,8 +226,8 @@ impl Core {
         self.aliases.guests(real)
     }
 
-    /// The guest sends itself `vector`. Whether the real local APIC is to send it; else it is requested virtually, and an injection
-    /// is due.
+    /// The guest sends itself `vector`. Whether the real local APIC is to send it; else it is
+    /// requested virtually, and an injection is due.
     pub fn send(&mut self, vector: Vector) -> bool {
         let is_same = vector < CRITICAL && self.aliases.claim(vector) == Ok(vector);
         if !is_same {
@@ -229,21 +236,23 @@ impl Core {
         is_same
     }
 
-    /// Requests `vector` virtually: another processor of the guest's has sent it, or the host has an
-    /// interrupt for the guest.
+    /// Requests `vector` virtually: another processor of the guest's has sent it, or the host has
+    /// an interrupt for the guest.
     pub fn request(&mut self, vector: Vector) {
         self.requested.insert(vector);
     }
 
-    /// The processor got INIT: nothing is requested or in service any more, and it has no table. What is a vector's own at the real
-    /// local APIC stays, since messages with it may be under way; nothing may be in service there.
+    /// The processor got INIT: nothing is requested or in service any more, and it has no table.
+    /// What is a vector's own at the real local APIC stays, since messages with it may be under
+    /// way; nothing may be in service there.
     pub fn reset(&mut self) {
         let (ways, aliases, counts) = (self.ways, self.aliases.clone(), self.counts);
         *self = Self::new(ways);
         (self.aliases, self.counts) = (aliases, counts);
     }
 
-    /// The guest's vector for interrupts that are gone when they are acknowledged. The real one is the host's.
+    /// The guest's vector for interrupts that are gone when they are acknowledged. The real one is
+    /// the host's.
     pub fn set_spurious(&mut self, vector: Vector) {
         self.spurious = vector;
     }
@@ -275,18 +284,19 @@ impl Core {
         &self.counts
     }
 
-    /// Whether something of the guest's is in service at the real local APIC, which has `real`, and none of it waits for the guest
-    /// virtually.
+    /// Whether something of the guest's is in service at the real local APIC, which has `real`, and
+    /// none of it waits for the guest virtually.
     #[must_use]
     pub fn is_held(&self, real: VectorSet) -> bool {
         !real.without(self.owed).is_empty()
     }
 
-    /// Ends what is in service at the real local APIC, `real`, which is virtual from here on. Returns how many EOIs that takes now.
-    /// There is no direct mode until the guest has ended it.
+    /// Ends what is in service at the real local APIC, `real`, which is virtual from here on.
+    /// Returns how many EOIs that takes now. There is no direct mode until the guest has ended it.
     ///
-    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they come after all. What is in service
-    /// below a level-triggered one that waits for the guest is ended with that one.
+    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they
+    /// come after all. What is in service below a level-triggered one that waits for the guest is
+    /// ended with that one.
     pub fn fall_back(&mut self, mut real: VectorSet) -> u8 {
         self.away = true;
         self.counts.forced += 1;
@@ -344,8 +354,8 @@ impl Core {
         guests.union(self.requested)
     }
 
-    /// What it reads in its in-service register, where the real one has `real`: bug 7 is to show that alone. What is owed is
-    /// there really, but the guest may not have got it yet.
+    /// What it reads in its in-service register, where the real one has `real`: bug 7 is to show
+    /// that alone. What is owed is there really, but the guest may not have got it yet.
     #[must_use]
     pub fn in_service(&self, real: VectorSet) -> VectorSet {
         real.without(self.owed).union(self.in_service)
@@ -360,11 +370,13 @@ impl Core {
         if is_seen { guests } else { guests.hidden() }
     }
 
-    /// Vectors that the processor acknowledged, in this order, while the real in-service register came to be `real`. `each` gets the
-    /// vector of each, the guest's if it is the guest's, and its disposition, and carries out EOIs at once.
+    /// Vectors that the processor acknowledged, in this order, while the real in-service register
+    /// came to be `real`. `each` gets the vector of each, the guest's if it is the guest's, and its
+    /// disposition, and carries out EOIs at once.
     ///
-    /// An EOI ends the *highest* in service, and a vector that was taken inside another's window is the higher one. So the newest
-    /// come first: the other way round the wrong one is ended and the device's stays in service for ever (bug 3).
+    /// An EOI ends the *highest* in service, and a vector that was taken inside another's window is
+    /// the higher one. So the newest come first: the other way round the wrong one is ended and the
+    /// device's stays in service for ever (bug 3).
     pub fn took(
         &mut self,
         taken: &[Taken],
@@ -383,9 +395,11 @@ impl Core {
         // The one in service is not the local APIC's, and none must wait for its end there (bug 2).
         if !taken.in_service {
             self.counts.caught_external += 1;
-            // Sixteen lines: more there cannot be, since each is in service in its 8259 until the guest ends it.
+            // Sixteen lines: more there cannot be, since each is in service in its 8259 until the
+            // guest ends it.
             if self.externals_len < EXTERNALS {
-                // Behind what was there, but before those of this window, which are newer: they have been looked at already.
+                // Behind what was there, but before those of this window, which are newer: they
+                // have been looked at already.
                 self.externals
                     .copy_within(older..self.externals_len, older + 1);
                 self.externals[older] = if vector == SPURIOUS {
@@ -398,7 +412,8 @@ impl Core {
             return (vector, Handed { eois: 0, to: None });
         }
         let to = Source::of(vector);
-        // A level-triggered one of the guest's is ended when the guest does so; sooner, and its source sends it again (bug 5).
+        // A level-triggered one of the guest's is ended when the guest does so; sooner, and its
+        // source sends it again (bug 5).
         let waits = taken.level && to.is_none();
         let eois = if waits {
             self.owed.insert(vector);
@@ -504,7 +519,8 @@ impl Core {
         } else if !cpu.stepping {
             self.choose(cpu, real, &mut plan);
         }
-        // An event without an injection of now is the last one again, or another while none is to be delivered by the processor.
+        // An event without an injection of now is the last one again, or another while none is to
+        // be delivered by the processor.
         self.injected = match plan.inject {
             Some(injection) => Some(injection.event.vector),
             None => self.injected.filter(|_| cpu.event && !direct),
@@ -537,7 +553,8 @@ impl Core {
                 self.externals_len = last;
                 plan.inject = Some(self.inject(self.externals[last]));
             }
-            // Its end goes to the 8259 without an exit: what else waits must have one as soon as it can be taken.
+            // Its end goes to the 8259 without an exit: what else waits must have one as soon as it
+            // can be taken.
             plan.window = !can || self.externals_len > 0 || self.next(real).is_some();
             return;
         }
@@ -552,7 +569,8 @@ impl Core {
         plan.window = !can;
     }
 
-    /// The highest that is requested virtually, if its priority is above what is in service and the task's.
+    /// The highest that is requested virtually, if its priority is above what is in service and the
+    /// task's.
     fn next(&self, real: VectorSet) -> Option<Vector> {
         let vector = self.requested.highest()?;
         let in_service = self.in_service(real).highest().map_or(0, class);
@@ -583,15 +601,15 @@ impl Core {
 
     /// What an exit cut off, if the next entry must begin with it again.
     ///
-    /// An INT instruction is run again by the guest, since the instruction pointer still stands before it; unless it was we who
-    /// injected it, with the pointer behind it.
+    /// An INT instruction is run again by the guest, since the instruction pointer still stands
+    /// before it; unless it was we who injected it, with the pointer behind it.
     #[must_use]
     pub fn again(&self, cut_off: Option<Event>, was_injected: bool) -> Option<Event> {
         cut_off.filter(|event| event.kind != Kind::Software || was_injected)
     }
 
-    /// Looks at what is really in service at an exit: what is there and neither the guest's nor owed was meant for the host, and
-    /// the guest took it.
+    /// Looks at what is really in service at an exit: what is there and neither the guest's nor
+    /// owed was meant for the host, and the guest took it.
     pub fn audit(&mut self, real: VectorSet) -> Option<Vector> {
         let stolen = real.without(self.owed).without(self.assigned);
         let vector = stolen.iter().find(|vector| Source::of(*vector).is_some())?;

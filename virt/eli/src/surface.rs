@@ -1,9 +1,11 @@
-//! The surface of a guest that has real interrupt hardware: everything that it can use, what it could take by it, what contains it,
-//! and the test that says so. docs/eli.md shows the same table; a test compares the two.
+//! The surface of a guest that has real interrupt hardware: everything that it can use, what it
+//! could take by it, what contains it, and the test that says so. docs/eli.md shows the same table;
+//! a test compares the two.
 //!
-//! A row without a test is not contained, and a hypervisor counts those rows at its start. A test is the name of a payload of
-//! `eli-attacks`, which is run without the row's defences, where it must succeed, with them, and calm. Payloads of rows that nothing
-//! but the architecture contains are honest, and are run with all defences: they must get what they are due.
+//! A row without a test is not contained, and a hypervisor counts those rows at its start. A test
+//! is the name of a payload of `eli-attacks`, which is run without the row's defences, where it
+//! must succeed, with them, and calm. Payloads of rows that nothing but the architecture contains
+//! are honest, and are run with all defences: they must get what they are due.
 
 use core::fmt;
 

@@ -16,7 +16,8 @@ impl VectorSet {
     /// The empty set.
     pub const EMPTY: Self = Self([0; 4]);
 
-    /// The set that eight registers of 32 bits have, the lowest vectors first: the local APIC's ISR, TMR or IRR.
+    /// The set that eight registers of 32 bits have, the lowest vectors first: the local APIC's
+    /// ISR, TMR or IRR.
     #[must_use]
     pub fn from_words(words: [u32; 8]) -> Self {
         Self([0, 1, 2, 3].map(|i| u64::from(words[2 * i]) | u64::from(words[2 * i + 1]) << 32))

@@ -1,17 +1,18 @@
 //! Findings about a guest that keeps the processor in direct mode, and their consequences (§3.7.2).
 //!
-//! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or with an assigned vector in
-//! service for ever, which blocks all of its class and below. Only an interrupt that cannot be masked still exits, the watchdog's. It
-//! lets in what waits for the host, so that the host's interrupts are never later than the watchdog's period; and it looks at what is
-//! in service ([`Service`]).
+//! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or
+//! with an assigned vector in service for ever, which blocks all of its class and below. Only an
+//! interrupt that cannot be masked still exits, the watchdog's. It lets in what waits for the host,
+//! so that the host's interrupts are never later than the watchdog's period; and it looks at what
+//! is in service ([`Service`]).
 //!
-//! No finding is for good. [`Masking`] counts those that harm the host, a tick of its own that waits ([`Ticks`]), at moments that no
-//! guest can keep clear of ([`Samples`]).
+//! No finding is for good. [`Masking`] counts those that harm the host, a tick of its own that
+//! waits ([`Ticks`]), at moments that no guest can keep clear of ([`Samples`]).
 
 /// Ticks of the watchdog in a row, each of which finds something of the guest's in service.
 ///
-/// A guest that ends its interrupts is found so as well, if it spends most of its time in handlers: what follows costs it some exits,
-/// until it has ended what it is in, and nothing else.
+/// A guest that ends its interrupts is found so as well, if it spends most of its time in handlers:
+/// what follows costs it some exits, until it has ended what it is in, and nothing else.
 #[derive(Clone, Debug)]
 pub struct Service {
     limit: u32,
@@ -32,8 +33,9 @@ impl Service {
         Self { limit, ticks: 0 }
     }
 
-    /// A tick, which finds something of the guest's in service or nothing, whichever vectors these are. Whether what is in service
-    /// is to be ended now, and virtual from here on ([`Core::fall_back`](crate::Core::fall_back)).
+    /// A tick, which finds something of the guest's in service or nothing, whichever vectors these
+    /// are. Whether what is in service is to be ended now, and virtual from here on
+    /// ([`Core::fall_back`](crate::Core::fall_back)).
     pub fn tick(&mut self, is_held: bool) -> bool {
         self.ticks = if is_held { self.ticks + 1 } else { 0 };
         let is_due = self.ticks >= self.limit;
@@ -64,7 +66,8 @@ impl Ticks {
         }
     }
 
-    /// One is taken, for itself and for those that have merged with it: µs since the first of them was due.
+    /// One is taken, for itself and for those that have merged with it: µs since the first of them
+    /// was due.
     pub fn take(&mut self, now_us: u64) -> u64 {
         let due_us = self.start_us + (self.taken + 1) * self.period_us;
         // When the timer was started is known a little too late.
@@ -75,14 +78,17 @@ impl Ticks {
     }
 }
 
-/// Findings that a guest in direct mode masks interrupts while a tick of the host's waits, over a sliding time.
+/// Findings that a guest in direct mode masks interrupts while a tick of the host's waits, over a
+/// sliding time.
 ///
-/// Only a tick that cannot be masked finds that; a host's interrupt that is merely late may be the machine's doing. Such a tick comes
-/// from the watchdog, which a guest can foresee, and at random moments between ([`Samples`]), which none can: so the part of the
-/// findings is the part of the time, however a guest distributes its masking. Six within a second are answered by injection for a
-/// second, in which physical interrupts exit whatever the guest masks; a tick that is late by less than half the time to the next is
-/// no finding. The bound that follows: each of the host's ticks is late by one period of the watchdog at most, and those that merge
-/// because of it are those of six findings in a second.
+/// Only a tick that cannot be masked finds that; a host's interrupt that is merely late may be the
+/// machine's doing. Such a tick comes from the watchdog, which a guest can foresee, and at random
+/// moments between ([`Samples`]), which none can: so the part of the findings is the part of the
+/// time, however a guest distributes its masking. Six within a second are answered by injection for
+/// a second, in which physical interrupts exit whatever the guest masks; a tick that is late by
+/// less than half the time to the next is no finding. The bound that follows: each of the host's
+/// ticks is late by one period of the watchdog at most, and those that merge because of it are
+/// those of six findings in a second.
 #[derive(Clone, Debug)]
 pub struct Masking {
     least_us: u64,
@@ -107,7 +113,8 @@ impl Masking {
         }
     }
 
-    /// A tick of the host's, late by so much, was found waiting for a guest that masks it. Whether injection is due from now on.
+    /// A tick of the host's, late by so much, was found waiting for a guest that masks it. Whether
+    /// injection is due from now on.
     pub fn found(&mut self, late_us: u64, now_us: u64) -> bool {
         if late_us < self.least_us {
             return false;
@@ -130,7 +137,8 @@ impl Masking {
     }
 }
 
-/// Random moments at which a guest in direct mode is looked at, half a watchdog's period apart on the average.
+/// Random moments at which a guest in direct mode is looked at, half a watchdog's period apart on
+/// the average.
 #[derive(Clone, Debug)]
 pub struct Samples {
     mean_us: u64,
@@ -167,8 +175,8 @@ impl Samples {
         self.due_us.is_some() || self.mean_us == 0
     }
 
-    /// The next moment, if there is none to come; `entropy` is something that a guest does not know. One that is missed while it is
-    /// set is taken with the watchdog's next tick.
+    /// The next moment, if there is none to come; `entropy` is something that a guest does not
+    /// know. One that is missed while it is set is taken with the watchdog's next tick.
     pub fn next(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
         if self.is_set() {
             return None;
@@ -234,8 +242,9 @@ mod tests {
         assert_eq!(ticks.take(51_000), 0);
     }
 
-    /// The host's ticks that are taken, the longest time between two, and how often there was injection, while the guest is masked by
-    /// turns, for `masked_us` and open for `open_us`; `phase_us` off the watchdog.
+    /// The host's ticks that are taken, the longest time between two, and how often there was
+    /// injection, while the guest is masked by turns, for `masked_us` and open for `open_us`;
+    /// `phase_us` off the watchdog.
     fn host(masked_us: u64, open_us: u64, phase_us: u64, seconds: u64) -> (u64, u64, u64) {
         const STEP: u64 = 50;
         let (watchdog, period) = (20_000, 5_000);
@@ -297,7 +306,8 @@ mod tests {
 
     #[test]
     fn a_guest_that_masks_shortly_or_rarely_stays_in_direct_mode() {
-        // Less than half a tick at a time, nearly always; and 100 ms in each second, which are five findings.
+        // Less than half a tick at a time, nearly always; and 100 ms in each second, which are five
+        // findings.
         assert_eq!(host(2_400, 50, 0, 20).2, 0);
         let mut masking = Masking::new(5_000);
         for second in 0..100 {

@@ -1,9 +1,10 @@
-//! What an access to the memory of another process costs: `cargo run --release -p guest-mem --example foreign_cost`.
+//! What an access to the memory of another process costs:
+//! `cargo run --release -p guest-mem --example foreign_cost`.
 //!
-//! Cases: `run/hit`, `run/miss` (two regions in turn), `lease`, `lease+check` (with `keeps_mapped`), `read`
-//! and `write` through a `View<DirectMap, ForeignRam>` beside a `memcpy` of the same size in the same
-//! memory pattern, a watched word. Prints nanoseconds per operation, the best of 9 rounds; no test: a shared
-//! machine's times say little.
+//! Cases: `run/hit`, `run/miss` (two regions in turn), `lease`, `lease+check` (with
+//! `keeps_mapped`), `read` and `write` through a `View<DirectMap, ForeignRam>` beside a `memcpy` of
+//! the same size in the same memory pattern, a watched word. Prints nanoseconds per operation, the
+//! best of 9 rounds; no test: a shared machine's times say little.
 
 use std::hint::black_box;
 use std::io;
@@ -77,8 +78,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         black_box(watch.load_relaxed());
     });
 
-    // 256 places of a 16 MiB stretch, one after the other, so that the second-level cache is no help to
-    // anybody; and one place again and again.
+    // 256 places of a 16 MiB stretch, one after the other, so that the second-level cache is no
+    // help to anybody; and one place again and again.
     for len in [16usize, 64, 128, 256, 512, 1024, 4096, 16384, 65536] {
         let mut buf = vec![1u8; len];
         let mut plain = vec![1u8; 16 << 20];

@@ -1,9 +1,9 @@
 //! The answer to every access to guest memory: `Ready`, `Pending` or `Fault`.
 //!
-//! `Ready` is [`Ok`]; the other two are [`Stop`], so that `?` carries them out of a device's code. A
-//! caller that meets `Pending` leaves its state as it was before the access, parks the queue or unit,
-//! and starts the same step again once the ticket's completion message arrives: every step that
-//! touches guest memory is written so that doing it twice is the same as doing it once.
+//! `Ready` is [`Ok`]; the other two are [`Stop`], so that `?` carries them out of a device's code.
+//! A caller that meets `Pending` leaves its state as it was before the access, parks the queue or
+//! unit, and starts the same step again once the ticket's completion message arrives: every step
+//! that touches guest memory is written so that doing it twice is the same as doing it once.
 
 use crate::addr::{Gpa, Iova};
 
@@ -37,7 +37,8 @@ pub enum DmaFault {
         /// First address outside RAM.
         gpa: Gpa,
     },
-    /// The range wraps around the address space, or is misaligned for an access that must be one load or store.
+    /// The range wraps around the address space, or is misaligned for an access that must be one
+    /// load or store.
     BadRange,
 }
 
@@ -54,8 +55,9 @@ pub enum Intent {
     Read,
     /// To be written here and there.
     Write,
-    /// To be filled as a whole, as by a read from a disk: what whole pages hold need not be brought in. Absent ones become
-    /// zeroes at once, so that a fill that fails or is short leaves zeroes, never what they held before.
+    /// To be filled as a whole, as by a read from a disk: what whole pages hold need not be brought
+    /// in. Absent ones become zeroes at once, so that a fill that fails or is short leaves zeroes,
+    /// never what they held before.
     Overwrite,
 }
 

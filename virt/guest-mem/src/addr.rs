@@ -5,8 +5,8 @@
 //! * [`Hva`]: host-virtual, our own pointer, as a number.
 //!
 //! Crossing from one space to another is a named function of the type that knows how
-//! ([`Iommu::translate`](crate::Iommu::translate), [`PhysMem::host`](crate::PhysMem::host)), never `as`.
-//! There is no `+`: a step names its overflow ([`Gpa::checked_add`]).
+//! ([`Iommu::translate`](crate::Iommu::translate), [`PhysMem::host`](crate::PhysMem::host)), never
+//! `as`. There is no `+`: a step names its overflow ([`Gpa::checked_add`]).
 
 use std::fmt;
 

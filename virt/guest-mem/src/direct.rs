@@ -1,4 +1,5 @@
-//! No translation, for memory of another process: what a vhost-user back end without a device IOTLB has.
+//! No translation, for memory of another process: what a vhost-user back end without a device IOTLB
+//! has.
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
@@ -10,10 +11,10 @@ use crate::phys::PhysMem;
 
 /// An IOVA is the GPA of the same value, and a run reaches as far as host memory is contiguous.
 ///
-/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this one is for
-/// the path of every request: one piece per buffer, and leases are only counted, so that a change of
-/// the memory table can wait until there are none. Permissions are all granted: there is nobody who
-/// could have denied them.
+/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this one is
+/// for the path of every request: one piece per buffer, and leases are only counted, so that a
+/// change of the memory table can wait until there are none. Permissions are all granted: there is
+/// nobody who could have denied them.
 #[derive(Debug, Default)]
 pub struct DirectMap {
     leases: LeaseCount,
@@ -39,7 +40,8 @@ impl DirectMap {
         self.leases.0
     }
 
-    /// The memory given to views from now on is another: makes every [`Window`](crate::Window) stale.
+    /// The memory given to views from now on is another: makes every [`Window`](crate::Window)
+    /// stale.
     pub fn memory_changed(&mut self) {
         self.generation += 1;
     }

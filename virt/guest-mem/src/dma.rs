@@ -10,22 +10,23 @@ use crate::window::Window;
 
 /// One device's access to guest memory: every address is an IOVA and every access is checked.
 ///
-/// Copy-sized accesses ([`read`](Dma::read), [`write`](Dma::write)) finish before they return, so they
-/// need no lease: the invalidation that revokes the page is processed by the same thread, later.
-/// Whatever outlives the call (asynchronous I/O) holds a [`Lease`].
+/// Copy-sized accesses ([`read`](Dma::read), [`write`](Dma::write)) finish before they return, so
+/// they need no lease: the invalidation that revokes the page is processed by the same thread,
+/// later. Whatever outlives the call (asynchronous I/O) holds a [`Lease`].
 pub trait Dma {
     /// Copies guest memory into `buf`; a range may cross any number of mappings.
     fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()>;
 
-    /// Copies `buf` into guest memory. On a fault or pend nothing *observable to the ring protocol* may
-    /// be assumed about which bytes were written.
+    /// Copies `buf` into guest memory. On a fault or pend nothing *observable to the ring protocol*
+    /// may be assumed about which bytes were written.
     fn write(&mut self, iova: Iova, buf: &[u8]) -> Access<()>;
 
     /// Changes whenever a [`Window`] of this device may be stale.
     fn generation(&self) -> u64;
 
-    /// A cached pointer to `len` bytes that lie inside one mapping (see [`Window`]).
-    /// A range crossing a mapping's end is [`DmaFault::BadRange`](crate::DmaFault::BadRange): ask page by page.
+    /// A cached pointer to `len` bytes that lie inside one mapping (see [`Window`]). A range
+    /// crossing a mapping's end is [`DmaFault::BadRange`](crate::DmaFault::BadRange): ask page by
+    /// page.
     fn window(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Window>;
 
     /// Brings a stale window up to date, cheaply: translates again, replaces the pointer.
@@ -33,8 +34,9 @@ pub trait Dma {
     fn refresh(&mut self, window: &mut Window) -> Access<()>;
 
     /// The first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)`, held until
-    /// [`release`](Dma::release): as many mappings as follow each other in memory, as far as the next multiple of
-    /// [`LEASE_SPAN`](crate::LEASE_SPAN). Call again from where it ends for the rest.
+    /// [`release`](Dma::release): as many mappings as follow each other in memory, as far as the
+    /// next multiple of [`LEASE_SPAN`](crate::LEASE_SPAN). Call again from where it ends for the
+    /// rest.
     fn lease(
         &mut self,
         iova: Iova,
@@ -42,52 +44,60 @@ pub trait Dma {
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop>;
 
-    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in guest-physical memory, if the device
-    /// may do `perm` there: as many mappings as follow each other, as far as a lease reaches. For pages that a driver *names*
-    /// to its device instead of having them accessed, as free ones that it reports. Whether it is RAM, and whether it is there,
-    /// is not asked: what is absent stays so. (Only [`DirectMap`](crate::DirectMap) asks, whose one mapping is memory itself.)
+    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in
+    /// guest-physical memory, if the device may do `perm` there: as many mappings as follow each
+    /// other, as far as a lease reaches. For pages that a driver *names* to its device instead of
+    /// having them accessed, as free ones that it reports. Whether it is RAM, and whether it is
+    /// there, is not asked: what is absent stays so. (Only [`DirectMap`](crate::DirectMap) asks,
+    /// whose one mapping is memory itself.)
     ///
-    /// The answer opens no way to memory: nothing that a device has takes such an address. It holds until the call into the
-    /// device returns, since no invalidation is processed before that; afterwards it has to be asked for again.
+    /// The answer opens no way to memory: nothing that a device has takes such an address. It holds
+    /// until the call into the device returns, since no invalidation is processed before that;
+    /// afterwards it has to be asked for again.
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
 
-    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in this process, and how long it is: for
-    /// copies that finish before the call into the device returns (see [`VolatileSlice`](crate::VolatileSlice)). The answer
-    /// holds until then, as no invalidation is processed and no page evicted before; what outlives the call takes a
+    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in this
+    /// process, and how long it is: for copies that finish before the call into the device returns
+    /// (see [`VolatileSlice`](crate::VolatileSlice)). The answer holds until then, as no
+    /// invalidation is processed and no page evicted before; what outlives the call takes a
     /// [`lease`](Dma::lease). Call again from where it ends for the rest.
     fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)>;
 
-    /// The piece of memory around `iova` in which [`host`](Dma::host) would answer every request, whatever is intended, until
-    /// the call into the device returns: what a burst of copies asks for once, and not for each of its buffers. `None`, as it
-    /// stands: each is to be asked for.
+    /// The piece of memory around `iova` in which [`host`](Dma::host) would answer every request,
+    /// whatever is intended, until the call into the device returns: what a burst of copies asks
+    /// for once, and not for each of its buffers. `None`, as it stands: each is to be asked for.
     #[inline]
     fn direct_run(&mut self, iova: Iova) -> Option<DirectRun> {
         let _ = iova;
         None
     }
 
-    /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment) does: silently. For a device
-    /// that hands translations on to another process, and is told when they are revoked. As it stands: translation is off.
+    /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment)
+    /// does: silently. For a device that hands translations on to another process, and is told when
+    /// they are revoked. As it stands: translation is off.
     fn attachment(&self) -> Access<Attachment> {
         Ok(Attachment::Off)
     }
 
     /// Finds the first mapping of this device that has a byte in `from..=last`, as
-    /// [`Iommu::next_mapping`](crate::Iommu::next_mapping) does: silently, from the tables as they are now. As it stands: none.
+    /// [`Iommu::next_mapping`](crate::Iommu::next_mapping) does: silently, from the tables as they
+    /// are now. As it stands: none.
     fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
         let _ = (from, last, budget);
         Ok(Next::None)
     }
 
-    /// Asks for the memory of all these ranges at once, where an access to one of them has answered [`Stop::Pending`] or
-    /// may do so: a request then waits once, and not for each piece in turn. `Ok` if all is there. What is refused is left
-    /// to whoever accesses it. Without effect where memory is always there.
+    /// Asks for the memory of all these ranges at once, where an access to one of them has answered
+    /// [`Stop::Pending`] or may do so: a request then waits once, and not for each piece in turn.
+    /// `Ok` if all is there. What is refused is left to whoever accesses it. Without effect where
+    /// memory is always there.
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let _ = ranges;
         Ok(())
     }
 
-    /// Whether this device could begin so many leases now: what to wait for after [`LeaseStop::Full`].
+    /// Whether this device could begin so many leases now: what to wait for after
+    /// [`LeaseStop::Full`].
     fn has_lease_room(&self, leases: usize) -> bool;
 
     /// Whether an unmap waits for the end of this lease, which is in flight.
@@ -105,8 +115,9 @@ pub type Wanted = (Iova, u32, Intent);
 pub enum LeaseStop {
     /// As any other access.
     Access(Stop),
-    /// No more can be held now; nothing is wrong with the memory. Let go of what the request holds already, so that no two
-    /// devices wait for each other, and try again when there is [room](Dma::has_lease_room).
+    /// No more can be held now; nothing is wrong with the memory. Let go of what the request holds
+    /// already, so that no two devices wait for each other, and try again when there is
+    /// [room](Dma::has_lease_room).
     Full(Full),
 }
 

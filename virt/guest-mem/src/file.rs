@@ -43,8 +43,8 @@ pub enum FileError {
     /// The descriptor does not allow both reading and writing.
     #[error("the descriptor is not open for reading and writing")]
     NotReadWrite,
-    /// A file whose pages some other process or machine provides when it pleases (FUSE, network): an
-    /// access could take for ever, and all guests of a core with it.
+    /// A file whose pages some other process or machine provides when it pleases (FUSE, network):
+    /// an access could take for ever, and all guests of a core with it.
     #[error("file system type {magic:#x} is neither memory nor a local disk")]
     FileSystem {
         /// `f_type`.
@@ -83,8 +83,8 @@ pub(crate) struct Facts {
     pub(crate) block: u64,
 }
 
-/// File systems whose pages come from memory or from a disk of this machine. Not overlayfs, which may
-/// have any of the others below it.
+/// File systems whose pages come from memory or from a disk of this machine. Not overlayfs, which
+/// may have any of the others below it.
 const LOCAL: [u64; 6] = [
     0x0102_1994, // tmpfs, and memfd
     HUGETLBFS,

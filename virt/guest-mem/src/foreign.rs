@@ -1,22 +1,26 @@
 //! Guest RAM that another process, the VMM, owns: memory files it sent us, behind a table of
 //! guest-physical regions.
 //!
-//! The session makes a new table whenever the front end changes it ([`ForeignRam::with_regions`]); regions that stay keep
-//! their mapping, so windows on them refresh to the same pointer. Whoever holds the old handle, a
-//! [`KeepAlive`] or a [`Window`](crate::Window) keeps what it may still use.
+//! The session makes a new table whenever the front end changes it ([`ForeignRam::with_regions`]);
+//! regions that stay keep their mapping, so windows on them refresh to the same pointer. Whoever
+//! holds the old handle, a [`KeepAlive`] or a [`Window`](crate::Window) keeps what it may still
+//! use.
 //!
-//! **The other process is not trusted.** Every field of the table is checked before anything is mapped
-//! (module `file`), and a file that it truncates later costs it its guest, not us the process (module
-//! `sigbus`): poll [`ForeignRam::is_lost`]. Its bytes change under us like those of any guest.
+//! **The other process is not trusted.** Every field of the table is checked before anything is
+//! mapped (module `file`), and a file that it truncates later costs it its guest, not us the
+//! process (module `sigbus`): poll [`ForeignRam::is_lost`]. Its bytes change under us like those of
+//! any guest.
 //!
-//! **Cost.** A handle remembers the region of the last access: a hit is a subtraction and two comparisons
-//! on fields of the handle itself. A miss is a binary search. The table is shared by clones and never
-//! written; the memory of the last hit belongs to the handle, which is why it is not `Sync`.
+//! **Cost.** A handle remembers the region of the last access: a hit is a subtraction and two
+//! comparisons on fields of the handle itself. A miss is a binary search. The table is shared by
+//! clones and never written; the memory of the last hit belongs to the handle, which is why it is
+//! not `Sync`.
 //!
-//! UNSAFETY: dereferences the pointers of the table. Going through [`Mapping`] at each access would repeat the
-//! bounds check and add a dependent load.
+//! UNSAFETY: dereferences the pointers of the table. Going through [`Mapping`] at each access would
+//! repeat the bounds check and add a dependent load.
 //!
-//! **Left out:** which pages are resident, dirty tracking, files of devices (DAX, dma-buf), post-copy.
+//! **Left out:** which pages are resident, dirty tracking, files of devices (DAX, dma-buf),
+//! post-copy.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,8 +37,8 @@ use crate::phys::{KeepAlive, LastingPiece, PhysMem};
 use crate::sigbus;
 use crate::word::{self, Word};
 
-/// Most guest memory of one table in bytes, 16 TiB: a sparse file costs its maker nothing, and address
-/// space, of which a process has 128 TiB, is shared by all guests.
+/// Most guest memory of one table in bytes, 16 TiB: a sparse file costs its maker nothing, and
+/// address space, of which a process has 128 TiB, is shared by all guests.
 pub const MAX_FOREIGN_BYTES: u64 = 1 << 44;
 
 /// One entry of a memory table, as another process claims it to be.
@@ -116,8 +120,8 @@ impl Piece {
     /// Bytes from `gpa` to the end; `None` outside.
     #[inline]
     fn left(&self, gpa: Gpa) -> Option<u64> {
-        // A `gpa` below the region wraps to an offset beyond its length: `self.gpa + self.len` does not
-        // wrap (checked before it was mapped).
+        // A `gpa` below the region wraps to an offset beyond its length: `self.gpa + self.len` does
+        // not wrap (checked before it was mapped).
         let inside = gpa.raw().wrapping_sub(self.gpa.raw());
         (inside < self.len).then(|| self.len - inside)
     }
@@ -212,11 +216,12 @@ impl ForeignRam {
         }
     }
 
-    /// The memory of this table of regions, in any order. A region whose piece of the same file is in
-    /// the present table keeps its mapping, unless that was lost, wherever it is in guest memory now.
+    /// The memory of this table of regions, in any order. A region whose piece of the same file is
+    /// in the present table keeps its mapping, unless that was lost, wherever it is in guest memory
+    /// now.
     ///
-    /// The list comes from another process: every field is checked here. How many regions it may have
-    /// is the protocol's bound; the process has room for 16384 mappings of all guests.
+    /// The list comes from another process: every field is checked here. How many regions it may
+    /// have is the protocol's bound; the process has room for 16384 mappings of all guests.
     pub fn with_regions(&self, regions: &[ForeignRegion]) -> Result<ForeignRam, ForeignError> {
         check_guest_side(regions)?;
         let mut pieces = Vec::with_capacity(regions.len());
@@ -265,9 +270,10 @@ impl ForeignRam {
         self.table.pieces.iter().map(|piece| piece.len).sum()
     }
 
-    /// Whether some access has found memory gone that the table has: its owner truncated the file, or
-    /// the host had no page for it. The guest can only be stopped. Accesses go on to succeed; they
-    /// find zeroes, and what has been written since. One load while nothing in the process was lost.
+    /// Whether some access has found memory gone that the table has: its owner truncated the file,
+    /// or the host had no page for it. The guest can only be stopped. Accesses go on to succeed;
+    /// they find zeroes, and what has been written since. One load while nothing in the process was
+    /// lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
         let losses = sigbus::losses();
@@ -316,7 +322,8 @@ impl ForeignRam {
         Some(piece)
     }
 
-    /// Gives `each` the contiguous pieces of `[gpa, gpa + len)` in turn, once all of it is known to be RAM.
+    /// Gives `each` the contiguous pieces of `[gpa, gpa + len)` in turn, once all of it is known to
+    /// be RAM.
     #[cold]
     fn for_each_piece(
         &self,
@@ -409,8 +416,9 @@ fn check_guest_side(regions: &[ForeignRegion]) -> Result<(), ForeignError> {
     Ok(())
 }
 
-// In the `unsafe` blocks: `pointer` and `word` answer a range inside one mapping, aligned for a word, that
-// `self.table` keeps mapped and writable, and nothing in the process makes references into a `Mapping`.
+// In the `unsafe` blocks: `pointer` and `word` answer a range inside one mapping, aligned for a
+// word, that `self.table` keeps mapped and writable, and nothing in the process makes references
+// into a `Mapping`.
 impl PhysMem for ForeignRam {
     #[inline]
     fn read_u64(&self, gpa: Gpa) -> Access<u64> {
@@ -476,7 +484,8 @@ impl PhysMem for ForeignRam {
         Ok(left.ok_or(DmaFault::NotRam { gpa })?)
     }
 
-    /// The region: the other process may truncate its file, which harms nobody here, and nothing else takes it away.
+    /// The region: the other process may truncate its file, which harms nobody here, and nothing
+    /// else takes it away.
     #[inline]
     fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
         let hit = self.hit.get();

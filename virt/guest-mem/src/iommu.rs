@@ -1,4 +1,5 @@
-//! The translation seam: what a [`View`](crate::View) asks an IOMMU, and the answer of a machine without one.
+//! The translation seam: what a [`View`](crate::View) asks an IOMMU, and the answer of a machine
+//! without one.
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
@@ -12,12 +13,13 @@ use crate::phys::PhysMem;
 pub struct Run {
     /// Where the address asked for lies.
     pub gpa: Gpa,
-    /// How many, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of several that follow each
-    /// other ([`Iommu::translate_run`]).
+    /// How many, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of
+    /// several that follow each other ([`Iommu::translate_run`]).
     pub len: u64,
 }
 
-/// An IOMMU as its devices see it. Called on the one thread that owns both (ARCHITECTURE.md: one owner).
+/// An IOMMU as its devices see it. Called on the one thread that owns both (ARCHITECTURE.md: one
+/// owner).
 pub trait Iommu {
     /// Where `source`'s access to `iova` goes. Refusals are recorded by the IOMMU before it answers
     /// [`DmaFault::Blocked`](crate::DmaFault::Blocked).
@@ -29,9 +31,9 @@ pub trait Iommu {
         perm: Perm,
     ) -> Access<Run>;
 
-    /// As [`translate`](Iommu::translate), over as many mappings as continue each other in guest-physical memory: 1 to
-    /// `len` bytes, and no more than one lease may have. Only the first mapping may be refused, or wait: a run ends
-    /// before one that would be.
+    /// As [`translate`](Iommu::translate), over as many mappings as continue each other in
+    /// guest-physical memory: 1 to `len` bytes, and no more than one lease may have. Only the first
+    /// mapping may be refused, or wait: a run ends before one that would be.
     #[inline]
     fn translate_run<M: PhysMem>(
         &mut self,
@@ -48,8 +50,9 @@ pub trait Iommu {
         })
     }
 
-    /// The piece of memory around `iova` that `source` may access in any way without asking: nothing about it can change
-    /// before the call into the device returns. As it stands: none, each access is to be translated.
+    /// The piece of memory around `iova` that `source` may access in any way without asking:
+    /// nothing about it can change before the call into the device returns. As it stands: none,
+    /// each access is to be translated.
     #[inline]
     fn direct_run<M: PhysMem>(&self, mem: &M, source: SourceId, iova: Iova) -> Option<DirectRun> {
         let _ = (mem, source, iova);
@@ -62,8 +65,8 @@ pub trait Iommu {
         left_in_span(iova)
     }
 
-    /// Changes whenever a translation of `source` obtained earlier may no longer hold. A pointer kept
-    /// with the value it was obtained under is usable while the value is unchanged.
+    /// Changes whenever a translation of `source` obtained earlier may no longer hold. A pointer
+    /// kept with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;
 
     /// Reads what `source` is attached to, from the tables as they are now.
@@ -101,8 +104,8 @@ pub trait Iommu {
     /// Where it keeps account of asynchronous accesses.
     type Leases: Leases;
 
-    /// The leases in flight. They are all that keeps a host address between two calls: an IOMMU reaches its tables through
-    /// memory each time.
+    /// The leases in flight. They are all that keeps a host address between two calls: an IOMMU
+    /// reaches its tables through memory each time.
     fn leases(&self) -> &Self::Leases;
 
     /// The same, to begin one or to end it.
@@ -115,7 +118,8 @@ pub fn left_in_span(iova: Iova) -> u64 {
     LEASE_SPAN - iova.offset_in(LEASE_SPAN)
 }
 
-/// No IOMMU: an IOVA is the GPA of the same value. Leases are counted, so that a reset still drains.
+/// No IOMMU: an IOVA is the GPA of the same value. Leases are counted, so that a reset still
+/// drains.
 #[derive(Debug)]
 pub struct NoIommu {
     leases: LeaseTable,
@@ -139,7 +143,8 @@ impl Iommu for NoIommu {
         iova: Iova,
         _perm: Perm,
     ) -> Access<Run> {
-        // Clipped to the 4 KiB page like a mapping: a longer run would only hide bugs that pages show.
+        // Clipped to the 4 KiB page like a mapping: a longer run would only hide bugs that pages
+        // show.
         Ok(Run {
             gpa: Gpa::new(iova.raw()),
             len: iova.left_in_page(),

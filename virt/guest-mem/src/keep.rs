@@ -1,11 +1,11 @@
 //! What a [`KeepAlive`] keeps: the question behind every raw pointer that outlives a call.
 //!
-//! Only one type makes a `KeepAlive` whose addresses may be dereferenced, the [`MappingSet`], private to
-//! this crate: the mappings of one guest's memory. Anybody may put anything else into one; it keeps
-//! nothing, as far as this module is concerned.
+//! Only one type makes a `KeepAlive` whose addresses may be dereferenced, the [`MappingSet`],
+//! private to this crate: the mappings of one guest's memory. Anybody may put anything else into
+//! one; it keeps nothing, as far as this module is concerned.
 //!
-//! Cost of the question, asked for every piece of every request: one indirect call for the type, and two
-//! comparisons with the member found last.
+//! Cost of the question, asked for every piece of every request: one indirect call for the type,
+//! and two comparisons with the member found last.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -100,11 +100,12 @@ pub(crate) fn pointer_of(keep: &KeepAlive, hva: Hva, len: u64) -> Option<NonNull
     mapping.pointer(hva, len)
 }
 
-/// Whether `keep` keeps all of `[hva, hva + len)` mapped: true only of memory that this crate mapped,
-/// and of a range inside one mapping.
+/// Whether `keep` keeps all of `[hva, hva + len)` mapped: true only of memory that this crate
+/// mapped, and of a range inside one mapping.
 ///
-/// The check behind an `unsafe` use of a [`Lease`](crate::Lease) (handing its address to the kernel):
-/// [`Dma`](crate::Dma) is a safe trait, so its word alone is no safety argument; this function's is.
+/// The check behind an `unsafe` use of a [`Lease`](crate::Lease) (handing its address to the
+/// kernel): [`Dma`](crate::Dma) is a safe trait, so its word alone is no safety argument; this
+/// function's is.
 ///
 /// ```
 /// use guest_mem::{Gpa, GuestRam, Intent, PhysMem, keeps_mapped};

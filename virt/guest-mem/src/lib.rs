@@ -1,9 +1,9 @@
 //! The one door to guest pages: address types, guest RAM, and the per-device, permission-checked,
 //! IOMMU-aware view through which every device model reaches memory.
 //!
-//! **How an access flows.** A device names an [`Iova`] to its [`Dma`]. The [`View`] behind it asks the
-//! [`Iommu`] where that goes ([`Gpa`], and how far the mapping reaches), then [`PhysMem`] for the host
-//! memory there ([`Hva`]). What comes back depends on how long the access lasts:
+//! **How an access flows.** A device names an [`Iova`] to its [`Dma`]. The [`View`] behind it asks
+//! the [`Iommu`] where that goes ([`Gpa`], and how far the mapping reaches), then [`PhysMem`] for
+//! the host memory there ([`Hva`]). What comes back depends on how long the access lasts:
 //!
 //! | The device wants to | asks for | and later |
 //! |---|---|---|
@@ -14,8 +14,8 @@
 //! | say which pages its driver names | [`Dma::locate`] | nothing: nothing was accessed |
 //!
 //! Every access answers data, [`Stop::Pending`] or [`Stop::Fault`]. An invalidation that revokes a
-//! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. Whoever has
-//! nothing to do watches a word of the ring ([`WatchWord`]).
+//! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. Whoever
+//! has nothing to do watches a word of the ring ([`WatchWord`]).
 //!
 //! A host IOMMU that is to show an assigned device the same mappings is fed by
 //! [`Iommu::next_mapping`], a search that leaves no trace in the guest's IOMMU.
@@ -26,21 +26,23 @@
 //! one). That process is not trusted: its table is checked before it is mapped, and a file that it
 //! truncates costs it its guest and nobody else anything (module `sigbus`).
 //!
-//! **Who calls, on which thread.** The VM's owner, one thread, has the IOMMU, the devices and the memory,
-//! and lends a device its view for one call. So nothing here locks. Memory itself is raced by the guest at
-//! any time: words are accessed by single atomic loads and stores, bytes by copies that may tear, and
-//! no reference into guest memory ever exists (modules `word` and `mapping` argue this).
+//! **Who calls, on which thread.** The VM's owner, one thread, has the IOMMU, the devices and the
+//! memory, and lends a device its view for one call. So nothing here locks. Memory itself is raced
+//! by the guest at any time: words are accessed by single atomic loads and stores, bytes by copies
+//! that may tear, and no reference into guest memory ever exists (modules `word` and `mapping`
+//! argue this).
 //!
-//! **What a device cannot do:** reach RAM without translation. No [`PhysMem`] here implements [`Dma`], and
-//! device code is written against nothing else.
+//! **What a device cannot do:** reach RAM without translation. No [`PhysMem`] here implements
+//! [`Dma`], and device code is written against nothing else.
 //!
-//! **Cost.** Translate-and-lease is inlined into the device: beside the IOMMU's own lookup, a region
-//! compare and a slab insertion. A word through a window is a compare and a load. Through [`DirectMap`], a
-//! lease, its release and [`keeps_mapped`] take 8 ns together, a copy of 4 KiB hardly more than `memcpy`
-//! (module `word`).
+//! **Cost.** Translate-and-lease is inlined into the device: beside the IOMMU's own lookup, a
+//! region compare and a slab insertion. A word through a window is a compare and a load. Through
+//! [`DirectMap`], a lease, its release and [`keeps_mapped`] take 8 ns together, a copy of 4 KiB
+//! hardly more than `memcpy` (module `word`).
 //!
-//! **Left out:** which pages are resident (a swapper's [`PhysMem`] will pend), dirty tracking, page tables
-//! (those belong to the IOMMU crates), KVM. Host and guest are little-endian here, as x86 and 64-bit Arm are.
+//! **Left out:** which pages are resident (a swapper's [`PhysMem`] will pend), dirty tracking, page
+//! tables (those belong to the IOMMU crates), KVM. Host and guest are little-endian here, as x86
+//! and 64-bit Arm are.
 //!
 //! ```
 //! use guest_mem::{Dma, Gpa, GuestRam, Iova, NoIommu, Perm, PhysMem, SourceId, View};

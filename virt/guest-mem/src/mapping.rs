@@ -1,14 +1,14 @@
 //! Ownership of one run of shared memory, and bounds-checked access to it.
 //!
-//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, ours or another process's, a
-//! register page, or, in tests, plain heap memory. A set of them is also the only thing a
-//! [`KeepAlive`](crate::KeepAlive) may hold for its addresses to be dereferenced (module `keep`):
-//! [`Mapping::pointer`] checks a host address against the memory it owns, so the
-//! safety of [`Window`](crate::Window) rests on these modules and not on the manners of whoever
-//! implements [`PhysMem`](crate::PhysMem).
+//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, ours or another
+//! process's, a register page, or, in tests, plain heap memory. A set of them is also the only
+//! thing a [`KeepAlive`](crate::KeepAlive) may hold for its addresses to be dereferenced (module
+//! `keep`): [`Mapping::pointer`] checks a host address against the memory it owns, so the safety of
+//! [`Window`](crate::Window) rests on these modules and not on the manners of whoever implements
+//! [`PhysMem`](crate::PhysMem).
 //!
-//! UNSAFETY: raw pointers into mapped memory. `memmap2` or `vm-memory` would bring the same obligations
-//! with references (`&[u8]`) that guest memory must not have.
+//! UNSAFETY: raw pointers into mapped memory. `memmap2` or `vm-memory` would bring the same
+//! obligations with references (`&[u8]`) that guest memory must not have.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::CStr;
@@ -38,8 +38,8 @@ pub enum HugePages {
 }
 
 impl HugePages {
-    /// Tells the kernel about a mapping of the caller's own. Advice: a host without huge pages in shared memory refuses, and
-    /// nothing is lost.
+    /// Tells the kernel about a mapping of the caller's own. Advice: a host without huge pages in
+    /// shared memory refuses, and nothing is lost.
     pub(crate) fn advise(self, start: NonNull<u8>, len: usize) {
         let advice = match self {
             Self::Advise if len >= HUGE_PAGE => libc::MADV_HUGEPAGE,
@@ -71,8 +71,8 @@ enum Owner {
     },
     /// Memory of this process alone.
     Anonymous { _reservation: Reservation },
-    /// A file of another process. Fields are dropped in this order: first nobody looks for faults there
-    /// any more, then the memory goes.
+    /// A file of another process. Fields are dropped in this order: first nobody looks for faults
+    /// there any more, then the memory goes.
     Foreign {
         registration: Registration,
         _reservation: Reservation,
@@ -88,8 +88,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes, a multiple of the page size and not 0, of a new memory file, mapped shared. Its size is sealed:
-    /// no other holder of the descriptor can truncate it and turn our accesses into `SIGBUS`.
+    /// `len` bytes, a multiple of the page size and not 0, of a new memory file, mapped shared. Its
+    /// size is sealed: no other holder of the descriptor can truncate it and turn our accesses into
+    /// `SIGBUS`.
     pub(crate) fn memfd(name: &CStr, len: usize, huge_pages: HugePages) -> Result<Self, MapError> {
         assert!(len != 0 && len.is_multiple_of(PAGE_SIZE as usize));
         // SAFETY: `name` is a terminated string; the call touches nothing else of ours.
@@ -147,8 +148,8 @@ impl Mapping {
         })
     }
 
-    /// Gives the memory of `[offset, offset + len)` back, whole pages inside the mapping: it holds zeroes from then on. Heap
-    /// memory keeps its pages.
+    /// Gives the memory of `[offset, offset + len)` back, whole pages inside the mapping: it holds
+    /// zeroes from then on. Heap memory keeps its pages.
     pub(crate) fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
         loop {
             match self.discard_once(offset, len) {
@@ -165,10 +166,12 @@ impl Mapping {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 // Inside a file, whose size has 63 bits.
                 let (offset, len) = (offset as libc::off_t, len as libc::off_t);
-                // SAFETY: plain system call on a descriptor we own; mappings of the file stay, and read as zeroes.
+                // SAFETY: plain system call on a descriptor we own; mappings of the file stay, and
+                // read as zeroes.
                 unsafe { libc::fallocate(fd.as_raw_fd(), mode, offset, len) }
             }
-            // SAFETY: `at` checked that the range is of this mapping, to which there are no references.
+            // SAFETY: `at` checked that the range is of this mapping, to which there are no
+            // references.
             Owner::Anonymous { .. } => unsafe {
                 libc::madvise(start.cast(), len, libc::MADV_DONTNEED)
             },
@@ -215,8 +218,8 @@ impl Mapping {
         }
     }
 
-    /// Bytes `[offset, offset + len)` of `file`, which another process may truncate at any time: see
-    /// [`is_lost`](Self::is_lost). `facts` are of this file.
+    /// Bytes `[offset, offset + len)` of `file`, which another process may truncate at any time:
+    /// see [`is_lost`](Self::is_lost). `facts` are of this file.
     pub(crate) fn foreign(
         file: BorrowedFd<'_>,
         facts: &Facts,
@@ -230,8 +233,8 @@ impl Mapping {
             source,
         };
         let too_long = || map_error(io::Error::from_raw_os_error(libc::ENOMEM));
-        // Whole pages of the file around the piece. The sums cannot wrap: the end is inside the file,
-        // whose size has 63 bits, and so has that rounded up to a page.
+        // Whole pages of the file around the piece. The sums cannot wrap: the end is inside the
+        // file, whose size has 63 bits, and so has that rounded up to a page.
         let head = offset % facts.block;
         let whole = (head + len).next_multiple_of(facts.block);
         let whole = usize::try_from(whole).map_err(|_| too_long())?;
@@ -245,9 +248,9 @@ impl Mapping {
         // Another guest's memory has no place in our core dumps. Advice, as above.
         // SAFETY: the range is the mapping just made.
         unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_DONTDUMP) };
-        // SAFETY: `whole` bytes, whole pages, were just mapped at `start`, inside `reservation`, which
-        // `Owner::Foreign` drops after the registration. A `Mapping` is reached by atomic or opaque
-        // accesses only.
+        // SAFETY: `whole` bytes, whole pages, were just mapped at `start`, inside `reservation`,
+        // which `Owner::Foreign` drops after the registration. A `Mapping` is reached by atomic or
+        // opaque accesses only.
         let registration = unsafe { Registration::new(start.as_ptr(), whole, block) };
         let registration = registration.map_err(|error| match error {
             RegisterError::Full => FileError::TooManyMappings,
@@ -265,8 +268,8 @@ impl Mapping {
         })
     }
 
-    /// Whether an access found that the file's owner had taken the memory away. It reads as zeroes, and
-    /// whatever has been written since, from then on.
+    /// Whether an access found that the file's owner had taken the memory away. It reads as zeroes,
+    /// and whatever has been written since, from then on.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.owner {
             Owner::Foreign { registration, .. } => registration.is_lost(),
@@ -277,7 +280,8 @@ impl Mapping {
     /// `len` zeroed bytes of heap memory, at least 1, page-aligned: for tests and model checkers.
     pub(crate) fn heap(len: usize) -> Self {
         assert!(len != 0);
-        // An alignment asked of the allocator would make it write the zeroes; without, they are fresh pages of the system's.
+        // An alignment asked of the allocator would make it write the zeroes; without, they are
+        // fresh pages of the system's.
         const PAGE: usize = PAGE_SIZE as usize;
         let layout = Layout::array::<u8>(len + PAGE - 1).expect("a test's memory is small");
         // SAFETY: the layout's size is not 0.
@@ -352,8 +356,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn load<T: Word>(&self, offset: usize, ordering: Ordering) -> T {
         let pointer = self.word_at(offset, size_of::<T>());
-        // SAFETY: `word_at` checked bounds and alignment; `self` keeps the memory mapped; nothing in
-        // the process makes references into a `Mapping`.
+        // SAFETY: `word_at` checked bounds and alignment; `self` keeps the memory mapped; nothing
+        // in the process makes references into a `Mapping`.
         unsafe { T::load(pointer, ordering) }
     }
 
@@ -382,7 +386,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn read(&self, offset: usize, buf: &mut [u8]) {
         let pointer = self.at(offset, buf.len());
-        // SAFETY: `at` checked the bounds; `self` keeps the memory mapped; no references into it exist.
+        // SAFETY: `at` checked the bounds; `self` keeps the memory mapped; no references into it
+        // exist.
         unsafe { word::copy_out(pointer, buf) }
     }
 
@@ -405,8 +410,8 @@ pub(crate) fn align_of_len(len: usize) -> usize {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Memory files and anonymous memory are unmapped by what `owner` holds. `drop` has the last reference, and pointers
-        // handed out live no longer than a reference (KeepAlive).
+        // Memory files and anonymous memory are unmapped by what `owner` holds. `drop` has the last
+        // reference, and pointers handed out live no longer than a reference (KeepAlive).
         if let Owner::Heap { start, layout } = &self.owner {
             // SAFETY: allocated in `heap` with this layout; last reference, as above.
             unsafe { dealloc(start.as_ptr(), *layout) }

@@ -2,8 +2,8 @@
 
 use crate::addr::{Gpa, PAGE_SIZE};
 
-/// Up to 32 pages of guest memory. A set of them is a mask, with a bit for each, the first one lowest: who uses which is
-/// then one word, however many are asked.
+/// Up to 32 pages of guest memory. A set of them is a mask, with a bit for each, the first one
+/// lowest: who uses which is then one word, however many are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
     /// Page numbers, sorted, each with its bit.
@@ -15,7 +15,8 @@ impl Pages {
     /// As many as there are bits.
     pub const MAX: usize = 32;
 
-    /// These pages, of 4 KiB each; `None` if an address is not a page's, or there are more than [`MAX`](Self::MAX).
+    /// These pages, of 4 KiB each; `None` if an address is not a page's, or there are more than
+    /// [`MAX`](Self::MAX).
     pub fn new(pages: &[Gpa]) -> Option<Self> {
         if pages.len() > Self::MAX || pages.iter().any(|page| !page.is_aligned(PAGE_SIZE)) {
             return None;

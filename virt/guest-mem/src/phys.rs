@@ -6,18 +6,20 @@ use crate::pages::Pages;
 
 /// Guest-physical memory.
 ///
-/// Implementations: [`GuestRam`](crate::GuestRam), [`ForeignRam`](crate::ForeignRam), and in tests a plain array and a wrapper that pends
-/// at every access. All multi-byte values are little-endian.
+/// Implementations: [`GuestRam`](crate::GuestRam), [`ForeignRam`](crate::ForeignRam), and in tests
+/// a plain array and a wrapper that pends at every access. All multi-byte values are little-endian.
 ///
-/// Every method answers [`DmaFault::NotRam`](crate::DmaFault::NotRam) for a range not wholly inside RAM
-/// and [`DmaFault::BadRange`](crate::DmaFault::BadRange) for a wrapping or misaligned one, with nothing written.
+/// Every method answers [`DmaFault::NotRam`](crate::DmaFault::NotRam) for a range not wholly inside
+/// RAM and [`DmaFault::BadRange`](crate::DmaFault::BadRange) for a wrapping or misaligned one, with
+/// nothing written.
 ///
-/// **Memory that may be absent** answers [`Stop::Pending`]; whoever was answered that asks again once the ticket is done.
-/// What has come in for a ticket stays until then, so that whoever waits gets on however little memory there is; should
-/// nobody ask any more (a device was reset), a time or a count of the memory's own choice ends that. What could not be
-/// brought in answers as what is not RAM when it is asked for again, so that the access ends as one there would: nobody
-/// needs to keep how a ticket ended. A ticket of whoever has been reset meanwhile is forgotten, and its end changes
-/// nothing.
+/// **Memory that may be absent** answers [`Stop::Pending`]; whoever was answered that asks again
+/// once the ticket is done. What has come in for a ticket stays until then, so that whoever waits
+/// gets on however little memory there is; should nobody ask any more (a device was reset), a time
+/// or a count of the memory's own choice ends that. What could not be brought in answers as what is
+/// not RAM when it is asked for again, so that the access ends as one there would: nobody needs to
+/// keep how a ticket ended. A ticket of whoever has been reset meanwhile is forgotten, and its end
+/// changes nothing.
 pub trait PhysMem {
     /// One aligned 8-byte load, with acquire ordering.
     fn read_u64(&self, gpa: Gpa) -> Access<u64>;
@@ -38,11 +40,12 @@ pub trait PhysMem {
     /// Copies in; bytes may tear against a reading guest.
     fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()>;
 
-    /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM, for what is intended. `len` ≥ 1.
+    /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM, for what
+    /// is intended. `len` ≥ 1.
     fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva>;
 
-    /// Bytes, at least 1, that are contiguous in host memory from `gpa` on. Memory that does not know
-    /// better answers up to the end of the page.
+    /// Bytes, at least 1, that are contiguous in host memory from `gpa` on. Memory that does not
+    /// know better answers up to the end of the page.
     fn run(&self, gpa: Gpa) -> Access<u64> {
         let len = gpa.left_in_page();
         match self.host(gpa, len, Intent::Read) {
@@ -53,17 +56,17 @@ pub trait PhysMem {
         }
     }
 
-    /// The contiguous piece of RAM around `gpa`, if accesses to it need not be asked for one by one: all of it is there, and
-    /// stays, whatever is intended. As it stands: none is.
+    /// The contiguous piece of RAM around `gpa`, if accesses to it need not be asked for one by
+    /// one: all of it is there, and stays, whatever is intended. As it stands: none is.
     #[inline]
     fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
         let _ = gpa;
         None
     }
 
-    /// Asks for all of these pieces (address, length of at least 1, what for) at once: `Ok` if they are all there, and else
-    /// one ticket for all that are not. What comes in for a ticket stays until it has been asked for again. Memory that is
-    /// always there need not say anything else.
+    /// Asks for all of these pieces (address, length of at least 1, what for) at once: `Ok` if they
+    /// are all there, and else one ticket for all that are not. What comes in for a ticket stays
+    /// until it has been asked for again. Memory that is always there need not say anything else.
     fn gather(&self, pieces: &[(Gpa, u64, Intent)]) -> Access<()> {
         let mut waits = Ok(());
         for &(gpa, len, intent) in pieces {
@@ -75,20 +78,23 @@ pub trait PhysMem {
         waits
     }
 
-    /// Lets go of those of the pages `mask` that it can do without now, and answers them. No lease and no window lies in any
-    /// of them, and the caller is the thread that all accesses come from: from the next one on they are absent, and whoever
-    /// evicts them (unmaps, writes out, punches a hole) knows that no device reaches them. Memory that is always there, as it
-    /// stands, lets nothing go.
+    /// Lets go of those of the pages `mask` that it can do without now, and answers them. No lease
+    /// and no window lies in any of them, and the caller is the thread that all accesses come from:
+    /// from the next one on they are absent, and whoever evicts them (unmaps, writes out, punches a
+    /// hole) knows that no device reaches them. Memory that is always there, as it stands, lets
+    /// nothing go.
     ///
-    /// An access may ask for the same absent page more than once. Whoever brings pages back must know which requests are of
-    /// before the page was let go the last time: such a one makes nothing present, and its [`Intent::Overwrite`] is void, since
-    /// what was to fill the page may have done so before it went.
+    /// An access may ask for the same absent page more than once. Whoever brings pages back must
+    /// know which requests are of before the page was let go the last time: such a one makes
+    /// nothing present, and its [`Intent::Overwrite`] is void, since what was to fill the page may
+    /// have done so before it went.
     fn let_go(&self, pages: &Pages, mask: u32) -> u32 {
         let _ = (pages, mask);
         0
     }
 
-    /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is in use.
+    /// What keeps addresses from [`host`](PhysMem::host) mapped: hold a clone for as long as one is
+    /// in use.
     fn keep_alive(&self) -> KeepAlive;
 }
 

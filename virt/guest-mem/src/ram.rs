@@ -1,4 +1,5 @@
-//! Guest RAM: one sealed memory file, mapped shared, or anonymous memory, behind a short list of guest-physical regions.
+//! Guest RAM: one sealed memory file, mapped shared, or anonymous memory, behind a short list of
+//! guest-physical regions.
 //!
 //! Made by the VMM, which gives the regions' host addresses to KVM and the memory file to other
 //! processes; read by the IOMMU through [`PhysMem`]; never handed to a device. Nothing here is
@@ -40,7 +41,8 @@ pub enum RamError {
         /// Its length in bytes.
         len: u64,
     },
-    /// A region runs past the end of the address space, or all together past what this host can address.
+    /// A region runs past the end of the address space, or all together past what this host can
+    /// address.
     #[error("the region at {gpa:#x}, {len:#x} bytes, does not fit the address space")]
     TooLong {
         /// Its start.
@@ -75,7 +77,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Where in this region `[gpa, gpa + len)` starts, if all of it lies in there; `len` at least 1.
+    /// Where in this region `[gpa, gpa + len)` starts, if all of it lies in there; `len` at
+    /// least 1.
     #[inline]
     fn inside(&self, gpa: Gpa, len: u64) -> Option<u64> {
         // A `gpa` below the region wraps to an offset beyond any region's length: lengths are
@@ -89,7 +92,8 @@ impl Region {
 
 /// The RAM of one virtual machine. A clone is another handle to the same memory.
 ///
-/// No device can be given this by mistake: device models take [`Dma`](crate::Dma), which it does not implement.
+/// No device can be given this by mistake: device models take [`Dma`](crate::Dma), which it does
+/// not implement.
 ///
 /// ```compile_fail,E0277
 /// use guest_mem::{Dma, Gpa, GuestRam};
@@ -111,8 +115,8 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// RAM at the given `(start, bytes)` regions: sorted, not overlapping, aligned to 4096. Zeroed, and
-    /// without host memory until first touched.
+    /// RAM at the given `(start, bytes)` regions: sorted, not overlapping, aligned to 4096. Zeroed,
+    /// and without host memory until first touched.
     pub fn new(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         Self::with_pages(regions, HugePages::Advise)
     }
@@ -124,8 +128,8 @@ impl GuestRam {
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in anonymous memory: no other process can map it, huge pages need no leave of the host's for shared memory, and
-    /// the host's own swap treats it as any program's.
+    /// The same in anonymous memory: no other process can map it, huge pages need no leave of the
+    /// host's for shared memory, and the host's own swap treats it as any program's.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -165,8 +169,9 @@ impl GuestRam {
         &self.regions
     }
 
-    /// What a memory slot for `region`, one of [`regions`](Self::regions), shows: a mapping of the memory file for it alone, with
-    /// pages as this one's, or the memory itself where there is no file.
+    /// What a memory slot for `region`, one of [`regions`](Self::regions), shows: a mapping of the
+    /// memory file for it alone, with pages as this one's, or the memory itself where there is no
+    /// file.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
@@ -178,13 +183,15 @@ impl GuestRam {
         }
     }
 
-    /// The memory file behind all regions, for other processes to map. Its size is sealed. `None` if the memory has none.
+    /// The memory file behind all regions, for other processes to map. Its size is sealed. `None`
+    /// if the memory has none.
     pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.mapping.fd()
     }
 
-    /// Gives the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) back to the host: it holds zeroes from then on,
-    /// for everybody who has it mapped. A transfer that is under way with such a page keeps the one that it had.
+    /// Gives the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) back to the host:
+    /// it holds zeroes from then on, for everybody who has it mapped. A transfer that is under way
+    /// with such a page keeps the one that it had.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for what is not RAM, or no whole pages.
@@ -194,8 +201,8 @@ impl GuestRam {
     }
 
     /// Gives the pages of `[gpa, gpa + len)` (multiples of 4096, in one region) memory where they
-    /// have none, and maps them in this process: accesses to them meet no page fault then. What they
-    /// hold stays. Takes some hundred nanoseconds a page, and waits for the host's memory.
+    /// have none, and maps them in this process: accesses to them meet no page fault then. What
+    /// they hold stays. Takes some hundred nanoseconds a page, and waits for the host's memory.
     ///
     /// # Errors
     /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for what is not RAM, or no whole
@@ -250,8 +257,8 @@ impl GuestRam {
     }
 }
 
-/// Checks the list, joins regions that touch, and assigns file offsets; answers them (host addresses
-/// still 0) and the file's size.
+/// Checks the list, joins regions that touch, and assigns file offsets; answers them (host
+/// addresses still 0) and the file's size.
 fn layout(regions: &[(Gpa, u64)]) -> Result<(Vec<Region>, usize), RamError> {
     let mut plan: Vec<Region> = Vec::new();
     let mut previous_end = Gpa::new(0);

@@ -1,12 +1,12 @@
 //! A page of device registers in memory that the guest may map, and what an engine sees of it.
 //!
-//! The engine publishes registers into a page ([`RegPage::store32`]) and, where the page is writable by
-//! the guest, picks up its stores ([`RegPage::load32`]). The other side of every ordering here is the
-//! guest's driver, running on a vCPU: its MMIO accessors order a register store after earlier stores to
-//! memory, and later loads after a register load.
+//! The engine publishes registers into a page ([`RegPage::store32`]) and, where the page is
+//! writable by the guest, picks up its stores ([`RegPage::load32`]). The other side of every
+//! ordering here is the guest's driver, running on a vCPU: its MMIO accessors order a register
+//! store after earlier stores to memory, and later loads after a register load.
 //!
-//! Offsets are register numbers, constants of a specification. One that is misaligned or outside the
-//! page is a bug of the engine and panics.
+//! Offsets are register numbers, constants of a specification. One that is misaligned or outside
+//! the page is a bug of the engine and panics.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -18,32 +18,32 @@ use crate::mapping::{HugePages, Mapping};
 
 /// One 4 KiB page of little-endian registers, shared with a guest.
 pub trait RegPage {
-    /// One 4-byte load with acquire ordering. Pairs with the guest's register store: what it wrote to
-    /// memory before (descriptors before a queue tail) is visible to later loads.
+    /// One 4-byte load with acquire ordering. Pairs with the guest's register store: what it wrote
+    /// to memory before (descriptors before a queue tail) is visible to later loads.
     fn load32(&self, offset: u16) -> u32;
 
     /// One 8-byte load with acquire ordering, as [`load32`](RegPage::load32).
     fn load64(&self, offset: u16) -> u64;
 
-    /// One 4-byte store with release ordering. Pairs with the guest's register load: seeing the value,
-    /// it sees everything written to its memory before.
+    /// One 4-byte store with release ordering. Pairs with the guest's register load: seeing the
+    /// value, it sees everything written to its memory before.
     fn store32(&self, offset: u16, value: u32);
 
     /// One 8-byte store with release ordering, as [`store32`](RegPage::store32).
     fn store64(&self, offset: u16, value: u64);
 
-    /// Stores `new` if the register holds `current`, and answers what it held: `Ok` if it was stored.
-    /// For registers that the guest stores to as well: its store, made between our load and this, is
-    /// seen and not overwritten. Success acquires and releases; failure acquires, so that the value
-    /// found can be acted upon.
+    /// Stores `new` if the register holds `current`, and answers what it held: `Ok` if it was
+    /// stored. For registers that the guest stores to as well: its store, made between our load and
+    /// this, is seen and not overwritten. Success acquires and releases; failure acquires, so that
+    /// the value found can be acted upon.
     fn compare_exchange32(&self, offset: u16, current: u32, new: u32) -> Result<u32, u32>;
 
     /// As [`compare_exchange32`](RegPage::compare_exchange32), for 8 bytes.
     fn compare_exchange64(&self, offset: u16, current: u64, new: u64) -> Result<u64, u64>;
 }
 
-/// A register page in a memory file of its own, ready to become a KVM memory slot. A clone is another
-/// handle to the same page.
+/// A register page in a memory file of its own, ready to become a KVM memory slot. A clone is
+/// another handle to the same page.
 ///
 /// ```
 /// use guest_mem::{RegPage, RegisterPage};
@@ -69,16 +69,16 @@ impl RegisterPage {
         })
     }
 
-    /// A zeroed page in plain memory, for tests and model checkers: same accesses, no system call, and no
-    /// [`memfd`](Self::memfd).
+    /// A zeroed page in plain memory, for tests and model checkers: same accesses, no system call,
+    /// and no [`memfd`](Self::memfd).
     pub fn in_heap() -> Self {
         Self {
             page: Arc::new(Mapping::heap(PAGE_SIZE as usize)),
         }
     }
 
-    /// Where the page is mapped in this process, for a memory slot and for arming. Stays mapped while a
-    /// handle to the page exists.
+    /// Where the page is mapped in this process, for a memory slot and for arming. Stays mapped
+    /// while a handle to the page exists.
     pub fn hva(&self) -> Hva {
         self.page.hva(0)
     }

@@ -1,7 +1,7 @@
 //! A run of address space with memory mapped in its middle and inaccessible pages on either side.
 //!
-//! A length that a kernel interface got wrong faults on those instead of reaching a neighbour, and a
-//! mapping can start at the boundary that huge pages need.
+//! A length that a kernel interface got wrong faults on those instead of reaching a neighbour, and
+//! a mapping can start at the boundary that huge pages need.
 //!
 //! UNSAFETY: `mmap` and `munmap`. Nothing here is dereferenced.
 
@@ -18,22 +18,24 @@ pub(crate) struct Reservation {
     len: usize,
 }
 
-// SAFETY: address space belongs to the process, not to a thread, and nothing is reached through this.
+// SAFETY: address space belongs to the process, not to a thread, and nothing is reached through
+// this.
 unsafe impl Send for Reservation {}
 // SAFETY: as for `Send`; there are no shared accessors.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Maps `len` bytes that are this process's alone and hold zeroes, writable, and answers where they start, at a multiple of
-    /// `align`; as [`map`](Self::map).
+    /// Maps `len` bytes that are this process's alone and hold zeroes, writable, and answers where
+    /// they start, at a multiple of `align`; as [`map`](Self::map).
     pub(crate) fn anonymous(len: usize, align: usize) -> io::Result<(Self, NonNull<u8>)> {
         Self::map_as(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0, len, align)
     }
 
-    /// Maps `len` bytes of `file` from `offset` on, shared and writable, and answers where they start.
-    /// The address and `offset` leave the same rest by `align`, a power of two of at least a page: so
-    /// an aligned huge page of the file is one in memory. `len` and `offset` are multiples of 4096 (of the huge page for
-    /// a file of huge pages), `len` is not 0; what else is wrong with the file the host will say.
+    /// Maps `len` bytes of `file` from `offset` on, shared and writable, and answers where they
+    /// start. The address and `offset` leave the same rest by `align`, a power of two of at least a
+    /// page: so an aligned huge page of the file is one in memory. `len` and `offset` are multiples
+    /// of 4096 (of the huge page for a file of huge pages), `len` is not 0; what else is wrong with
+    /// the file the host will say.
     pub(crate) fn map(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -79,13 +81,13 @@ impl Reservation {
             len: reserved,
         };
         let start = start.cast::<u8>();
-        // The first address of the right rest that leaves a guard page below: less than `align + page`
-        // in, so that with `len` after it at least one page is left above.
+        // The first address of the right rest that leaves a guard page below: less than
+        // `align + page` in, so that with `len` after it at least one page is left above.
         let rest = (offset % align as u64) as usize;
         let skip = page + (rest.wrapping_sub(start.addr() + page) & (align - 1));
-        // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation, which we
-        // own and nobody uses; replacing that part of it disturbs nothing else.
-        // NORESERVE: pages of a huge-page file are its owner's to reserve, and other files need none.
+        // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation,
+        // which we own and nobody uses; replacing that part of it disturbs nothing else. NORESERVE:
+        // pages of a huge-page file are its owner's to reserve, and other files need none.
         let base = unsafe {
             libc::mmap(
                 start.add(skip).cast(),

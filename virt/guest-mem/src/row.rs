@@ -1,10 +1,11 @@
-//! Rows of entries in a [`Window`]: the tables of a ring, as a device reads or writes many entries of them at a time.
+//! Rows of entries in a [`Window`]: the tables of a ring, as a device reads or writes many entries
+//! of them at a time.
 //!
-//! Bounds, alignment and permission are checked when a row is made; an access then costs one comparison of its index. A row
-//! borrows its window, so it ends before that can be refreshed.
+//! Bounds, alignment and permission are checked when a row is made; an access then costs one
+//! comparison of its index. A row borrows its window, so it ends before that can be refreshed.
 //!
-//! UNSAFETY: dereferences pointers into the window. Its own accessors check three things at each access, which is half of what
-//! reading a descriptor costs.
+//! UNSAFETY: dereferences pointers into the window. Its own accessors check three things at each
+//! access, which is half of what reading a descriptor costs.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -23,7 +24,8 @@ struct Row<'a, const SIZE: usize> {
 }
 
 impl<'a, const SIZE: usize> Row<'a, SIZE> {
-    /// Those from `offset` on, which must be at least `align`ed; `limit` of the window's bytes may be accessed.
+    /// Those from `offset` on, which must be at least `align`ed; `limit` of the window's bytes may
+    /// be accessed.
     #[inline(always)]
     fn new(window: &'a Window, offset: u32, count: u32, align: usize, limit: u32) -> Option<Self> {
         let end = u64::from(offset) + u64::from(count) * SIZE as u64;
@@ -47,15 +49,17 @@ impl<'a, const SIZE: usize> Row<'a, SIZE> {
     }
 }
 
-// In the `unsafe` blocks below: `entry` answers `SIZE` bytes of the window, aligned as their row was checked to be; the window
-// keeps them mapped, and nothing in the process makes references into a mapping.
+// In the `unsafe` blocks below: `entry` answers `SIZE` bytes of the window, aligned as their row
+// was checked to be; the window keeps them mapped, and nothing in the process makes references into
+// a mapping.
 
 /// Numbers of 16 bits that the device reads: the ring of a split queue's driver.
 #[derive(Clone, Copy)]
 pub struct ReadU16s<'a>(Row<'a, 2>);
 
 impl<'a> ReadU16s<'a> {
-    /// `count` of them from `offset` of `window` on; `None` if they do not lie in it, aligned and to be read.
+    /// `count` of them from `offset` of `window` on; `None` if they do not lie in it, aligned and
+    /// to be read.
     #[inline(always)]
     pub fn new(window: &'a Window, offset: u32, count: u32) -> Option<Self> {
         Row::new(window, offset, count, 2, window.readable()).map(Self)
@@ -75,7 +79,8 @@ impl<'a> ReadU16s<'a> {
 pub struct ReadDescriptors<'a>(Row<'a, 16>);
 
 impl<'a> ReadDescriptors<'a> {
-    /// `count` of them from the start of `window` on; `None` if they do not lie in it, aligned and to be read.
+    /// `count` of them from the start of `window` on; `None` if they do not lie in it, aligned and
+    /// to be read.
     #[inline(always)]
     pub fn new(window: &'a Window, count: u32) -> Option<Self> {
         Row::new(window, 0, count, 8, window.readable()).map(Self)
@@ -100,7 +105,8 @@ impl<'a> ReadDescriptors<'a> {
         Some(unsafe { Word::load(entry, Ordering::Relaxed) })
     }
 
-    /// The second word of entry `index`, by a load that acquires: what the driver wrote before it is seen by later loads.
+    /// The second word of entry `index`, by a load that acquires: what the driver wrote before it
+    /// is seen by later loads.
     #[inline(always)]
     pub fn load_second(&self, index: u16) -> Option<u64> {
         let entry = self.0.entry(index)?;
@@ -114,7 +120,8 @@ impl<'a> ReadDescriptors<'a> {
 pub struct WriteUsed<'a>(Row<'a, 8>);
 
 impl<'a> WriteUsed<'a> {
-    /// `count` of them from `offset` of `window` on; `None` if they do not lie in it, aligned and to be written.
+    /// `count` of them from `offset` of `window` on; `None` if they do not lie in it, aligned and
+    /// to be written.
     #[inline(always)]
     pub fn new(window: &'a Window, offset: u32, count: u32) -> Option<Self> {
         Row::new(window, offset, count, 4, window.writable()).map(Self)
@@ -141,12 +148,14 @@ impl<'a> WriteUsed<'a> {
     }
 }
 
-/// The second words of entries of two 64-bit words, which the device writes: descriptors that it has used.
+/// The second words of entries of two 64-bit words, which the device writes: descriptors that it
+/// has used.
 #[derive(Clone, Copy)]
 pub struct WriteDescriptors<'a>(Row<'a, 16>);
 
 impl<'a> WriteDescriptors<'a> {
-    /// `count` of them from the start of `window` on; `None` if they do not lie in it, aligned and to be written.
+    /// `count` of them from the start of `window` on; `None` if they do not lie in it, aligned and
+    /// to be written.
     #[inline(always)]
     pub fn new(window: &'a Window, count: u32) -> Option<Self> {
         Row::new(window, 0, count, 8, window.writable()).map(Self)

@@ -14,10 +14,10 @@ use crate::word::Word;
 
 /// A mapped piece of a memory file, of our making or received.
 ///
-/// Words are little-endian. Loads acquire and stores release; the other side is whoever maps the file,
-/// now or after this process. Offsets are in bytes from the start of the piece; one that is outside it or
-/// not a multiple of the word's size is a bug of the caller and panics. A received file may be
-/// truncated under us: see [`is_lost`](SharedFile::is_lost).
+/// Words are little-endian. Loads acquire and stores release; the other side is whoever maps the
+/// file, now or after this process. Offsets are in bytes from the start of the piece; one that is
+/// outside it or not a multiple of the word's size is a bug of the caller and panics. A received
+/// file may be truncated under us: see [`is_lost`](SharedFile::is_lost).
 ///
 /// ```
 /// use guest_mem::SharedFile;
@@ -76,7 +76,8 @@ impl SharedFile {
         Ok(Self::over(mapping, None, 0, len as usize))
     }
 
-    /// `len` bytes, at least 1, at `offset`, a multiple of 4096, of a file that another process sent.
+    /// `len` bytes, at least 1, at `offset`, a multiple of 4096, of a file that another process
+    /// sent.
     pub fn open(file: OwnedFd, offset: u64, len: u64) -> Result<Self, FileError> {
         let facts = file::inspect(file.as_fd())?;
         let mapping = Mapping::foreign(file.as_fd(), &facts, offset, len)?;
@@ -114,8 +115,8 @@ impl SharedFile {
         self.len
     }
 
-    /// Whether an access has found the file truncated: it reads as zeroes, and what has been written
-    /// since, which nobody else sees.
+    /// Whether an access has found the file truncated: it reads as zeroes, and what has been
+    /// written since, which nobody else sees.
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }

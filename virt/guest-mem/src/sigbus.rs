@@ -1,28 +1,31 @@
 //! Survives the loss of memory that another process gave us.
 //!
-//! Whoever holds a memory file without a seal on its size can truncate it under our mapping; the next
-//! access is then answered with `SIGBUS`, which would end every guest of this process for the malice or accident of
-//! one. So mappings of foreign files are registered here, and a process-wide handler puts private
-//! zeroed memory in place of one that faulted, and marks it lost. The access is repeated by the
-//! processor and finds zeroes; the owner finds [`Registration::is_lost`] and stops that one guest.
+//! Whoever holds a memory file without a seal on its size can truncate it under our mapping; the
+//! next access is then answered with `SIGBUS`, which would end every guest of this process for the
+//! malice or accident of one. So mappings of foreign files are registered here, and a process-wide
+//! handler puts private zeroed memory in place of one that faulted, and marks it lost. The access
+//! is repeated by the processor and finds zeroes; the owner finds [`Registration::is_lost`] and
+//! stops that one guest.
 //!
-//! The *whole* mapping is replaced, not the page: one fault and one kernel mapping per lost file, however
-//! the accesses are scattered (a page each would let a hostile process run us into the kernel's bound
-//! on mappings), and huge pages need no care. Where the host has no commitment left for that (strict
-//! overcommit), the block that faulted is.
+//! The *whole* mapping is replaced, not the page: one fault and one kernel mapping per lost file,
+//! however the accesses are scattered (a page each would let a hostile process run us into the
+//! kernel's bound on mappings), and huge pages need no care. Where the host has no commitment left
+//! for that (strict overcommit), the block that faulted is.
 //!
-//! **What the handler may do.** It runs between any two instructions of any thread. It loads and stores
-//! static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and restores `errno`. No lock,
-//! no allocation, no unwinding.
+//! **What the handler may do.** It runs between any two instructions of any thread. It loads and
+//! stores static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and restores
+//! `errno`. No lock, no allocation, no unwinding.
 //!
-//! **Why it finds the right mapping.** A slot is live from before its memory can be accessed until after
-//! the last access, so the slot of the memory that faulted cannot change while the handler runs: the
-//! interrupted thread holds that mapping. Slots of *other* mappings may change under the scan; a version
-//! number, odd while live, tells (a slot whose version moved is somebody else's and is skipped). A slot dies
-//! before its memory is unmapped, so an address of a live slot never belongs to anybody else.
+//! **Why it finds the right mapping.** A slot is live from before its memory can be accessed until
+//! after the last access, so the slot of the memory that faulted cannot change while the handler
+//! runs: the interrupted thread holds that mapping. Slots of *other* mappings may change under the
+//! scan; a version number, odd while live, tells (a slot whose version moved is somebody else's and
+//! is skipped). A slot dies before its memory is unmapped, so an address of a live slot never
+//! belongs to anybody else.
 //!
-//! **What goes on to the disposition that was there before** (a Rust program's own, as a rule): faults elsewhere, signals
-//! sent by processes, and early reports of memory errors, which no access waits for.
+//! **What goes on to the disposition that was there before** (a Rust program's own, as a rule):
+//! faults elsewhere, signals sent by processes, and early reports of memory errors, which no access
+//! waits for.
 //!
 //! What the *kernel* accesses on our behalf raises no signal: the system call answers `EFAULT` and
 //! nothing is marked. A thread that blocks `SIGBUS` is killed by the fault.
@@ -36,11 +39,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libc::{c_int, c_void};
 
-/// Most foreign mappings of the process at a time. 16384 × 40 bytes = 640 KiB, untouched until used.
+/// Most foreign mappings of the process at a time. 16384 × 40 bytes = 640 KiB, untouched until
+/// used.
 pub(crate) const MAX_MAPPINGS: usize = 16384;
 
-/// One foreign mapping. All orderings are sequentially consistent: none of this is on a hot path, and
-/// the argument above then needs no more than the order of the program's text.
+/// One foreign mapping. All orderings are sequentially consistent: none of this is on a hot path,
+/// and the argument above then needs no more than the order of the program's text.
 struct Slot {
     /// Odd while live. Changed under the lock of `FREE` only.
     version: AtomicU64,
@@ -87,8 +91,8 @@ impl Registration {
     /// Registers `[start, start + len)`, and installs the handler the first time.
     ///
     /// # Safety
-    /// The range is one mapping of whole pages of `block` bytes, which the caller owns, reaches only by
-    /// atomic or opaque accesses, and unmaps only after it has dropped the registration.
+    /// The range is one mapping of whole pages of `block` bytes, which the caller owns, reaches
+    /// only by atomic or opaque accesses, and unmaps only after it has dropped the registration.
     pub(crate) unsafe fn new(
         start: *mut u8,
         len: usize,
@@ -116,10 +120,11 @@ impl Registration {
         Ok(Self(number))
     }
 
-    /// Whether accesses have found the memory gone. What was there is: it reads as zeroes and whatever
-    /// has been written since.
+    /// Whether accesses have found the memory gone. What was there is: it reads as zeroes and
+    /// whatever has been written since.
     pub(crate) fn is_lost(&self) -> bool {
-        // An access that faulted came before this in the thread; keep the compiler from undoing that.
+        // An access that faulted came before this in the thread; keep the compiler from undoing
+        // that.
         compiler_fence(SeqCst);
         SLOTS[self.0].lost.load(SeqCst)
     }
@@ -133,7 +138,8 @@ impl Drop for Registration {
     }
 }
 
-/// Changes when any mapping of the process is lost: as long as it does not, no [`Registration::is_lost`] does.
+/// Changes when any mapping of the process is lost: as long as it does not, no
+/// [`Registration::is_lost`] does.
 #[inline]
 pub(crate) fn losses() -> u64 {
     compiler_fence(SeqCst);
@@ -143,8 +149,8 @@ pub(crate) fn losses() -> u64 {
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let outcome = INSTALLED.get_or_init(|| {
-        // SAFETY: zero bits are a `sigaction` (no handler, no flags, empty mask); the calls get pointers
-        // to live ones. The handler is async-signal-safe, as the module head argues.
+        // SAFETY: zero bits are a `sigaction` (no handler, no flags, empty mask); the calls get
+        // pointers to live ones. The handler is async-signal-safe, as the module head argues.
         let failed = unsafe {
             let mut previous: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(libc::SIGBUS, ptr::null(), &mut previous) < 0 {
@@ -154,7 +160,8 @@ fn install() -> io::Result<()> {
                 let mut ours = *previous;
                 let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
                 ours.sa_sigaction = handler as usize;
-                // On the alternate stack where a thread has one, as the previous handler may need it.
+                // On the alternate stack where a thread has one, as the previous handler may need
+                // it.
                 ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
                 libc::sigaction(libc::SIGBUS, &ours, ptr::null_mut()) < 0
             }
@@ -197,8 +204,8 @@ fn replace_lost(address: usize) -> bool {
         }
         let replace = |start: usize, len: usize| {
             // SAFETY: inside the live slot's mapping, which its owner reaches by atomic or opaque
-            // accesses only: to those, memory that turns to zeroes is memory that somebody changed. The
-            // interrupted thread holds the mapping, so it is not unmapped under us.
+            // accesses only: to those, memory that turns to zeroes is memory that somebody changed.
+            // The interrupted thread holds the mapping, so it is not unmapped under us.
             let answer = unsafe {
                 libc::mmap(
                     ptr::with_exposed_provenance_mut(start),
@@ -238,8 +245,9 @@ fn hand_on(
         libc::SIG_IGN if !is_fault => {}
         // A fault cannot be ignored: the kernel ends the process for it all the same.
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: as in `install`. After that the access is repeated and ends the process; a signal
-            // that no access waits for is sent once more, and arrives when this handler returns.
+            // SAFETY: as in `install`. After that the access is repeated and ends the process; a
+            // signal that no access waits for is sent once more, and arrives when this handler
+            // returns.
             unsafe {
                 let mut default: libc::sigaction = std::mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;

@@ -1,7 +1,8 @@
 //! What a guest's memory slots show.
 //!
-//! The hypervisor's view of a page and the devices' view of it are two mappings, so that what is done to the one (write
-//! protection, pages taken away, faults that a pager hears) is not met through the other. Anonymous memory has one view only.
+//! The hypervisor's view of a page and the devices' view of it are two mappings, so that what is
+//! done to the one (write protection, pages taken away, faults that a pager hears) is not met
+//! through the other. Anonymous memory has one view only.
 //!
 //! UNSAFETY: advice on a mapping of our own. Nothing here is dereferenced.
 
@@ -14,8 +15,9 @@ use crate::addr::{Hva, PAGE_SIZE};
 use crate::mapping::{HugePages, Mapping, align_of_len};
 use crate::reserve::Reservation;
 
-/// Memory that a guest's memory slot shows: a mapping of shared memory made for it, or anonymous memory, which devices reach there
-/// too. No reference into it is made in this process; whoever lends it to a slot keeps it as long.
+/// Memory that a guest's memory slot shows: a mapping of shared memory made for it, or anonymous
+/// memory, which devices reach there too. No reference into it is made in this process; whoever
+/// lends it to a slot keeps it as long.
 #[derive(Debug)]
 pub struct SlotMapping {
     start: NonNull<u8>,
@@ -31,14 +33,15 @@ enum Hold {
     Shared { _mapping: Arc<Mapping> },
 }
 
-// SAFETY: address space belongs to the process, not to a thread, and nothing is reached through this.
+// SAFETY: address space belongs to the process, not to a thread, and nothing is reached through
+// this.
 unsafe impl Send for SlotMapping {}
 // SAFETY: as for `Send`; there are no shared accessors.
 unsafe impl Sync for SlotMapping {}
 
 impl SlotMapping {
-    /// Maps `len` bytes of `file` from `offset` (multiples of 4096, `len` not 0), shared and writable, aligned so that huge
-    /// pages of the file are ones in memory.
+    /// Maps `len` bytes of `file` from `offset` (multiples of 4096, `len` not 0), shared and
+    /// writable, aligned so that huge pages of the file are ones in memory.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
@@ -85,11 +88,12 @@ impl SlotMapping {
         Hva::new(self.start.as_ptr().expose_provenance() as u64)
     }
 
-    /// Takes `len` bytes from `offset` on (multiples of 4096) out of the mapping: the file keeps them, and whoever reaches for
-    /// them here maps them anew.
+    /// Takes `len` bytes from `offset` on (multiples of 4096) out of the mapping: the file keeps
+    /// them, and whoever reaches for them here maps them anew.
     ///
     /// # Errors
-    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside; `Unsupported` if there is no file to keep them.
+    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside; `Unsupported` if there
+    /// is no file to keep them.
     pub fn unmap(&self, offset: u64, len: u64) -> io::Result<()> {
         if let Hold::Shared { .. } = self.hold {
             return Err(io::ErrorKind::Unsupported.into());

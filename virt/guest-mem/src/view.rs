@@ -1,7 +1,8 @@
 //! A device's view of guest memory: every address translated, every access permission-checked.
 //!
-//! The VM's owner makes a [`View`] for the time of one call into a device's poller, from the IOMMU and
-//! the memory that it owns, and the device's own requester id. The view keeps no state of its own.
+//! The VM's owner makes a [`View`] for the time of one call into a device's poller, from the IOMMU
+//! and the memory that it owns, and the device's own requester id. The view keeps no state of its
+//! own.
 //!
 //! Cost: [`lease`](Dma::lease) is the path of every I/O request and is inlined as a whole into the
 //! device: the IOMMU's lookup, a region lookup and a slab insertion.
@@ -31,8 +32,8 @@ impl<'a, I: Iommu, M: PhysMem> View<'a, I, M> {
         Self { iommu, mem, source }
     }
 
-    /// Splits `[iova, iova + len)` into translated pieces and gives each to `each`, with its range in
-    /// the buffer.
+    /// Splits `[iova, iova + len)` into translated pieces and gives each to `each`, with its range
+    /// in the buffer.
     #[inline]
     fn for_each_piece(
         &mut self,
@@ -63,7 +64,8 @@ impl<'a, I: Iommu, M: PhysMem> View<'a, I, M> {
 /// Refuses empty ranges and those that wrap around the end of the space.
 #[inline]
 fn check_range(iova: Iova, len: u64) -> Access<()> {
-    // The exclusive end is not above the start of either; nor is it of a range up to the last byte of the space.
+    // The exclusive end is not above the start of either; nor is it of a range up to the last byte
+    // of the space.
     if iova.raw().wrapping_add(len) <= iova.raw() {
         return check_last(iova, len);
     }
@@ -78,8 +80,8 @@ fn check_last(iova: Iova, len: u64) -> Access<()> {
     Ok(())
 }
 
-/// The first contiguous piece of `len` bytes for which [`PhysMem::host`] has answered `stop`: bytes that
-/// are RAM all of them may yet lie in several places of the host.
+/// The first contiguous piece of `len` bytes for which [`PhysMem::host`] has answered `stop`: bytes
+/// that are RAM all of them may yet lie in several places of the host.
 #[cold]
 fn first_piece<M: PhysMem>(
     mem: &M,
@@ -142,7 +144,8 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         if window.is_current(self.generation()) {
             return Ok(());
         }
-        // Closed until everything below has succeeded, so that no error leaves a revoked pointer usable.
+        // Closed until everything below has succeeded, so that no error leaves a revoked pointer
+        // usable.
         window.close();
         let generation = self.generation();
         let (iova, len) = (window.iova(), u64::from(window.len()));
@@ -223,7 +226,8 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
             .next_mapping(self.mem, self.source, from, last, budget)
     }
 
-    /// Tables may be absent as well: what lies behind one is asked for when it has come, and everything else now.
+    /// Tables may be absent as well: what lies behind one is asked for when it has come, and
+    /// everything else now.
     #[cold]
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let mut pieces = Vec::new();

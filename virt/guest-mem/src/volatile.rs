@@ -1,15 +1,16 @@
-//! A run of guest memory, for the length of one call: bytes that are copied straight from or to where
-//! they are, in one guest or between two.
+//! A run of guest memory, for the length of one call: bytes that are copied straight from or to
+//! where they are, in one guest or between two.
 //!
-//! [`Dma::host`](crate::Dma::host) answers where a range is; [`VolatileSlice::new`] checks that address
-//! against what a [`KeepAlive`] keeps mapped, and borrows from that. Protection is the translation's,
-//! which holds until the call into the device returns, or for as long as a lease is held; memory safety
-//! is this module's.
+//! [`Dma::host`](crate::Dma::host) answers where a range is; [`VolatileSlice::new`] checks that
+//! address against what a [`KeepAlive`] keeps mapped, and borrows from that. Protection is the
+//! translation's, which holds until the call into the device returns, or for as long as a lease is
+//! held; memory safety is this module's.
 //!
 //! Cost: one indirect call and two comparisons to make one, a bounds check for each copy.
 //!
-//! UNSAFETY: dereferences pointers into mappings. [`Window`](crate::Window) would do the same at the price
-//! of two reference counts, of one cache line for each guest, for every buffer of a frame.
+//! UNSAFETY: dereferences pointers into mappings. [`Window`](crate::Window) would do the same at
+//! the price of two reference counts, of one cache line for each guest, for every buffer of a
+//! frame.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -70,8 +71,8 @@ impl<'a> MappedRun<'a> {
     }
 }
 
-/// A run of guest memory that stays mapped for `'a`. Its bytes change at any time: they are copied, never
-/// borrowed.
+/// A run of guest memory that stays mapped for `'a`. Its bytes change at any time: they are copied,
+/// never borrowed.
 #[derive(Clone, Copy, Debug)]
 pub struct VolatileSlice<'a> {
     /// `len` bytes from here on are mapped, readable and writable, for `'a`.
@@ -126,7 +127,8 @@ impl<'a> VolatileSlice<'a> {
     #[must_use]
     pub fn slice(&self, offset: u32, len: u32) -> Self {
         self.check(offset, len as usize);
-        // SAFETY: `offset` is at most `self.len`, as checked, so inside the same mapping or at its end.
+        // SAFETY: `offset` is at most `self.len`, as checked, so inside the same mapping or at its
+        // end.
         let pointer = unsafe { self.pointer.add(offset as usize) };
         Self {
             pointer,
@@ -157,8 +159,9 @@ impl<'a> VolatileSlice<'a> {
         unsafe { word::copy_in(buf, self.pointer.as_ptr().add(offset as usize)) }
     }
 
-    /// Copies 12 bytes, a header, to `offset` unless they are there already: of a line that both sides only read, each keeps its copy.
-    /// What is found is compared, and no decision rests on it.
+    /// Copies 12 bytes, a header, to `offset` unless they are there already: of a line that both
+    /// sides only read, each keeps its copy. What is found is compared, and no decision rests on
+    /// it.
     ///
     /// # Panics
     /// If they do not lie inside.
@@ -179,8 +182,8 @@ impl<'a> VolatileSlice<'a> {
         }
     }
 
-    /// Copies all of it to byte `offset` of `to`, which may be another guest's. Bytes may tear against
-    /// either guest, and where the two overlap.
+    /// Copies all of it to byte `offset` of `to`, which may be another guest's. Bytes may tear
+    /// against either guest, and where the two overlap.
     ///
     /// # Panics
     /// If they do not lie inside `to`.
@@ -200,8 +203,8 @@ impl<'a> VolatileSlice<'a> {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: needs SSE, which every x86-64 has; a prefetch accesses no memory that the program
-            // can observe.
+            // SAFETY: needs SSE, which every x86-64 has; a prefetch accesses no memory that the
+            // program can observe.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.pointer.as_ptr().cast()) }
         }
     }

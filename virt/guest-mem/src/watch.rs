@@ -1,6 +1,7 @@
 //! One word of guest memory to look at without a device's door: what an idle core watches.
 //!
-//! UNSAFETY: dereferences the cached pointer, as [`Window`](crate::Window) does, and for the same reason.
+//! UNSAFETY: dereferences the cached pointer, as [`Window`](crate::Window) does, and for the same
+//! reason.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,11 +10,13 @@ use std::sync::atomic::Ordering;
 use crate::mapping::Mapping;
 use crate::word::Word;
 
-/// A 16-bit little-endian word of guest memory, kept mapped (see [`Window::watch_u16`](crate::Window::watch_u16)).
+/// A 16-bit little-endian word of guest memory, kept mapped (see
+/// [`Window::watch_u16`](crate::Window::watch_u16)).
 ///
-/// A look is one plain load, of which the answer may be old and orders nothing: whoever finds a change
-/// goes through the ring, whose loads acquire. After the guest has moved its ring, or taken the page
-/// from the device, the watch goes on to see the old place; it is a hint, never a value to act upon.
+/// A look is one plain load, of which the answer may be old and orders nothing: whoever finds a
+/// change goes through the ring, whose loads acquire. After the guest has moved its ring, or taken
+/// the page from the device, the watch goes on to see the old place; it is a hint, never a value to
+/// act upon.
 #[derive(Clone, Debug)]
 pub struct WatchWord {
     /// Inside `_memory`, 2-aligned, with 2 bytes behind it.

@@ -1,14 +1,15 @@
 //! A cached pointer into guest memory, checked by generation: how a device reads its rings.
 //!
 //! Translating an address for every look at an index would cost ten times the look itself. A device
-//! therefore keeps a [`Window`] per ring part, asks [`Window::is_current`] once per batch, and calls
-//! [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two it accesses memory at the price of a bounds check.
+//! therefore keeps a [`Window`] per ring part, asks [`Window::is_current`] once per batch, and
+//! calls [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two it accesses memory
+//! at the price of a bounds check.
 //!
-//! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale one
-//! still points to RAM of the same guest. Protection does depend on it.
+//! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale
+//! one still points to RAM of the same guest. Protection does depend on it.
 //!
-//! UNSAFETY: dereferences the cached pointer. Going through the mapping at each access would repeat a
-//! check already made and add a dependent load to every look at an index.
+//! UNSAFETY: dereferences the cached pointer. Going through the mapping at each access would repeat
+//! a check already made and add a dependent load to every look at an index.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -25,15 +26,15 @@ use crate::word::{self, Word};
 
 /// A cached translation of a few bytes inside one mapping, checked by generation.
 ///
-/// Offsets are bytes from the window's start. **All accessors panic** on what only a bug of the device
-/// model can cause: an offset outside the window, a misaligned word, a store through a
+/// Offsets are bytes from the window's start. **All accessors panic** on what only a bug of the
+/// device model can cause: an offset outside the window, a misaligned word, a store through a
 /// [`Perm::Read`] window or a load through a [`Perm::Write`] one, any access after a failed
-/// [`refresh`](crate::Dma::refresh). A guest-chosen alignment is checked where the guest sets the address
-/// (queue enable), or by [`Window::is_aligned`].
+/// [`refresh`](crate::Dma::refresh). A guest-chosen alignment is checked where the guest sets the
+/// address (queue enable), or by [`Window::is_aligned`].
 ///
-/// Words are little-endian. Loads acquire and stores release unless the name says `relaxed`; the other
-/// side is the guest's driver, which publishes with its write barrier before an index and reads
-/// behind its read barrier after one.
+/// Words are little-endian. Loads acquire and stores release unless the name says `relaxed`; the
+/// other side is the guest's driver, which publishes with its write barrier before an index and
+/// reads behind its read barrier after one.
 #[derive(Clone, Debug)]
 pub struct Window {
     iova: Iova,
@@ -43,7 +44,8 @@ pub struct Window {
     readable: u32,
     writable: u32,
     perm: Perm,
-    /// What `iova` was translated to, and where that is: inside `memory`, with at least `len` bytes behind it.
+    /// What `iova` was translated to, and where that is: inside `memory`, with at least `len` bytes
+    /// behind it.
     gpa: Gpa,
     pointer: NonNull<u8>,
     generation: u64,
@@ -89,8 +91,8 @@ macro_rules! word_accessors {
 }
 
 impl Window {
-    /// A window on `len` bytes, at least 1, at `hva`, which `gpa` translated to. `mem` must be memory
-    /// of this crate's making; of any other the answer is [`DmaFault::NotRam`].
+    /// A window on `len` bytes, at least 1, at `hva`, which `gpa` translated to. `mem` must be
+    /// memory of this crate's making; of any other the answer is [`DmaFault::NotRam`].
     pub(crate) fn new<M: PhysMem>(mem: &M, place: Place) -> Access<Self> {
         let Place {
             iova,
@@ -145,7 +147,8 @@ impl Window {
         }
     }
 
-    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for who implements that and has to wait.
+    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for who implements that
+    /// and has to wait.
     pub fn close(&mut self) {
         self.readable = 0;
         self.writable = 0;
@@ -208,9 +211,9 @@ impl Window {
         self.iova.is_aligned(align)
     }
 
-    /// Whether the pointer still holds: nothing that could have changed its translation has happened
-    /// since it was obtained. If not, [`Dma::refresh`](crate::Dma::refresh) it before the next access. `generation` is the
-    /// device's [now](crate::Dma::generation).
+    /// Whether the pointer still holds: nothing that could have changed its translation has
+    /// happened since it was obtained. If not, [`Dma::refresh`](crate::Dma::refresh) it before the
+    /// next access. `generation` is the device's [now](crate::Dma::generation).
     #[inline]
     pub fn is_current(&self, generation: u64) -> bool {
         self.is_open() && self.generation == generation
@@ -242,13 +245,13 @@ impl Window {
     #[inline]
     pub fn read_bytes(&self, offset: u32, buf: &mut [u8]) {
         let pointer = self.checked(offset, buf.len(), self.readable);
-        // SAFETY: `checked` has found the range inside the window, whose memory `self` keeps mapped;
-        // nobody holds references into a `Mapping`.
+        // SAFETY: `checked` has found the range inside the window, whose memory `self` keeps
+        // mapped; nobody holds references into a `Mapping`.
         unsafe { word::copy_out(pointer, buf) }
     }
 
-    /// Copies in; bytes may tear against a reading guest, and nothing is ordered: publish by a store
-    /// that releases.
+    /// Copies in; bytes may tear against a reading guest, and nothing is ordered: publish by a
+    /// store that releases.
     #[inline]
     pub fn write_bytes(&self, offset: u32, buf: &[u8]) {
         let pointer = self.checked(offset, buf.len(), self.writable);
@@ -256,15 +259,16 @@ impl Window {
         unsafe { word::copy_in(buf, pointer) }
     }
 
-    /// Two [`u64`] loads, of the 16 bytes at `offset`, a multiple of 8, that order nothing: an entry of a ring behind
-    /// an index already loaded with acquire. One check for both.
+    /// Two [`u64`] loads, of the 16 bytes at `offset`, a multiple of 8, that order nothing: an
+    /// entry of a ring behind an index already loaded with acquire. One check for both.
     #[inline(always)]
     pub fn load_pair_relaxed(&self, offset: u32) -> (u64, u64) {
         let pointer = self.checked(offset, 16, self.readable);
         if !pointer.addr().is_multiple_of(8) {
             self.refuse(offset, 16, self.readable);
         }
-        // SAFETY: 16 bytes in bounds by `checked`, aligned by the line above, kept mapped by `self`, no references.
+        // SAFETY: 16 bytes in bounds by `checked`, aligned by the line above, kept mapped by
+        // `self`, no references.
         unsafe {
             (
                 Word::load(pointer, Ordering::Relaxed),
@@ -273,8 +277,8 @@ impl Window {
         }
     }
 
-    /// Two [`u32`] stores, of the 8 bytes at `offset`, a multiple of 4, that order nothing: an entry of a ring that
-    /// an index stored later with release will publish. One check for both.
+    /// Two [`u32`] stores, of the 8 bytes at `offset`, a multiple of 4, that order nothing: an
+    /// entry of a ring that an index stored later with release will publish. One check for both.
     #[inline(always)]
     pub fn store_u32_pair_relaxed(&self, offset: u32, low: u32, high: u32) {
         let pointer = self.checked(offset, 8, self.writable);
@@ -294,8 +298,8 @@ impl Window {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if offset < self.len {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: needs SSE, which every x86-64 has; a prefetch accesses no memory that the program can
-            // observe, and the address lies inside the window besides.
+            // SAFETY: needs SSE, which every x86-64 has; a prefetch accesses no memory that the
+            // program can observe, and the address lies inside the window besides.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(self.pointer.as_ptr().add(offset as usize).cast())
             }
@@ -304,16 +308,17 @@ impl Window {
         let _ = offset;
     }
 
-    /// A look at the 16-bit word at `offset` that needs neither this window nor its device. The word
-    /// must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for memory that may be absent: nobody hears
-    /// of such looks, and one may come when the page is gone.
+    /// A look at the 16-bit word at `offset` that needs neither this window nor its device. The
+    /// word must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for memory that
+    /// may be absent: nobody hears of such looks, and one may come when the page is gone.
     pub fn watch_u16(&self, offset: u32) -> WatchWord {
         let pointer = self.checked_word::<u16>(offset, self.readable);
         let pointer = NonNull::new(pointer).expect("inside memory");
         WatchWord::new(pointer, self.memory.clone())
     }
 
-    /// Whether `watch` looks at the word at `offset`, as this window points now: if so, it need not be made again.
+    /// Whether `watch` looks at the word at `offset`, as this window points now: if so, it need not
+    /// be made again.
     #[inline]
     pub fn is_watched_by(&self, watch: &WatchWord, offset: u32) -> bool {
         if u64::from(offset) + 2 > u64::from(self.readable) {

@@ -1,27 +1,29 @@
 //! Access to memory that a guest, or the kernel on its behalf, changes while we look: single loads
 //! and stores of 1, 2, 4 and 8 bytes, and copies.
 //!
-//! UNSAFETY: dereferences raw pointers into shared memory; the callers ([`Mapping`](crate::mapping::Mapping)
-//! and [`Window`](crate::Window)) own the bounds. Safe references cannot be used: a `&[u8]` promises
-//! that the bytes do not change, and the guest makes no promise.
+//! UNSAFETY: dereferences raw pointers into shared memory; the callers
+//! ([`Mapping`](crate::mapping::Mapping) and [`Window`](crate::Window)) own the bounds. Safe
+//! references cannot be used: a `&[u8]` promises that the bytes do not change, and the guest makes
+//! no promise.
 //!
 //! Why the copies are not `ptr::copy_nonoverlapping`: that is a plain access, and a plain access to
-//! memory that another agent writes at the same time is a data race, undefined in Rust's model, even
-//! where every machine would only tear. So they are, on x86-64, instructions inside `asm!`, which the
-//! compiler must treat like a foreign function that may do the same with atomics; elsewhere relaxed
-//! atomic loads or stores. Both give what the trait promises: bytes may tear
+//! memory that another agent writes at the same time is a data race, undefined in Rust's model,
+//! even where every machine would only tear. So they are, on x86-64, instructions inside `asm!`,
+//! which the compiler must treat like a foreign function that may do the same with atomics;
+//! elsewhere relaxed atomic loads or stores. Both give what the trait promises: bytes may tear
 //! against a writing guest, and nothing worse. Overlapping atomics of different sizes are outside
 //! the model only when they race *within the program*; here one thread owns a VM's devices, and the
-//! racing side is the guest, which the model does not see. (Miri's weak-memory emulation stops at such
-//! overlaps even without a race: run it with `-Zmiri-disable-weak-memory-emulation`.)
+//! racing side is the guest, which the model does not see. (Miri's weak-memory emulation stops at
+//! such overlaps even without a race: run it with `-Zmiri-disable-weak-memory-emulation`.)
 //!
-//! On x86-64 a copy is made of the fewest accesses of up to 16 bytes, the last of which overlaps the one before (a byte
-//! of the source may be read twice; the later value stays). From [`STRING_COPY_MIN`] bytes on it is one `rep
-//! movsq`: its start-up, 20 ns, then costs less than what the wider accesses of `memcpy` would gain.
+//! On x86-64 a copy is made of the fewest accesses of up to 16 bytes, the last of which overlaps
+//! the one before (a byte of the source may be read twice; the later value stays). From
+//! [`STRING_COPY_MIN`] bytes on it is one `rep movsq`: its start-up, 20 ns, then costs less than
+//! what the wider accesses of `memcpy` would gain.
 //!
-//! Cost of a copy beside `memcpy`, translation included (`examples/foreign_cost.rs`; best of 9, 2.5 GHz
-//! Xeon, virtual): 16 bytes 6 ns against 4, 256 bytes 13 against 6, 1024 bytes 27 against 17, 4096
-//! bytes 59 against 54, and out of cache, 16 KiB, 650 against 700.
+//! Cost of a copy beside `memcpy`, translation included (`examples/foreign_cost.rs`; best of 9, 2.5
+//! GHz Xeon, virtual): 16 bytes 6 ns against 4, 256 bytes 13 against 6, 1024 bytes 27 against 17,
+//! 4096 bytes 59 against 54, and out of cache, 16 KiB, 650 against 700.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -40,7 +42,8 @@ pub(crate) trait Word: Copy {
     /// As [`load`](Word::load), and the memory is writable.
     unsafe fn store(ptr: *mut u8, value: Self, ordering: Ordering);
 
-    /// Stores `new` if the word is `current`; what it was. Acquire-release when it succeeds, acquire when it does not.
+    /// Stores `new` if the word is `current`; what it was. Acquire-release when it succeeds,
+    /// acquire when it does not.
     ///
     /// # Safety
     /// As [`store`](Word::store).
@@ -88,25 +91,25 @@ word!(u16, AtomicU16);
 word!(u32, AtomicU32);
 word!(u64, AtomicU64);
 
-/// Copies `dst.len()` bytes out of shared memory. Orders nothing: a caller that needs the bytes to be
-/// no older than an index it loaded loads that index with acquire.
+/// Copies `dst.len()` bytes out of shared memory. Orders nothing: a caller that needs the bytes to
+/// be no older than an index it loaded loads that index with acquire.
 ///
 /// # Safety
 /// `[src, src + dst.len())` is mapped for the duration of the call, and reached by nobody in this
 /// process through references.
 #[inline]
 pub(crate) unsafe fn copy_out(src: *mut u8, dst: &mut [u8]) {
-    // SAFETY: the caller vouches for `src`, and `dst` owns its bytes, which cannot overlap: nobody holds
-    // references into shared memory.
+    // SAFETY: the caller vouches for `src`, and `dst` owns its bytes, which cannot overlap: nobody
+    // holds references into shared memory.
     unsafe { copy::out_of_shared(src, dst.as_mut_ptr(), dst.len()) }
 }
 
-/// Copies `src` into shared memory. Orders nothing: whoever publishes the bytes does so by a release
-/// store afterwards.
+/// Copies `src` into shared memory. Orders nothing: whoever publishes the bytes does so by a
+/// release store afterwards.
 ///
 /// # Safety
-/// `[dst, dst + src.len())` is mapped writable for the duration of the call, and reached by nobody in
-/// this process through references.
+/// `[dst, dst + src.len())` is mapped writable for the duration of the call, and reached by nobody
+/// in this process through references.
 #[inline]
 pub(crate) unsafe fn copy_in(src: &[u8], dst: *mut u8) {
     // SAFETY: as in `copy_out`, with the roles of the two sides exchanged.
@@ -117,11 +120,12 @@ pub(crate) unsafe fn copy_in(src: &[u8], dst: *mut u8) {
 /// bytes there are any mixture.
 ///
 /// # Safety
-/// Both ranges are mapped for the duration of the call, the second writable, and reached by nobody in
-/// this process through references.
+/// Both ranges are mapped for the duration of the call, the second writable, and reached by nobody
+/// in this process through references.
 #[inline]
 pub(crate) unsafe fn copy_between(src: *mut u8, dst: *mut u8, len: usize) {
-    // SAFETY: instructions outside the compiler's sight, to which overlap is no matter of soundness.
+    // SAFETY: instructions outside the compiler's sight, to which overlap is no matter of
+    // soundness.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     unsafe {
         copy::copy(src, dst, len);
@@ -140,12 +144,14 @@ pub(crate) unsafe fn copy_between(src: *mut u8, dst: *mut u8, len: usize) {
     }
 }
 
-/// Hints the processor that the line of `at` will be written soon, so that it is taken from other processors once, and not
-/// to be read first. Accesses no memory that the program can observe; does nothing on processors without it.
+/// Hints the processor that the line of `at` will be written soon, so that it is taken from other
+/// processors once, and not to be read first. Accesses no memory that the program can observe; does
+/// nothing on processors without it.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(at: *mut u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch reads and writes nothing and cannot fault; processors that lack it decode it as no operation.
+    // SAFETY: a prefetch reads and writes nothing and cannot fault; processors that lack it decode
+    // it as no operation.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
     }
@@ -158,8 +164,8 @@ use instructions as copy;
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 use portable as copy;
 
-/// Outside the compiler's sight, the two directions are one. In all functions: both ranges are mapped, the
-/// second writable, and they do not overlap.
+/// Outside the compiler's sight, the two directions are one. In all functions: both ranges are
+/// mapped, the second writable, and they do not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod instructions {
     use std::arch::asm;
@@ -270,13 +276,14 @@ mod instructions {
     /// # Safety
     /// As the module says, for `len` bytes, more than 64.
     unsafe fn long(mut src: *const u8, mut dst: *mut u8, mut len: usize) {
-        // SAFETY: blocks advance while more than one is left, so that they stay inside the range; what
-        // is left then, at most 64 bytes and, unless it was that short from the start, preceded by 64
-        // that have been copied, is covered by its last 32 or 64 bytes, which start inside.
+        // SAFETY: blocks advance while more than one is left, so that they stay inside the range;
+        // what is left then, at most 64 bytes and, unless it was that short from the start,
+        // preceded by 64 that have been copied, is covered by its last 32 or 64 bytes, which start
+        // inside.
         unsafe {
             if len >= STRING_COPY_MIN {
-                // Whole words to an aligned place; the words reach to within 7 bytes of the end, and
-                // the last 64 bytes are copied below.
+                // Whole words to an aligned place; the words reach to within 7 bytes of the end,
+                // and the last 64 bytes are copied below.
                 block(src, dst);
                 let head = 64 - (dst.addr() & 63);
                 string(src.add(head), dst.add(head), (len - head) / 8);
@@ -323,8 +330,8 @@ mod instructions {
     /// As the module says, for `8 * words` bytes.
     #[inline(always)]
     unsafe fn string(src: *const u8, dst: *mut u8, words: usize) {
-        // SAFETY: touches exactly the two ranges of the caller's promise, no stack and no flags; the
-        // direction flag is clear on entry to every `asm!` block.
+        // SAFETY: touches exactly the two ranges of the caller's promise, no stack and no flags;
+        // the direction flag is clear on entry to every `asm!` block.
         unsafe {
             asm!(
                 "rep movsq",
@@ -343,9 +350,9 @@ mod portable {
     use std::ptr;
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-    /// `[0, head)`, `[head, tail)`, `[tail, len)`: the middle is whole words that start at an 8-byte
-    /// boundary of `shared`, because `head` is the distance to it (or the whole length, and then there
-    /// are none).
+    /// `[0, head)`, `[head, tail)`, `[tail, len)`: the middle is whole words that start at an
+    /// 8-byte boundary of `shared`, because `head` is the distance to it (or the whole length, and
+    /// then there are none).
     fn parts(shared: *mut u8, len: usize) -> (usize, usize) {
         let head = shared.align_offset(8).min(len);
         (head, head + (len - head) / 8 * 8)

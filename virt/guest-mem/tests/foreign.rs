@@ -1,4 +1,5 @@
-//! Memory of another process: its table, its bounds, its copies against a list of bytes, and what keeps it.
+//! Memory of another process: its table, its bounds, its copies against a list of bytes, and what
+//! keeps it.
 
 #![cfg(not(miri))] // no memory files there
 
@@ -230,7 +231,8 @@ fn an_unchanged_region_keeps_its_mapping_also_under_another_descriptor() {
     let before = ram(&[region(0, PAGE, &stays, 0), region(PAGE, PAGE, &goes, 0)]);
     let hva = before.host(Gpa::new(0), 1, Intent::Read).unwrap();
     let gone = before.host(Gpa::new(PAGE), 1, Intent::Read).unwrap();
-    // As the same table is sent again: the same file, another descriptor; and elsewhere in the guest.
+    // As the same table is sent again: the same file, another descriptor; and elsewhere in the
+    // guest.
     let again = Arc::new(stays.try_clone().unwrap());
     let after = before
         .with_regions(&[region(8 * PAGE, PAGE, &again, 0)])
@@ -334,7 +336,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Regions in a random order, some touching, some with holes between, lengths not always whole pages.
+/// Regions in a random order, some touching, some with holes between, lengths not always whole
+/// pages.
 fn table() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let one = (0..3u64, 1..4u64, prop_oneof![Just(0), 1..PAGE]);
     prop::collection::vec(one, 0..6)

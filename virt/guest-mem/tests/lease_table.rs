@@ -99,7 +99,8 @@ fn every_device_gets_its_reserve_whatever_the_others_hold() {
         most: 32767 + MAX_RESERVE,
     };
     assert_eq!(begin(&mut table, NET, 0), Err(full));
-    // What ends goes back to where it came from: a common one to whoever asks first, another to its device.
+    // What ends goes back to where it came from: a common one to whoever asks first, another to its
+    // device.
     table.end(held[0]);
     assert!(begin(&mut table, NET, 0).is_ok());
     assert_eq!(begin(&mut table, DISK, 0), Err(full));
@@ -277,7 +278,8 @@ enum Op {
     End {
         pick: usize,
     },
-    /// The device's leases of odd or even pages are unmapped, and the invalidation is of `range`, or of everything.
+    /// The device's leases of odd or even pages are unmapped, and the invalidation is of `range`,
+    /// or of everything.
     Revoke {
         source: Option<u16>,
         range: Option<(u64, u64)>,
@@ -389,7 +391,8 @@ fn settle(
         .map(|lease| (lease.source.0, lease.iova.raw() / PAGE))
         .collect();
     for held in model.values_mut() {
-        // Several leases may lie at the same place: all of them are told alike, once the recheck is over.
+        // Several leases may lie at the same place: all of them are told alike, once the recheck is
+        // over.
         let is_found = stale.contains(&(held.source, held.page));
         if is_done && held.is_due {
             held.is_stale |= asked.revokes(held);
@@ -415,7 +418,8 @@ proptest! {
         for (serial, op) in (0..).zip(ops) {
             match op {
                 Op::Begin { source, page, pages } => {
-                    // Not while a recheck is under way: whether it asks about a new one is left open.
+                    // Not while a recheck is under way: whether it asks about a new one is left
+                    // open.
                     if asked.is_some() {
                         continue;
                     }
@@ -430,7 +434,8 @@ proptest! {
                         }
                         Err(Full { most }) => {
                             prop_assert!(most <= max);
-                            // Nobody is refused who holds less than the reserve, or while most of the table is free.
+                            // Nobody is refused who holds less than the reserve, or while most of
+                            // the table is free.
                             prop_assert!(own >= max.div_ceil(64).saturating_sub(1));
                             prop_assert!(model.len() >= max / 2);
                         }

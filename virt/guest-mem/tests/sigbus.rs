@@ -1,6 +1,7 @@
 //! The other process truncates its file under our mapping: its guest is lost, and nobody else.
 //!
-//! What has to kill a process is tried in a child: this program again, with the name of one ignored test.
+//! What has to kill a process is tried in a child: this program again, with the name of one ignored
+//! test.
 
 #![cfg(not(miri))] // no memory files there
 

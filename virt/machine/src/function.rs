@@ -19,8 +19,8 @@ pub struct FunctionShape {
     pub doorbells: Option<(u8, Range<u64>)>,
     /// It wants to hear of its unit's invalidations ([`Function::invalidated`]).
     pub hears_invalidations: bool,
-    /// It is its unit's face: it tells the guest of accesses that the unit refuses ([`Function::access_refused`]), and
-    /// its doorbells are the IOMMU's.
+    /// It is its unit's face: it tells the guest of accesses that the unit refuses
+    /// ([`Function::access_refused`]), and its doorbells are the IOMMU's.
     pub is_iommu: bool,
 }
 
@@ -59,7 +59,8 @@ pub enum Progress {
     Stopping,
 }
 
-/// What a function wants done once its call has returned. The owner carries it out, in the order of the fields.
+/// What a function wants done once its call has returned. The owner carries it out, in the order of
+/// the fields.
 #[derive(Debug)]
 pub struct Effects<C> {
     /// Changes of its unit's mappings. Each ends in [`Function::command_done`].
@@ -110,8 +111,8 @@ impl<C> Effects<C> {
         self.pin = Some(level);
     }
 
-    /// Lets an invalidation go that [`Function::invalidated`] has held under this name. A name that is not held, or no longer, lets
-    /// nothing go.
+    /// Lets an invalidation go that [`Function::invalidated`] has held under this name. A name that
+    /// is not held, or no longer, lets nothing go.
     pub fn release(&mut self, hold: HoldId) {
         self.released.push(hold);
     }
@@ -177,8 +178,8 @@ impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
         (View::new(self.unit, self.mem, self.source), self.effects)
     }
 
-    /// Guest memory past the unit, at guest-physical addresses: for a function that its unit must not stand in the way of,
-    /// as the request queue of a paravirtual IOMMU.
+    /// Guest memory past the unit, at guest-physical addresses: for a function that its unit must
+    /// not stand in the way of, as the request queue of a paravirtual IOMMU.
     #[inline]
     pub fn bypass_view(&mut self) -> View<'_, NoIommu, M> {
         View::new(self.bypass, self.mem, self.source)
@@ -190,8 +191,9 @@ impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
         (View::new(self.bypass, self.mem, self.source), self.effects)
     }
 
-    /// The unit, the memory behind it and the list, for a function that follows its unit's mappings: it walks the tables
-    /// ([`Iommu::next_mapping`]) and asks for host memory at guest-physical addresses.
+    /// The unit, the memory behind it and the list, for a function that follows its unit's
+    /// mappings: it walks the tables ([`Iommu::next_mapping`]) and asks for host memory at
+    /// guest-physical addresses.
     #[inline]
     pub fn follow(&mut self) -> (&I, &M, &mut Effects<C>) {
         (self.unit, self.mem, self.effects)
@@ -204,11 +206,12 @@ impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
     }
 }
 
-/// A function as everybody but its data path sees it. All calls come from the owner's thread; none blocks.
+/// A function as everybody but its data path sees it. All calls come from the owner's thread; none
+/// blocks.
 ///
-/// **Stopping.** A write that stops the function (reset, Bus Master off) is not over before it is quiet:
-/// [`is_silent`](Self::is_silent) says when a configuration write may be answered. The end of the machine is a stop for
-/// good, as is removal.
+/// **Stopping.** A write that stops the function (reset, Bus Master off) is not over before it is
+/// quiet: [`is_silent`](Self::is_silent) says when a configuration write may be answered. The end
+/// of the machine is a stop for good, as is removal.
 pub trait Function<C>: Send {
     /// The requester its DMA and its interrupts carry.
     fn source(&self) -> SourceId;
@@ -257,8 +260,8 @@ pub trait Function<C>: Send {
         None
     }
 
-    /// Whether a stop asked for is over; true when none was asked for. As it stands, like the methods on stopping that
-    /// follow: a function that has nothing in flight between two calls.
+    /// Whether a stop asked for is over; true when none was asked for. As it stands, like the
+    /// methods on stopping that follow: a function that has nothing in flight between two calls.
     fn is_drained(&self) -> bool {
         true
     }
@@ -282,8 +285,8 @@ pub trait Function<C>: Send {
         self.is_drained()
     }
 
-    /// What `ticket` stood for has happened, or never will. Not all tickets are its own. As it stands: a function that asks
-    /// again at every poll.
+    /// What `ticket` stood for has happened, or never will. Not all tickets are its own. As it
+    /// stands: a function that asks again at every poll.
     fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
         let _ = (ticket, result);
     }
@@ -298,20 +301,22 @@ pub trait Function<C>: Send {
         let _ = access;
     }
 
-    /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the next poll. `hold` names the
-    /// hold, if that is the answer.
+    /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the
+    /// next poll. `hold` names the hold, if that is the answer.
     fn invalidated(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
         let _ = (what, hold);
         Hold::No
     }
 
-    /// It has held an invalidation for the owner's limit; called once for each. The invalidation still completes only when it
-    /// is released. As it stands it is released: right for a follower whose lag costs no protection.
+    /// It has held an invalidation for the owner's limit; called once for each. The invalidation
+    /// still completes only when it is released. As it stands it is released: right for a follower
+    /// whose lag costs no protection.
     fn hold_overdue(&mut self, hold: HoldId, out: &mut Effects<C>) {
         out.release(hold);
     }
 
-    /// Messages of its interrupt lines, after remapping: all that change together, so that a hypervisor's table is sent once.
+    /// Messages of its interrupt lines, after remapping: all that change together, so that a
+    /// hypervisor's table is sent once.
     fn connect(&mut self, lines: &[(u16, Option<Message>)]) {
         let _ = lines;
     }
@@ -322,13 +327,14 @@ pub trait Function<C>: Send {
     }
 }
 
-/// A function's data path: generic over the concrete unit and memory, so that no access is looked up.
+/// A function's data path: generic over the concrete unit and memory, so that no access is looked
+/// up.
 pub trait DataPath<C>: Function<C> {
     /// A bounded batch of its work, or of stopping.
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
 
-    /// Asks the driver for doorbells, where it would not ring them otherwise. Followed by a fence and
-    /// [`has_work`](Self::has_work).
+    /// Asks the driver for doorbells, where it would not ring them otherwise. Followed by a fence
+    /// and [`has_work`](Self::has_work).
     fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
         let _ = cx;
     }
@@ -341,9 +347,10 @@ pub trait DataPath<C>: Function<C> {
         let _ = cx;
     }
 
-    /// Those of `pages` that it may reach without asking memory again, by whatever outlives a call and is no lease: a
-    /// window, a mapping of a host's IOMMU, another process. As it stands: all of them. A function that forgot to say would
-    /// otherwise write into pages that are somebody else's by then, and one that says too much only keeps memory.
+    /// Those of `pages` that it may reach without asking memory again, by whatever outlives a call
+    /// and is no lease: a window, a mapping of a host's IOMMU, another process. As it stands: all
+    /// of them. A function that forgot to say would otherwise write into pages that are somebody
+    /// else's by then, and one that says too much only keeps memory.
     fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
         let _ = cx;
         pages.all()
@@ -401,7 +408,8 @@ impl<C> ResolveFunction<C> for NoFunction {
     }
 }
 
-/// Makes a closed set of functions: an enum of types that have a [`DataPath`], matched once per poll.
+/// Makes a closed set of functions: an enum of types that have a [`DataPath`], matched once per
+/// poll.
 #[macro_export]
 macro_rules! functions {
     ($(#[$meta:meta])* $vis:vis enum $name:ident: $command:ty {

@@ -1,7 +1,8 @@
 //! Interrupt messages on their way through remapping.
 //!
-//! A message is resolved after the call that raised it. Where the remapping table is absent it waits here for the ticket;
-//! equal messages that wait are one, as in a local APIC's request register.
+//! A message is resolved after the call that raised it. Where the remapping table is absent it
+//! waits here for the ticket; equal messages that wait are one, as in a local APIC's request
+//! register.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use platform::interrupt::{InterruptSink, Message};
 use crate::function::ResolveFunction;
 use crate::unit::{RemappingUnit, ResolveUnit, UnitVisitor};
 
-/// Messages that wait at most. A guest has no more vectors to choose from in its tables that are worth waiting for; what
-/// comes beyond is lost and counted as blocked.
+/// Messages that wait at most. A guest has no more vectors to choose from in its tables that are
+/// worth waiting for; what comes beyond is lost and counted as blocked.
 const MOST: usize = 4096;
 
 /// Something that waits for a remapping table.
@@ -113,8 +114,8 @@ impl Interrupts {
         }
     }
 
-    /// Connects each of `lines` of function number `number` to what its message is remapped to; while that is not known, and where
-    /// it is refused, signals are kept.
+    /// Connects each of `lines` of function number `number` to what its message is remapped to;
+    /// while that is not known, and where it is refused, signals are kept.
     pub fn connect<U: ResolveUnit, F: ResolveFunction<U::Command>, M: PhysMem>(
         &mut self,
         unit: &mut U,
@@ -163,7 +164,8 @@ impl Interrupts {
         }
     }
 
-    /// Forgets what waits for function number `gone`, whose requester is `source`: it has been removed.
+    /// Forgets what waits for function number `gone`, whose requester is `source`: it has been
+    /// removed.
     pub fn forget(&mut self, gone: usize, source: SourceId) {
         self.pending.retain(|(_, what)| match what {
             Pending::Message { source: of, .. } => *of != source,

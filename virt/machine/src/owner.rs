@@ -1,16 +1,17 @@
 //! The owner of remapping units and functions: what a machine's sidecore polls.
 //!
-//! Everything that reaches a function or a unit from another thread comes here as a [`Request`](crate::Request). So nothing here has a
-//! lock, translation and invalidation are ordered by program order, and an answer says that the act is done.
+//! Everything that reaches a function or a unit from another thread comes here as a
+//! [`Request`](crate::Request). So nothing here has a lock, translation and invalidation are
+//! ordered by program order, and an answer says that the act is done.
 //!
-//! One sweep: the units first, so that an unmap is seen before the next translation; then each function, with its unit
-//! resolved once. What a function asks for ([`Effects`]) is carried out after its call: changes of mappings, interrupts
-//! through the unit's remapping, routes of its interrupt lines. A function whose commands are answered there is called once
-//! more, since a guest may be waiting for them. Leases that ended in this sweep let a parked wait go in the
-//! next.
+//! One sweep: the units first, so that an unmap is seen before the next translation; then each
+//! function, with its unit resolved once. What a function asks for ([`Effects`]) is carried out
+//! after its call: changes of mappings, interrupts through the unit's remapping, routes of its
+//! interrupt lines. A function whose commands are answered there is called once more, since a guest
+//! may be waiting for them. Leases that ended in this sweep let a parked wait go in the next.
 //!
-//! What is slow or may wait (a stop that drains, a remapping table that is absent) is a state: the reply is kept and sent
-//! when the function is silent, or the machine has ended.
+//! What is slow or may wait (a stop that drains, a remapping table that is absent) is a state: the
+//! reply is kept and sent when the function is silent, or the machine has ended.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ use resolve::{FunctionUses, Lent, Listener, News, UnitCall, UnitUses};
 /// How long requests may hold up an unmap or a stop, unless the user says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_nanos(guest_mem::DRAIN_LIMIT_NS);
 
-/// How long a function may hold an invalidation before it is told, unless the program says otherwise.
+/// How long a function may hold an invalidation before it is told, unless the program says
+/// otherwise.
 const HOLD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The requester of the units' own interrupts, which nothing remaps.
@@ -91,9 +93,10 @@ impl<F: ResolveFunction<C>, C> Slot<F, C> {
         self.stop_limit.is_some() || !self.stopping.is_empty() || self.removal.is_some()
     }
 
-    /// A stop waits for the requests in flight, however slow the storage: the memory of one that cannot be cancelled may still
-    /// be written. At the limit the log says so; a reset or the machine's end then cancels what can be, a pause does not,
-    /// since what it cancelled would fail in the guest.
+    /// A stop waits for the requests in flight, however slow the storage: the memory of one that
+    /// cannot be cancelled may still be written. At the limit the log says so; a reset or the
+    /// machine's end then cancels what can be, a pause does not, since what it cancelled would fail
+    /// in the guest.
     #[cold]
     fn watch_stop(&mut self, now: Nanos, limit: Duration, vm: &str) {
         let function = self.function.get_mut();
@@ -159,7 +162,8 @@ pub struct Owner<U: ResolveUnit, F, M> {
     has_subscribers: bool,
     /// Kept for its allocation.
     wake_fds: Vec<(RawFd, u32)>,
-    /// They are registered: from `arm` to the poll that follows it, since nobody empties them while it polls.
+    /// They are registered: from `arm` to the poll that follows it, since nobody empties them while
+    /// it polls.
     is_listening: bool,
     idle_sweeps: u32,
     drain_limit: Duration,
@@ -200,15 +204,16 @@ where
         }
     }
 
-    /// Sets how long a device may take to stop before its requests are cancelled; units have limits of their own, for
-    /// unmaps.
+    /// Sets how long a device may take to stop before its requests are cancelled; units have limits
+    /// of their own, for unmaps.
     #[must_use]
     pub fn with_drain_limit(mut self, limit: Duration) -> Self {
         self.drain_limit = limit;
         self
     }
 
-    /// Sets how long a function may hold an invalidation before it is told ([`Function::hold_overdue`](crate::Function::hold_overdue)).
+    /// Sets how long a function may hold an invalidation before it is told
+    /// ([`Function::hold_overdue`](crate::Function::hold_overdue)).
     #[must_use]
     pub fn with_hold_limit(mut self, limit: Duration) -> Self {
         self.hold_limit = limit;
@@ -221,7 +226,8 @@ where
         self.units.len() - 1
     }
 
-    /// Adds a function whose DMA and interrupts go through unit number `unit`; its number in requests.
+    /// Adds a function whose DMA and interrupts go through unit number `unit`; its number in
+    /// requests.
     ///
     /// # Panics
     /// If there is no such unit: a builder's error.
@@ -253,8 +259,8 @@ where
         number
     }
 
-    /// Takes a function away, whose port is unplugged: it stops for good, and once nothing of it is in flight it is dropped and
-    /// `told` hears its requester.
+    /// Takes a function away, whose port is unplugged: it stops for good, and once nothing of it is
+    /// in flight it is dropped and `told` hears its requester.
     pub fn remove(&mut self, number: usize, told: Sender<SourceId>) {
         if let Some(Some(slot)) = self.slots.get_mut(number) {
             slot.function.get_mut().end();
@@ -262,8 +268,9 @@ where
         }
     }
 
-    /// Lets go of those of `pages` that nothing here reaches without asking memory again: no lease, no window, no function that
-    /// does not say. Which those are, with a bit for each. They are absent from the next access on.
+    /// Lets go of those of `pages` that nothing here reaches without asking memory again: no lease,
+    /// no window, no function that does not say. Which those are, with a bit for each. They are
+    /// absent from the next access on.
     pub fn evict(&mut self, pages: &Pages) -> u32 {
         let mut used = self.bypass.leases().in_use(pages);
         for unit in &mut self.units {

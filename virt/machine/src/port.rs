@@ -60,8 +60,8 @@ impl<O> OwnedFunction<O> {
         }
     }
 
-    /// The same with watched doorbells, which follow its BAR: on the vCPU's thread, since the owner, who hears them, serves others
-    /// meanwhile.
+    /// The same with watched doorbells, which follow its BAR: on the vCPU's thread, since the
+    /// owner, who hears them, serves others meanwhile.
     #[must_use]
     pub fn with_doorbells(mut self, doorbells: Arc<dyn PlaceDoorbells>) -> Self {
         self.doorbells = Some(doorbells);
@@ -171,8 +171,8 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
 
 /// A vCPU's way to a unit's register page.
 ///
-/// `RUST_LOG=machine::port=trace` with a page that traps records a driver's script, one access a line:
-/// `R` or `W` with its width in bytes, offset and value in hexadecimal.
+/// `RUST_LOG=machine::port=trace` with a page that traps records a driver's script, one access a
+/// line: `R` or `W` with its width in bytes, offset and value in hexadecimal.
 pub struct UnitRegisters<O> {
     owner: Handle<Request<O>>,
     unit: usize,

@@ -8,7 +8,8 @@ use sidecore::Reply;
 /// What an access is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A remapping unit's registers: the number that [`Owner::add_unit`](crate::Owner::add_unit) gave.
+    /// A remapping unit's registers: the number that [`Owner::add_unit`](crate::Owner::add_unit)
+    /// gave.
     Unit(usize),
     /// A function: the number that [`Owner::add`](crate::Owner::add) gave.
     Function(usize),
@@ -42,7 +43,8 @@ pub enum Op {
         /// 1 to 8 bytes.
         len: u8,
     },
-    /// Writes a register; answered when all that it sets off has been done which needs not wait for a device.
+    /// Writes a register; answered when all that it sets off has been done which needs not wait for
+    /// a device.
     Write {
         /// Which BAR.
         bar: u8,
@@ -55,8 +57,8 @@ pub enum Op {
     },
 }
 
-/// How a ticket ended: the memory is there, or it never will be, which it says itself to whoever asks again
-/// ([`PhysMem`](guest_mem::PhysMem)).
+/// How a ticket ended: the memory is there, or it never will be, which it says itself to whoever
+/// asks again ([`PhysMem`](guest_mem::PhysMem)).
 pub type TicketResult = Result<(), Absent>;
 
 /// Memory that could not be brought in.
@@ -79,8 +81,9 @@ pub enum Request<O> {
     },
     /// Memory that an access has waited for is there, or will never be.
     TicketDone(Ticket, TicketResult),
-    /// These pages are to be evicted. The owner refuses those that a lease or a window reaches; the rest is gone for its
-    /// functions and units with the answer, which has a bit for each: they may be unmapped, and only then written out.
+    /// These pages are to be evicted. The owner refuses those that a lease or a window reaches; the
+    /// rest is gone for its functions and units with the answer, which has a bit for each: they may
+    /// be unmapped, and only then written out.
     Evict {
         /// Which.
         pages: Box<Pages>,
@@ -89,8 +92,8 @@ pub enum Request<O> {
     },
     /// Anything else: counters, a function plugged in or removed, state saved.
     Inspect(Inspection<O>),
-    /// The machine has ended. Whoever waits for a stop is let go, functions stop for good, and the number of each is sent
-    /// once nothing of it is in flight.
+    /// The machine has ended. Whoever waits for a stop is let go, functions stop for good, and the
+    /// number of each is sent once nothing of it is in flight.
     End(Sender<usize>),
 }
 

@@ -10,8 +10,8 @@ pub fn effects<C>(number: usize, source: SourceId) -> Effects<C> {
     Effects::new(number, source)
 }
 
-/// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose effects
-/// these are.
+/// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose
+/// effects these are.
 pub fn lent<'a, I, M, C>(
     unit: &'a mut I,
     bypass: &'a mut NoIommu,

@@ -8,11 +8,13 @@ use platform::interrupt::Message;
 
 use crate::request::{Op, TicketResult};
 
-/// Names a command of a function to its unit. The upper half is the function's number, so that the answer finds it.
+/// Names a command of a function to its unit. The upper half is the function's number, so that the
+/// answer finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandId(pub u64);
 
-/// A change of its unit's mappings that a function has asked for: a paravirtual IOMMU's requests, for instance.
+/// A change of its unit's mappings that a function has asked for: a paravirtual IOMMU's requests,
+/// for instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command<C> {
     /// Its name.
@@ -28,8 +30,8 @@ pub struct Command<C> {
 pub enum CommandResult {
     /// Carried out, and no access that it revoked is under way any more.
     Done,
-    /// The unit does not carry it out, and has changed nothing: why, in the numbers of whoever defines the commands (a
-    /// paravirtual IOMMU's statuses). 0 of a unit that takes none.
+    /// The unit does not carry it out, and has changed nothing: why, in the numbers of whoever
+    /// defines the commands (a paravirtual IOMMU's statuses). 0 of a unit that takes none.
     Refused(u8),
 }
 
@@ -37,7 +39,8 @@ pub enum CommandResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(pub u64);
 
-/// What an invalidation covers. It is told after the unit's caches have forgotten it, before it is complete.
+/// What an invalidation covers. It is told after the unit's caches have forgotten it, before it is
+/// complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation {
     /// What may have changed.
@@ -73,22 +76,25 @@ pub enum Hold {
     /// It may complete.
     #[default]
     No,
-    /// It does not complete before the subscriber says so ([`Effects::release`](crate::Effects::release)). After a limit the
-    /// subscriber is told that it is overdue ([`Function::hold_overdue`](crate::Function::hold_overdue)).
+    /// It does not complete before the subscriber says so
+    /// ([`Effects::release`](crate::Effects::release)). After a limit the subscriber is told that
+    /// it is overdue ([`Function::hold_overdue`](crate::Function::hold_overdue)).
     Yes,
 }
 
 /// Something the owner acts on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitEvent {
-    /// An invalidation has waited for leases of these devices for the drain limit: their requests are to be cancelled.
+    /// An invalidation has waited for leases of these devices for the drain limit: their requests
+    /// are to be cancelled.
     DrainLimit {
         /// The devices.
         sources: Vec<SourceId>,
     },
 }
 
-/// An access that a unit has refused, for the function by which the guest is told ([`Function::access_refused`](crate::Function::access_refused)).
+/// An access that a unit has refused, for the function by which the guest is told
+/// ([`Function::access_refused`](crate::Function::access_refused)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedAccess {
     /// Whose access it was.
@@ -107,18 +113,20 @@ pub trait UnitSink {
     fn interrupt(&mut self, message: Message);
     /// Something to act on.
     fn event(&mut self, event: UnitEvent);
-    /// Mappings have changed. How many subscribers hold the invalidation's completion until they release it
-    /// ([`UnitControl::release`]).
+    /// Mappings have changed. How many subscribers hold the invalidation's completion until they
+    /// release it ([`UnitControl::release`]).
     fn invalidated(&mut self, what: &Invalidation) -> u32;
     /// A command is over.
     fn command_done(&mut self, id: CommandId, result: CommandResult);
-    /// An access was refused. For units whose faults a function tells the guest of; others have registers for that.
+    /// An access was refused. For units whose faults a function tells the guest of; others have
+    /// registers for that.
     fn access_refused(&mut self, access: RefusedAccess);
 }
 
 /// What of a unit is the same for every memory and every command: waking, sleeping, waiting.
 pub trait UnitControl {
-    /// Makes the next register write wake the owner. As it stands: registers whose every write is a request.
+    /// Makes the next register write wake the owner. As it stands: registers whose every write is a
+    /// request.
     ///
     /// # Errors
     /// The host has no way to do that: the owner does not sleep.
@@ -152,7 +160,8 @@ pub trait UnitControl {
         None
     }
 
-    /// What `ticket` stood for has happened, or never will. As it stands: a unit that asks again at every poll.
+    /// What `ticket` stood for has happened, or never will. As it stands: a unit that asks again at
+    /// every poll.
     fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
         let _ = (ticket, result);
     }
@@ -163,11 +172,11 @@ pub trait UnitControl {
     }
 }
 
-/// A remapping unit and its registers, polled by the owner. `C`: the commands it takes from functions; most take none and
-/// are units for any `C`.
+/// A remapping unit and its registers, polled by the owner. `C`: the commands it takes from
+/// functions; most take none and are units for any `C`.
 ///
-/// All calls come from the owner's thread. None blocks; what has to wait (for memory that is absent, for leases that are
-/// held) is a state that a later poll takes up.
+/// All calls come from the owner's thread. None blocks; what has to wait (for memory that is
+/// absent, for leases that are held) is a state that a later poll takes up.
 pub trait RemappingUnit<C>: UnitControl {
     /// What translates for functions.
     type Iommu: Iommu;
@@ -178,14 +187,15 @@ pub trait RemappingUnit<C>: UnitControl {
     /// Takes register writes and does a bounded batch of what they ask for.
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll;
 
-    /// A register access that exited; the value read. The owner polls after a write. As it stands: no registers.
+    /// A register access that exited; the value read. The owner polls after a write. As it stands:
+    /// no registers.
     fn access<M: PhysMem>(&mut self, op: Op, mem: &M, now: u64, sink: &mut impl UnitSink) -> u64 {
         let _ = (op, mem, now, sink);
         u64::MAX
     }
 
-    /// Applies a function's command. Its end is told by [`UnitSink::command_done`], at once or by a later poll. Units that
-    /// take no commands refuse.
+    /// Applies a function's command. Its end is told by [`UnitSink::command_done`], at once or by a
+    /// later poll. Units that take no commands refuse.
     fn command<M: PhysMem>(
         &mut self,
         command: Command<C>,
@@ -197,7 +207,8 @@ pub trait RemappingUnit<C>: UnitControl {
         sink.command_done(command.id, CommandResult::Refused(0));
     }
 
-    /// Where an interrupt message of `source` goes. A fault means that it is blocked, which the unit has recorded.
+    /// Where an interrupt message of `source` goes. A fault means that it is blocked, which the
+    /// unit has recorded.
     fn remap<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -247,7 +258,8 @@ pub trait UnitVisitor<C> {
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Self::Out;
 }
 
-/// A closed set of units, of which one is resolved once per poll. [`units!`](crate::units) makes one.
+/// A closed set of units, of which one is resolved once per poll. [`units!`](crate::units) makes
+/// one.
 pub trait ResolveUnit: Send {
     /// What functions may ask of them.
     type Command;

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-/// Frame whose bytes may be scattered. Reading may find other bytes each time, as in memory that a guest writes to; the
-/// length stays.
+/// Frame whose bytes may be scattered. Reading may find other bytes each time, as in memory that a
+/// guest writes to; the length stays.
 pub trait FrameBytes {
     /// Length of the frame.
     fn frame_len(&self) -> usize;
 
-    /// Calls `each` with the bytes of `range` in order, in pieces of any length. `range` is within the frame.
+    /// Calls `each` with the bytes of `range` in order, in pieces of any length. `range` is within
+    /// the frame.
     fn pieces(&self, range: Range<usize>, each: &mut dyn FnMut(&[u8]));
 
     /// Copies the bytes from `start` on to `out`, all of it. They are within the frame.

@@ -5,10 +5,11 @@ use crate::original::Original;
 use crate::undone::{PartialChecksum, Segmentation, Undone};
 use crate::{FrameBytes, GsoType, HeaderError, MAX_FRAME, MIN_FRAME, NetHeader, Offloads};
 
-/// Most segments of one frame: 65,535 bytes by 48, the least that Linux sends (`tcp_min_snd_mss`). A
-/// `gso_size` of 1 would have one frame of a guest cost as many as 65,481.
+/// Most segments of one frame: 65,535 bytes by 48, the least that Linux sends (`tcp_min_snd_mss`).
+/// A `gso_size` of 1 would have one frame of a guest cost as many as 65,481.
 pub const MAX_SEGMENTS: usize = 1_366;
-/// Most segments of one frame of UDP, which Linux has as a constant (`UDP_MAX_SEGMENTS`): a TAP refuses more.
+/// Most segments of one frame of UDP, which Linux has as a constant (`UDP_MAX_SEGMENTS`): a TAP
+/// refuses more.
 pub const MAX_UDP_SEGMENTS: usize = 128;
 
 /// Frame whose header has been compared with it.
@@ -22,7 +23,8 @@ pub struct Checked<'r> {
 }
 
 impl<'r> Checked<'r> {
-    /// Compares a header with its frame. Of a sender that has not negotiated checksum offload nothing in the header is read.
+    /// Compares a header with its frame. Of a sender that has not negotiated checksum offload
+    /// nothing in the header is read.
     ///
     /// # Errors
     /// The header is wrong.

@@ -29,7 +29,8 @@ impl Checksum {
             self.is_odd = false;
             bytes = rest;
         }
-        // 2^32 words of 32 bits fit; a frame has fewer than 2^15. Four sums, so that additions overlap.
+        // 2^32 words of 32 bits fit; a frame has fewer than 2^15. Four sums, so that additions
+        // overlap.
         let (blocks, rest) = bytes.as_chunks::<16>();
         let mut sums = [0u64; 4];
         for block in blocks {
@@ -79,8 +80,8 @@ impl Checksum {
         !self.partial()
     }
 
-    /// The checksum of a transport header: never 0, which in UDP means that there is none (RFC 768), and is the same
-    /// number as 0xffff.
+    /// The checksum of a transport header: never 0, which in UDP means that there is none (RFC
+    /// 768), and is the same number as 0xffff.
     pub fn transport(self) -> u16 {
         match self.finish() {
             0 => 0xffff,

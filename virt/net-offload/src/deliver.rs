@@ -9,7 +9,8 @@ use crate::{NetHeader, Offloads};
 #[derive(Debug)]
 pub enum Delivery<'c> {
     /// The frame's bytes as they are, behind this header. Where there is a
-    /// [`headers`](Unchanged::headers), these bytes take the place of the frame's first ones, which may have changed since they were checked.
+    /// [`headers`](Unchanged::headers), these bytes take the place of the frame's first ones, which
+    /// may have changed since they were checked.
     Unchanged(Unchanged<'c>),
     /// The frame with its checksum completed, behind a header that is all zero.
     Checksum(PartialChecksum),
@@ -27,7 +28,8 @@ pub struct Unchanged<'c> {
 }
 
 impl Checked<'_> {
-    /// What a receiver with these offloads is given. May be asked for several receivers, one after another.
+    /// What a receiver with these offloads is given. May be asked for several receivers, one after
+    /// another.
     pub fn deliver(&mut self, receiver: Offloads) -> Delivery<'_> {
         let takes_checksum = receiver.contains(Offloads::CSUM);
         match self.undone {

@@ -5,13 +5,15 @@ use crate::GsoType;
 /// Reason why a frame is not what its header says. It is dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Fewer than [`MIN_FRAME`](crate::MIN_FRAME) bytes or more than [`MAX_FRAME`](crate::MAX_FRAME).
+    /// Fewer than [`MIN_FRAME`](crate::MIN_FRAME) bytes or more than
+    /// [`MAX_FRAME`](crate::MAX_FRAME).
     #[error("a frame of {0} bytes")]
     FrameLength(usize),
     /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
     #[error("the checksum is outside the frame")]
     ChecksumOutside,
-    /// A partial checksum of a sender that has not negotiated that, or for a receiver that has not taken it on.
+    /// A partial checksum of a sender that has not negotiated that, or for a receiver that has not
+    /// taken it on.
     #[error("a partial checksum, which was not negotiated")]
     ChecksumNotNegotiated,
     /// An offload that the sender has not negotiated, or a type that does not exist.
@@ -38,7 +40,8 @@ pub enum HeaderError {
     /// Headers of more than [`MAX_HEADERS`](crate::MAX_HEADERS) bytes.
     #[error("headers that are too long")]
     HeadersTooLong,
-    /// More than [`MAX_SEGMENTS`](crate::MAX_SEGMENTS) or [`MAX_UDP_SEGMENTS`](crate::MAX_UDP_SEGMENTS).
+    /// More than [`MAX_SEGMENTS`](crate::MAX_SEGMENTS) or
+    /// [`MAX_UDP_SEGMENTS`](crate::MAX_UDP_SEGMENTS).
     #[error("{0} segments")]
     TooManySegments(usize),
 }

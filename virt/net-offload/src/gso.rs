@@ -37,7 +37,8 @@ impl GsoType {
         Self(self.0 | if ecn { Self::ECN } else { 0 })
     }
 
-    /// Whether a frame of this type may be left to a receiver that does `allowed`. Of which version of IP a UDP one is, the frame says.
+    /// Whether a frame of this type may be left to a receiver that does `allowed`. Of which version
+    /// of IP a UDP one is, the frame says.
     pub(crate) fn is_allowed(self, allowed: Offloads) -> bool {
         let has = |one| allowed.contains(one);
         let has_kind = match self.kind() {

@@ -1,4 +1,5 @@
-//! Header in front of each frame (virtio 1.2 §5.1.6, `struct virtio_net_hdr`): work that its sender has left undone.
+//! Header in front of each frame (virtio 1.2 §5.1.6, `struct virtio_net_hdr`): work that its sender
+//! has left undone.
 
 use crate::{GsoType, HeaderError, Offloads};
 
@@ -8,12 +9,13 @@ pub const HEADER_LEN: usize = 12;
 pub const MIN_FRAME: usize = 14;
 /// Longest frame: an IP packet of 65,535 bytes, and 14 bytes and a VLAN tag before it.
 pub const MAX_FRAME: usize = 65_535 + 18;
-/// First byte that a checksum may cover: behind the Ethernet header and the shortest header of IP. Linux takes none before
-/// that either (`virtio_net_hdr_to_skb`).
+/// First byte that a checksum may cover: behind the Ethernet header and the shortest header of IP.
+/// Linux takes none before that either (`virtio_net_hdr_to_skb`).
 const MIN_CSUM_START: usize = MIN_FRAME + 20;
 
-/// Header as its sender wrote it: an allegation, of which [`check`](Self::check) passes what needs no look at the frame, and
-/// [`Checked::check`](crate::Checked::check) all. `num_buffers` is no part of it: only the device that receives knows that.
+/// Header as its sender wrote it: an allegation, of which [`check`](Self::check) passes what needs
+/// no look at the frame, and [`Checked::check`](crate::Checked::check) all. `num_buffers` is no
+/// part of it: only the device that receives knows that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetHeader {
     /// Offset 0: [`NEEDS_CSUM`](Self::NEEDS_CSUM), [`DATA_VALID`](Self::DATA_VALID).
@@ -83,8 +85,9 @@ impl NetHeader {
         self.flags & Self::NEEDS_CSUM == 0 && self.gso_type == GsoType::NONE
     }
 
-    /// Checks what can be checked without the frame, of `len` bytes, of which no more than `allowed` may be left undone; answers the
-    /// header to send on. Whether the type fits the protocol, the frame says.
+    /// Checks what can be checked without the frame, of `len` bytes, of which no more than
+    /// `allowed` may be left undone; answers the header to send on. Whether the type fits the
+    /// protocol, the frame says.
     ///
     /// # Errors
     /// The frame cannot be sent on.

@@ -7,8 +7,8 @@ use etherparse::{
 
 use crate::{FrameBytes, HeaderError};
 
-/// Longest headers of a frame that is segmented, in bytes: eight VLAN tags, IPv6 with 344 bytes of extensions, TCP with
-/// all options.
+/// Longest headers of a frame that is segmented, in bytes: eight VLAN tags, IPv6 with 344 bytes of
+/// extensions, TCP with all options.
 pub const MAX_HEADERS: usize = 490;
 /// Most VLAN tags, as in Linux (VLAN_MAX_DEPTH).
 const MAX_TAGS: usize = 8;
@@ -81,7 +81,8 @@ impl Layout {
         })
     }
 
-    /// Finds the headers in `bytes`, the first ones of a frame of `len`. Headers that go on behind them are too long.
+    /// Finds the headers in `bytes`, the first ones of a frame of `len`. Headers that go on behind
+    /// them are too long.
     fn parse(bytes: &[u8], len: usize) -> Result<Self, HeaderError> {
         let mut l3 = ADDRESSES + 2;
         let mut ether_type = ether_type_before(bytes, l3)?;

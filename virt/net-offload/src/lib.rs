@@ -1,26 +1,29 @@
-//! Offloads of virtio-net frames in software (virtio 1.2 §5.1.6): what a frame's sender left undone, for a receiver that
-//! cannot do it either.
+//! Offloads of virtio-net frames in software (virtio 1.2 §5.1.6): what a frame's sender left
+//! undone, for a receiver that cannot do it either.
 //!
-//! A driver with CSUM leaves a frame's checksum to the device, one with HOST_TSO4, HOST_TSO6 or HOST_USO the division
-//! of up to 64 KiB into packets. It says so in the `virtio_net_hdr` in front of the frame. That header is an
-//! *allegation*: [`Checked::check`] compares it with the frame and copies the frame's headers once, and only a
-//! [`Checked`] has the methods that use them. What a receiver may be given follows from its [`Offloads`] alone:
+//! A driver with CSUM leaves a frame's checksum to the device, one with HOST_TSO4, HOST_TSO6 or
+//! HOST_USO the division of up to 64 KiB into packets. It says so in the `virtio_net_hdr` in front
+//! of the frame. That header is an *allegation*: [`Checked::check`] compares it with the frame and
+//! copies the frame's headers once, and only a [`Checked`] has the methods that use them. What a
+//! receiver may be given follows from its [`Offloads`] alone:
 //! ```text
 //! NetHeader + frame ─ check ─▶ Checked ─ deliver(receiver's Offloads) ─▶ Delivery::Unchanged   (a new header)
 //!                        │                                             ├─▶ Delivery::Checksum    (two bytes to write)
 //!                        └─▶ HeaderError: drop, count                  └─▶ Delivery::Segments    (headers, payload range)
 //! ```
-//! *Implemented*: NEEDS_CSUM of any protocol; TCP over IPv4 and IPv6, with ECN; USO; up to eight VLAN tags (802.1Q and
-//! 802.1ad), IPv4 options, IPv6 hop-by-hop, routing and destination options. *Not implemented*: UFO (offered by no
-//! device here), tunnels, segmentation of IP fragments, receive-side coalescing.
+//! *Implemented*: NEEDS_CSUM of any protocol; TCP over IPv4 and IPv6, with ECN; USO; up to eight
+//! VLAN tags (802.1Q and 802.1ad), IPv4 options, IPv6 hop-by-hop, routing and destination options.
+//! *Not implemented*: UFO (offered by no device here), tunnels, segmentation of IP fragments,
+//! receive-side coalescing.
 //!
-//! **Segments.** Each gets a copy of the frame's headers with: IP length, the IPv4 identification counted up, the IPv4 header's
-//! checksum; the TCP sequence number, CWR in the first one only, FIN and PSH in the last one only; the UDP length. The
-//! transport checksum is *adjusted* from the sender's partial one and never computed afresh: a wrong one stays wrong.
+//! **Segments.** Each gets a copy of the frame's headers with: IP length, the IPv4 identification
+//! counted up, the IPv4 header's checksum; the TCP sequence number, CWR in the first one only, FIN
+//! and PSH in the last one only; the UDP length. The transport checksum is *adjusted* from the
+//! sender's partial one and never computed afresh: a wrong one stays wrong.
 //!
-//! `hdr_len` is a hint and is not read. Bytes are read through [`FrameBytes`], which may be scattered; nothing is
-//! allocated. A segment of a receiver with checksum offload costs no look at its payload.
-//! Bound: [`MAX_SEGMENTS`] of one frame, [`MAX_HEADERS`] bytes of headers.
+//! `hdr_len` is a hint and is not read. Bytes are read through [`FrameBytes`], which may be
+//! scattered; nothing is allocated. A segment of a receiver with checksum offload costs no look at
+//! its payload. Bound: [`MAX_SEGMENTS`] of one frame, [`MAX_HEADERS`] bytes of headers.
 //!
 //! ```
 //! use net_offload::{Checked, Delivery, HeaderRoom, Offloads, NetHeader};

@@ -98,7 +98,8 @@ impl Offloads {
         Self(self.0 & other.0)
     }
 
-    /// These without those that need one that is missing: segmenting needs checksums, ECN segmenting TCP (§5.1.3.1).
+    /// These without those that need one that is missing: segmenting needs checksums, ECN
+    /// segmenting TCP (§5.1.3.1).
     #[must_use]
     pub const fn consistent(self) -> Self {
         if !self.contains(Self::CSUM) {
@@ -120,7 +121,8 @@ impl Offloads {
         self.bits(&Self::GUEST)
     }
 
-    /// Argument of TUNSETOFFLOAD. USO is asked for only for both versions of IP, since the kernel refuses one alone.
+    /// Argument of TUNSETOFFLOAD. USO is asked for only for both versions of IP, since the kernel
+    /// refuses one alone.
     pub fn tun_flags(self) -> u32 {
         self.bits(&Self::TUN) as u32
     }
@@ -130,8 +132,8 @@ impl Offloads {
         Self::of(&Self::DEVICE, features)
     }
 
-    /// Those that a driver does for itself, by the features it has accepted, or by GUEST_OFFLOADS (§5.1.6.5.6.1), whose
-    /// bits are the same.
+    /// Those that a driver does for itself, by the features it has accepted, or by GUEST_OFFLOADS
+    /// (§5.1.6.5.6.1), whose bits are the same.
     pub fn of_guest_features(features: u64) -> Self {
         Self::of(&Self::GUEST, features)
     }

@@ -1,4 +1,5 @@
-//! Random frames between every pair of offload sets, as the naive model says: NET_FRAMES of them (20,000).
+//! Random frames between every pair of offload sets, as the naive model says: NET_FRAMES of them
+//! (20,000).
 
 mod packets;
 
@@ -49,7 +50,8 @@ fn random_frames_between_every_pair_of_offload_sets() {
         if random.chance(0.5) {
             header.hdr_len = random.bits() as u16;
         }
-        // Scattered, in up to eight pieces; another receiver before, whose frames must leave no trace.
+        // Scattered, in up to eight pieces; another receiver before, whose frames must leave no
+        // trace.
         let mut rest = &frame[..];
         let mut pieces = Vec::new();
         for _ in 0..random.below(8) {
@@ -98,7 +100,8 @@ fn a_wrong_checksum_stays_wrong() {
     }
 }
 
-/// Any bytes in header and frame: an answer or an error, no panic, and never more than was announced.
+/// Any bytes in header and frame: an answer or an error, no panic, and never more than was
+/// announced.
 #[test]
 fn any_header_over_any_frame() {
     let mut random = Random::new(seed() + 2);

@@ -188,7 +188,8 @@ fn lengths_and_fragments_that_contradict_the_frame() {
         frame[at..at + bytes.len()].copy_from_slice(bytes);
         check(header, &frame)
     };
-    // IPv4 length, more fragments, an offset, header length 4 and 15 words, TCP header length 4 words.
+    // IPv4 length, more fragments, an offset, header length 4 and 15 words, TCP header length 4
+    // words.
     assert_eq!(with(16, &[0, 40]), Err(HeaderError::Length));
     assert_eq!(with(20, &[0x20, 0]), Err(HeaderError::Fragment));
     assert_eq!(with(20, &[0, 1]), Err(HeaderError::Fragment));

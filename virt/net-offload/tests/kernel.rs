@@ -1,5 +1,6 @@
-//! The kernel as the oracle: the same frame written into a TAP and bridged to a second one with another set of offloads, in a
-//! network namespace of this thread. NET_FRAMES (20,000) frames; skipped where it cannot be set up, and says why.
+//! The kernel as the oracle: the same frame written into a TAP and bridged to a second one with
+//! another set of offloads, in a network namespace of this thread. NET_FRAMES (20,000) frames;
+//! skipped where it cannot be set up, and says why.
 
 mod packets;
 
@@ -129,7 +130,8 @@ fn compare(packet: &Packet, got: &[(NetHeader, Vec<u8>)], ours: &[Vec<Expected>]
         bytes: bytes.clone(),
     });
     let theirs = Vec::from_iter(theirs);
-    // A VLAN device has fewer offloads than the interface below, so Linux may do more for tagged frames.
+    // A VLAN device has fewer offloads than the interface below, so Linux may do more for tagged
+    // frames.
     let may_do_more = !packet.tags.is_empty();
     ours.iter().any(|ours| {
         theirs.len() == ours.len()

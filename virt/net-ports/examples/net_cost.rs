@@ -1,14 +1,17 @@
-//! What a network device costs per frame: `cargo run --release -p net-ports --example net_cost [CELL [VISITS]]`.
+//! What a network device costs per frame:
+//! `cargo run --release -p net-ports --example net_cost [CELL [VISITS]]`.
 //!
-//! A cell is `g2h`, `h2g` or `loop`, with `_split` or `_packed`: frames of 64 bytes, a chain of one descriptor each,
-//! rings of 256 entries, visits of the budget that a core gives to a port alone. The driver is played between the visits,
-//! which alone are timed. The memory is a guest's behind vhost-user without an IOMMU, seen through a `View`. All on one
-//! core, so no line comes from another cache: a floor, not a forecast.
+//! A cell is `g2h`, `h2g` or `loop`, with `_split` or `_packed`: frames of 64 bytes, a chain of one
+//! descriptor each, rings of 256 entries, visits of the budget that a core gives to a port alone.
+//! The driver is played between the visits, which alone are timed. The memory is a guest's behind
+//! vhost-user without an IOMMU, seen through a `View`. All on one core, so no line comes from
+//! another cache: a floor, not a forecast.
 //!
-//! Prints the tenth percentile of the visits, nanoseconds per frame. Exact, and the same on a busy machine, are
-//! instructions:
+//! Prints the tenth percentile of the visits, nanoseconds per frame. Exact, and the same on a busy
+//! machine, are instructions:
 //! `valgrind --tool=callgrind --toggle-collect='net_cost::visit*' target/release/examples/net_cost g2h_split 1000`,
-//! divided by the frames that it prints (the rounds that warm the device up are not visits of that name).
+//! divided by the frames that it prints (the rounds that warm the device up are not visits of that
+//! name).
 
 use std::error::Error;
 use std::hint::black_box;
@@ -99,7 +102,8 @@ impl World {
             "packed" => feature::RING_PACKED,
             other => return Err(format!("no layout {other}").into()),
         };
-        // As the client of `bench/net` has it: no interrupts wanted by index, no offloads, mergeable.
+        // As the client of `bench/net` has it: no interrupts wanted by index, no offloads,
+        // mergeable.
         let features = net.features() & !(feature::RING_PACKED | feature::IN_ORDER) | packed;
         let keep: KeepAlive = ram.keep_alive();
         net.begin(features, keep)?;

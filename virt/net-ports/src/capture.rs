@@ -1,12 +1,16 @@
-//! Capture of a port's frames in a file, as `tcpdump` and Wireshark read it (pcap, microseconds, Ethernet).
+//! Capture of a port's frames in a file, as `tcpdump` and Wireshark read it (pcap, microseconds,
+//! Ethernet).
 //!
-//! Each frame as the device sees it, cut at [`SNAP`] bytes: what the guest sends, with checksums that it leaves undone, and
-//! what it is given, before its driver or the filters of its device have taken it.
-//! Bound: the file has at most the bytes it was given; behind that the port goes on and nothing more is written.
+//! Each frame as the device sees it, cut at [`SNAP`] bytes: what the guest sends, with checksums
+//! that it leaves undone, and what it is given, before its driver or the filters of its device have
+//! taken it. Bound: the file has at most the bytes it was given; behind that the port goes on and
+//! nothing more is written.
 //!
-//! The file is complete up to the last frame whenever the device's core goes to sleep, and at the end.
+//! The file is complete up to the last frame whenever the device's core goes to sleep, and at the
+//! end.
 //!
-//! A write may wait for the file system, and the core with it: a capture is for a look at what goes on, and not for measurements.
+//! A write may wait for the file system, and the core with it: a capture is for a look at what goes
+//! on, and not for measurements.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};

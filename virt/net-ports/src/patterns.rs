@@ -1,8 +1,9 @@
-//! Ports without a network behind them, for measurements and as peers of tests: [`Sink`], [`Source`],
-//! [`Loop`].
+//! Ports without a network behind them, for measurements and as peers of tests: [`Sink`],
+//! [`Source`], [`Loop`].
 //!
-//! Each copies a frame once, as any port has to. Bounds: 1.1 MiB of memory each at most. Places begin an odd number of cache
-//! lines from each other: at a power of two, small frames would all fall into a few sets of the caches.
+//! Each copies a frame once, as any port has to. Bounds: 1.1 MiB of memory each at most. Places
+//! begin an odd number of cache lines from each other: at a power of two, small frames would all
+//! fall into a few sets of the caches.
 
 use arrayvec::ArrayVec;
 use guest_mem::KeepAlive;
@@ -61,8 +62,9 @@ pub struct Source {
 }
 
 impl Source {
-    /// A source of frames of `len` bytes, 14 to [`PLAIN_FRAME`]; `None` for another length. They are broadcast, with the
-    /// type that the standard keeps for experiments (IEEE 802, 88B5), and count up behind it.
+    /// A source of frames of `len` bytes, 14 to [`PLAIN_FRAME`]; `None` for another length. They
+    /// are broadcast, with the type that the standard keeps for experiments (IEEE 802, 88B5), and
+    /// count up behind it.
     pub fn new(len: usize) -> Option<Self> {
         let head = [
             0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0, 0, 0x53, 0x88, 0xb5,

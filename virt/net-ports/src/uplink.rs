@@ -4,10 +4,12 @@
 //! host's port ─ receive ─▶ copied to a place of ours ─ send ─▶ switch ─▶ … ─ collect ─▶ the place is free again
 //! switch's port ─ receive ─▶ where the frame lies, or a place of ours ─ send ─▶ host's port
 //! ```
-//! Frames from the host are copied once more than those between guests: the host's port has them in buffers that it wants back at
-//! once. Those for the host are taken from where they lie. What one side leaves undone the other has taken on, or the switch does it.
+//! Frames from the host are copied once more than those between guests: the host's port has them in
+//! buffers that it wants back at once. Those for the host are taken from where they lie. What one
+//! side leaves undone the other has taken on, or the switch does it.
 //!
-//! Bound: [`PLACES`] frames from the host that receivers have not taken; while they are, the host's port keeps what it has.
+//! Bound: [`PLACES`] frames from the host that receivers have not taken; while they are, the host's
+//! port keeps what it has.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -22,7 +24,8 @@ use crate::SwitchPort;
 
 /// Frames from the host that are under way at most.
 const PLACES: usize = 64;
-/// Bytes of a place: the longest frame. An odd number of cache lines, so that short frames lie in different sets of a cache.
+/// Bytes of a place: the longest frame. An odd number of cache lines, so that short frames lie in
+/// different sets of a cache.
 const PLACE: u64 = 65_600;
 const _: () = assert!(PLACE >= MAX_FRAME as u64 && (PLACE / 64) % 2 == 1);
 
@@ -100,7 +103,8 @@ impl<H: NetPort> std::fmt::Debug for Uplink<H> {
 }
 
 impl<H: NetPort> Uplink<H> {
-    /// Connects `host`, which looks at no frame after [`send`](NetPort::send) has returned, to a port of a switch.
+    /// Connects `host`, which looks at no frame after [`send`](NetPort::send) has returned, to a
+    /// port of a switch.
     ///
     /// # Errors
     /// No memory.

@@ -1,4 +1,5 @@
-//! Guests on a switch: what each gets, when each has its buffers back, and what a hostile or dead one costs the others.
+//! Guests on a switch: what each gets, when each has its buffers back, and what a hostile or dead
+//! one costs the others.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! An interface of the host, in a network namespace of the test's thread; skipped where there can be none, and says why.
+//! An interface of the host, in a network namespace of the test's thread; skipped where there can
+//! be none, and says why.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -23,7 +23,8 @@ impl Mac {
         !self.is_group() && self.0 != [0; 6]
     }
 
-    /// Whether frames to it are between the ends of one link, and never forwarded (802.1Q table 8-1).
+    /// Whether frames to it are between the ends of one link, and never forwarded (802.1Q table
+    /// 8-1).
     pub fn is_link_local(self) -> bool {
         self.0[..5] == [0x01, 0x80, 0xc2, 0x00, 0x00] && self.0[5] < 0x10
     }
@@ -171,8 +172,8 @@ impl Default for PortConfig {
 pub struct SwitchConfig {
     /// Time after which an address that is not used is forgotten.
     pub ageing_ns: u64,
-    /// Time that an address has to be quiet at its port before it is learned at another one: a port cannot take over an
-    /// address that is in use.
+    /// Time that an address has to be quiet at its port before it is learned at another one: a port
+    /// cannot take over an address that is in use.
     pub move_hold_ns: u64,
     /// Addresses learned at one port at most; at 256 ports and about 64 bytes for each, 16 MiB.
     pub addresses_per_port: usize,

@@ -16,8 +16,8 @@ impl Rate {
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Token bucket. A frame costs a second's worth of nanoseconds; each nanosecond brings as many as frames are allowed in a
-/// second, so that no time is rounded away.
+/// Token bucket. A frame costs a second's worth of nanoseconds; each nanosecond brings as many as
+/// frames are allowed in a second, so that no time is rounded away.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket {
     rate: Rate,

@@ -28,7 +28,8 @@ pub enum DropReason {
     GroupLimit,
     /// More to unknown addresses than the port may flood.
     UnknownLimit,
-    /// No port may have it: its destination is where it came from, is isolated from it, or the VLAN has no other port.
+    /// No port may have it: its destination is where it came from, is isolated from it, or the VLAN
+    /// has no other port.
     NoPort,
 }
 
@@ -111,7 +112,8 @@ impl Forward {
 /// Decisions about frames between two stations that a port remembers.
 const RECENT: usize = 8;
 
-/// A decision that holds for all frames with the same head as long as the table's generation is the same.
+/// A decision that holds for all frames with the same head as long as the table's generation is the
+/// same.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     /// Addresses, type, and tag if that is one.
@@ -257,8 +259,9 @@ impl Switch {
         decided
     }
 
-    /// Whether a frame with the same head as the one before it, which came from the same port at the same time, goes the same way;
-    /// it is counted then. Otherwise it is to be decided about as any other.
+    /// Whether a frame with the same head as the one before it, which came from the same port at
+    /// the same time, goes the same way; it is counted then. Otherwise it is to be decided about as
+    /// any other.
     #[inline]
     pub fn forward_again(&mut self, from: PortId, last: &Forward) -> bool {
         let port = self.ports.get_mut(from.index()).and_then(Option::as_mut);
@@ -270,7 +273,8 @@ impl Switch {
         false
     }
 
-    /// What was decided about the last frame with this head, if it would be decided again; the source is seen now.
+    /// What was decided about the last frame with this head, if it would be decided again; the
+    /// source is seen now.
     #[inline]
     fn recall(&mut self, from: PortId, key: u128, now_ns: u64) -> Option<Forward> {
         let port = self.ports.get_mut(from.index())?.as_mut()?;
@@ -298,7 +302,8 @@ impl Switch {
             true => Some(None),
             false => self.table.node((forward.vid, mac)).map(Some),
         };
-        // A source for which its port has no room, or that another port still has, is learned again each time.
+        // A source for which its port has no room, or that another port still has, is learned again
+        // each time.
         let at_own_port = |at: &Option<u32>| at.is_none_or(|at| self.table.port(at) == from);
         let Some(source) = node(source).filter(at_own_port) else {
             return;

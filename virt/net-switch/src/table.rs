@@ -65,7 +65,8 @@ impl Table {
         }
     }
 
-    /// A number that stays the same as long as every station is where it was, and every node its own.
+    /// A number that stays the same as long as every station is where it was, and every node its
+    /// own.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -108,7 +109,8 @@ impl Table {
         self.is_fresh(at, now_ns).then(|| self.port(at))
     }
 
-    /// A station has sent from a port. One that is at another port moves once it has been quiet there.
+    /// A station has sent from a port. One that is at another port moves once it has been quiet
+    /// there.
     pub fn learn(&mut self, station: Station, port: PortId, now_ns: u64) {
         if self.per_port == 0 {
             return;

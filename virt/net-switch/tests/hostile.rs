@@ -57,7 +57,8 @@ fn a_flood_of_addresses_pushes_out_no_other_ports() {
         let source = mac(1 << 39 | random.bits() >> 26);
         let _ = switch.forward(hostile, &frame(mac(n % 1_000), source, None), n);
     }
-    // The station of the first port are all known still, and the hostile one has its own room alone.
+    // The station of the first port are all known still, and the hostile one has its own room
+    // alone.
     for n in 0..1_000 {
         let forward = switch.forward(third, &frame(mac(n), mac(9_999), None), SECOND);
         assert_eq!(ports(forward), [quiet], "{n}");

@@ -27,7 +27,8 @@ struct Known {
 struct ModelPort {
     id: PortId,
     config: PortConfig,
-    /// Allowed at once and in a second, and when frames were flooded: to groups, to unknown addresses.
+    /// Allowed at once and in a second, and when frames were flooded: to groups, to unknown
+    /// addresses.
     rate: [(u64, u64); 2],
     tokens: [f64; 2],
     at: u64,
@@ -160,7 +161,8 @@ impl Model {
             .position(|known| (known.vid, known.mac) == (vid, mac));
         if let Some(former) = former {
             let known = &self.known[former];
-            // Two old ones are taken out before; of the port's own, so this one if it is the oldest.
+            // Two old ones are taken out before; of the port's own, so this one if it is the
+            // oldest.
             if known.port != port && now - known.seen < HOLD_NS {
                 return;
             }

@@ -1,8 +1,8 @@
 //! Base address registers: what a function decodes and where (PCI Local Bus 3.0 §6.2.5.1).
 //!
-//! Used twice for each function, with the same writes, hence the same answers: in the function's own
-//! configuration space, and on the bus, which decodes BAR addresses on vCPU threads without asking the
-//! function's owner.
+//! Used twice for each function, with the same writes, hence the same answers: in the function's
+//! own configuration space, and on the bus, which decodes BAR addresses on vCPU threads without
+//! asking the function's owner.
 
 /// Number of base address registers of an endpoint.
 pub const BARS: usize = 6;
@@ -29,7 +29,8 @@ pub enum BarKind {
     Absent,
     /// 32-bit memory of this many bytes, a power of two from 16 to 2^31.
     Memory32(u32),
-    /// 64-bit memory of this many bytes, a power of two from 16 to 2^40; takes the next register too.
+    /// 64-bit memory of this many bytes, a power of two from 16 to 2^40; takes the next register
+    /// too.
     Memory64(u64),
     /// The upper half of the 64-bit BAR before it.
     Upper,
@@ -55,7 +56,8 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// All at address zero, decoding off. Panics on a layout no function may have (a builder's error).
+    /// All at address zero, decoding off. Panics on a layout no function may have (a builder's
+    /// error).
     pub fn new(kinds: [BarKind; BARS]) -> Self {
         for (index, kind) in kinds.iter().enumerate() {
             if let Some(size) = kind.size() {

@@ -1,12 +1,13 @@
 //! Bus 0: slots, configuration accesses by ECAM and CF8/CFC, and decoding of BAR addresses.
 //!
-//! A function takes a slot with [`PciBus::reserve`], which names its requester, and is plugged in with
-//! [`PciBus::plug`], while the machine is built or later; [`PciBus::place_bars`] gives each BAR an address before
-//! the first vCPU runs, and a guest may move them. The bus follows every write to a BAR or command
-//! register with a [`Bars`] of its own per function, so decoding never asks a function's owner.
+//! A function takes a slot with [`PciBus::reserve`], which names its requester, and is plugged in
+//! with [`PciBus::plug`], while the machine is built or later; [`PciBus::place_bars`] gives each
+//! BAR an address before the first vCPU runs, and a guest may move them. The bus follows every
+//! write to a BAR or command register with a [`Bars`] of its own per function, so decoding never
+//! asks a function's owner.
 //!
-//! Three [`BusDevice`]s serve vCPU threads: [`Ecam`], [`ConfigPorts`] and [`PciWindow`]. The bus's locks
-//! are never held while a function is called, but for the lock of that function's BARs.
+//! Three [`BusDevice`]s serve vCPU threads: [`Ecam`], [`ConfigPorts`] and [`PciWindow`]. The bus's
+//! locks are never held while a function is called, but for the lock of that function's BARs.
 //! Bound: 32 slots, one function each, six BARs.
 
 use std::ops::Range;
@@ -28,11 +29,13 @@ pub const SLOTS: usize = 32;
 pub struct Windows {
     /// Below 4 GiB.
     pub low: Range<u64>,
-    /// Beyond: where large 64-bit BARs go, and others that find no room below. Empty: there is none.
+    /// Beyond: where large 64-bit BARs go, and others that find no room below. Empty: there is
+    /// none.
     pub high: Range<u64>,
 }
 
-/// 64-bit BARs of so many bytes go beyond 4 GiB if they can; smaller ones stay below, wherever the large ones are.
+/// 64-bit BARs of so many bytes go beyond 4 GiB if they can; smaller ones stay below, wherever the
+/// large ones are.
 const LARGE: u64 = 64 << 20;
 
 /// A BAR that wants an address.
@@ -156,12 +159,14 @@ impl PciBus {
         self.replace(source, Slot::Taken(Arc::new(Plugged { port, bars })));
     }
 
-    /// Takes the function out of the slot that `source` names: it reads as ones and decodes nothing from the return of
-    /// this call on, but for accesses that are under way. The slot is free again.
+    /// Takes the function out of the slot that `source` names: it reads as ones and decodes nothing
+    /// from the return of this call on, but for accesses that are under way. The slot is free
+    /// again.
     pub fn unplug(&self, source: SourceId) {
         let slot = source.devfn() >> 3;
         if let Some(plugged) = self.plugged(usize::from(slot)) {
-            // A configuration write under way finds no BARs from here on, so what is forgotten stays forgotten.
+            // A configuration write under way finds no BARs from here on, so what is forgotten
+            // stays forgotten.
             let mut bars = lock(&plugged.bars);
             *bars = None;
             self.redecode(slot, &plugged, &Bars::default());
@@ -182,11 +187,12 @@ impl PciBus {
         }
     }
 
-    /// Gives every BAR an address in one of `windows`, naturally aligned, by writing it as firmware would.
-    /// Decoding stays off. The functions' owners must already answer.
+    /// Gives every BAR an address in one of `windows`, naturally aligned, by writing it as firmware
+    /// would. Decoding stays off. The functions' owners must already answer.
     ///
     /// # Errors
-    /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB. No BAR has been written.
+    /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB. No BAR has been
+    /// written.
     pub fn place_bars(&self, windows: &Windows) -> Result<(), PciError> {
         for Placed { bar, at } in windows.place(&self.bars())? {
             let reg = FIRST_BAR + 4 * bar.index as u16;
@@ -295,7 +301,8 @@ fn to_u32(data: &[u8]) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Enhanced configuration access of bus 0: address bits 19:15 device, 14:12 function, 11:0 register.
+/// Enhanced configuration access of bus 0: address bits 19:15 device, 14:12 function, 11:0
+/// register.
 pub struct Ecam(pub Arc<PciBus>);
 
 impl Ecam {

@@ -1,4 +1,5 @@
-//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and what a guest may change.
+//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and what
+//! a guest may change.
 //!
 //! Plain data: whoever owns the function (a sidecore, or a vCPU exit for the host bridge) reads and
 //! writes it. What a write set off is for the owner to look up.
@@ -9,7 +10,8 @@
 //! let msix = config.add_msix(8, (0, 0x4000), (0, 0x5000));
 //! let common = config.add_capability(0x09, &virtio_cap_body);
 //! ```
-//! Left out: expansion ROM, power management (a caller may place any capability, and give it writable bits).
+//! Left out: expansion ROM, power management (a caller may place any capability, and give it
+//! writable bits).
 
 use crate::bars::{BARS, BarKind, Bars, COMMAND, COMMAND_PIN_OFF, FIRST_BAR};
 use crate::msi::{MsiLayout, MsiRegisters};
@@ -156,8 +158,8 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// Appends an extended capability: `id`, `version` (0 to 15), link and then `body`. Returns its offset. Panics when
-    /// the space is full, as [`add_capability`](Self::add_capability).
+    /// Appends an extended capability: `id`, `version` (0 to 15), link and then `body`. Returns its
+    /// offset. Panics when the space is full, as [`add_capability`](Self::add_capability).
     pub fn add_extended_capability(&mut self, id: u16, version: u8, body: &[u8]) -> u16 {
         let at = match self.extended.last() {
             Some((offset, len)) => usize::from(offset + len).next_multiple_of(4),
@@ -187,8 +189,8 @@ impl ConfigSpace {
         self.bytes[INTERRUPT_PIN] = pin;
     }
 
-    /// The function's interrupt is pending or not; what its pin's level is then: not asserted while the guest has
-    /// switched the pin off (command bit 10), or MSI or MSI-X on.
+    /// The function's interrupt is pending or not; what its pin's level is then: not asserted while
+    /// the guest has switched the pin off (command bit 10), or MSI or MSI-X on.
     pub fn set_interrupt(&mut self, is_pending: bool) -> bool {
         if is_pending {
             self.bytes[STATUS] |= STATUS_INTERRUPT;
@@ -214,8 +216,8 @@ impl ConfigSpace {
         self.writable[at..at + mask.len()].copy_from_slice(mask);
     }
 
-    /// PCI Express capability of a root complex integrated endpoint, version 2: the type a function on a
-    /// root bus has, so that it needs no port above it and has an IOMMU group of its own.
+    /// PCI Express capability of a root complex integrated endpoint, version 2: the type a function
+    /// on a root bus has, so that it needs no port above it and has an IOMMU group of its own.
     pub fn add_express_endpoint(&mut self) -> u16 {
         let mut body = [0u8; 0x3a];
         // Capabilities register: version 2, device/port type 1001b.
@@ -225,8 +227,8 @@ impl ConfigSpace {
         self.add_capability(CAPABILITY_EXPRESS, &body)
     }
 
-    /// MSI-X capability (§6.8.2): `vectors` 1 to 2048, table and pending bits at BAR index and offset
-    /// (multiples of 8).
+    /// MSI-X capability (§6.8.2): `vectors` 1 to 2048, table and pending bits at BAR index and
+    /// offset (multiples of 8).
     pub fn add_msix(
         &mut self,
         vectors: u16,
@@ -326,7 +328,8 @@ impl ConfigSpace {
         u32::from_le_bytes(bytes)
     }
 
-    /// A guest's write of `len` (1, 2 or 4) bytes at `reg`; bits it may not change stay. Whether MSI-X control was written.
+    /// A guest's write of `len` (1, 2 or 4) bytes at `reg`; bits it may not change stay. Whether
+    /// MSI-X control was written.
     pub fn write(&mut self, reg: u16, len: u8, value: u32) -> bool {
         self.bars.write(reg, len, value);
         let mut is_msix_control = false;

@@ -1,4 +1,5 @@
-//! Function 00:00.0: the host bridge. It decodes nothing; it is there because a bus without one looks empty.
+//! Function 00:00.0: the host bridge. It decodes nothing; it is there because a bus without one
+//! looks empty.
 
 use std::sync::{Mutex, PoisonError};
 

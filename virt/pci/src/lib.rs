@@ -11,8 +11,8 @@
 //! Specifications: PCI Local Bus 3.0 (configuration header, BARs, MSI, MSI-X), PCI Express Base 4.0
 //! (ECAM, capabilities).
 //!
-//! **Who calls, on which thread.** vCPU threads enter by [`bus`]'s three bus devices; a function's own state
-//! ([`config`], [`msi`], [`msix`]) is plain data of whoever owns the function.
+//! **Who calls, on which thread.** vCPU threads enter by [`bus`]'s three bus devices; a function's
+//! own state ([`config`], [`msi`], [`msix`]) is plain data of whoever owns the function.
 //!
 //! **Left out.** Bridges and other buses, expansion ROMs, power management.
 #![forbid(unsafe_code)]

@@ -1,8 +1,10 @@
-//! The MSI-X table of one function (PCI Local Bus 3.0, §6.8.2), plain data of whoever owns the function.
+//! The MSI-X table of one function (PCI Local Bus 3.0, §6.8.2), plain data of whoever owns the
+//! function.
 //!
-//! An interrupt is one message: address and data read from the table entry at the moment of delivery,
-//! so that a guest that moves a vector needs no other notice. Masked vectors latch a pending bit and
-//! deliver once when unmasked. What is delivered is appended to the caller's list of messages.
+//! An interrupt is one message: address and data read from the table entry at the moment of
+//! delivery, so that a guest that moves a vector needs no other notice. Masked vectors latch a
+//! pending bit and deliver once when unmasked. What is delivered is appended to the caller's list
+//! of messages.
 
 use std::ops::Range;
 
@@ -145,7 +147,8 @@ impl MsixTable {
         }
     }
 
-    /// Raises a vector. Out of range (the guest chose none, 0xffff) is silence, as the specification has it.
+    /// Raises a vector. Out of range (the guest chose none, 0xffff) is silence, as the
+    /// specification has it.
     pub fn raise(&mut self, vector: u16, out: &mut Vec<Message>) {
         if !self.enabled {
             return;

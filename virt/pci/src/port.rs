@@ -6,10 +6,11 @@ use crate::bars::{BARS, BarKind, Bars};
 
 /// A function's door for vCPU threads.
 ///
-/// Called on any vCPU thread, several at once. A function owned by a sidecore turns each call into a
-/// message and waits for the answer; it must answer in bounded time, except that a write which stops a
-/// device (Bus Master, virtio status) may wait until the device is quiet. No lock of the bus is held
-/// during a call, but for that of the function's own BARs during a write that changes them.
+/// Called on any vCPU thread, several at once. A function owned by a sidecore turns each call into
+/// a message and waits for the answer; it must answer in bounded time, except that a write which
+/// stops a device (Bus Master, virtio status) may wait until the device is quiet. No lock of the
+/// bus is held during a call, but for that of the function's own BARs during a write that changes
+/// them.
 pub trait FunctionPort: Send + Sync {
     /// What each BAR is; constant for the function's life. The bus places them and follows writes.
     fn bar_kinds(&self) -> [BarKind; BARS];
@@ -20,9 +21,10 @@ pub trait FunctionPort: Send + Sync {
     /// Writes `len` (1, 2 or 4) bytes of configuration space at `reg` (`reg` + `len` ≤ 4096).
     fn config_write(&self, reg: u16, len: u8, value: u32);
 
-    /// The bus decodes these BARs now, or none of them any more. Called for a write before the function itself hears of it, and when
-    /// the function is unplugged; with the lock of its BARs held, so one call at a time and in the order of the changes. It may
-    /// block: only who writes to the same BARs waits.
+    /// The bus decodes these BARs now, or none of them any more. Called for a write before the
+    /// function itself hears of it, and when the function is unplugged; with the lock of its BARs
+    /// held, so one call at a time and in the order of the changes. It may block: only who writes
+    /// to the same BARs waits.
     fn decodes(&self, _bars: &Bars) {}
 
     /// The function has received the write after which these BARs are decoded. Called after each

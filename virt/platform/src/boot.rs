@@ -1,7 +1,8 @@
 //! Loading a kernel, its initial RAM disk and command line into guest RAM.
 //!
-//! bzImages use Linux's 64-bit boot protocol, ELF kernels their PVH entry; `linux-loader` reads both
-//! formats. Runs once, on the main thread, before any vCPU exists; files are the user's and may be nonsense.
+//! bzImages use Linux's 64-bit boot protocol, ELF kernels their PVH entry; `linux-loader` reads
+//! both formats. Runs once, on the main thread, before any vCPU exists; files are the user's and
+//! may be nonsense.
 //!
 //! ```text
 //! boot_params / PVH start info ── command line ── kernel at 1 MiB … ── initrd, ending at the top of low RAM
@@ -26,8 +27,9 @@ mod scratch;
 
 pub use entry::{Entry, gdt};
 
-/// All the firmware there is, at [`layout::RESET_VECTOR`]. Linux on a hardware-reduced platform without EFI does not
-/// try ACPI's reset register: it goes to real mode and jumps here, which then asks for the reset.
+/// All the firmware there is, at [`layout::RESET_VECTOR`]. Linux on a hardware-reduced platform
+/// without EFI does not try ACPI's reset register: it goes to real mode and jumps here, which then
+/// asks for the reset.
 const FIRMWARE: [u8; 9] = [
     0xba,
     layout::RESET as u8,
@@ -140,8 +142,9 @@ pub fn kernel_kind(file: &mut File) -> Result<Option<KernelKind>, BootError> {
     Ok(Some(KernelKind::BzImage))
 }
 
-/// Bytes of a bzImage whose first sectors are `head`: the boot sector and `setup_sects` (0x1f1, 8-bit, 0 means 4) more, and
-/// `syssize` (0x1f4, 32-bit) times 16 bytes. What is appended, a signature for instance, is not counted.
+/// Bytes of a bzImage whose first sectors are `head`: the boot sector and `setup_sects` (0x1f1,
+/// 8-bit, 0 means 4) more, and `syssize` (0x1f4, 32-bit) times 16 bytes. What is appended, a
+/// signature for instance, is not counted.
 fn bzimage_len(head: &[u8; 0x240]) -> u64 {
     let setup_sects = match head[0x1f1] {
         0 => 4,
@@ -166,7 +169,8 @@ fn map(file: BorrowedFd<'_>, regions: &[Region]) -> Result<GuestMemoryMmap, Boot
     GuestMemoryMmap::from_ranges_with_files(ranges).map_err(|e| fail(&e))
 }
 
-/// Loads everything and says where the boot processor starts. Memory without a file gets it from one that lasts as long as this.
+/// Loads everything and says where the boot processor starts. Memory without a file gets it from
+/// one that lasts as long as this.
 pub fn load(ram: &GuestRam, payload: &Payload<'_>) -> Result<Entry, BootError> {
     let Some(file) = ram.memfd() else {
         let copy = scratch::Copy::new(ram)?;
@@ -205,7 +209,8 @@ fn entry(kind: KernelKind, loaded: &KernelLoaderResult) -> Result<Entry, BootErr
     }
 }
 
-/// The command line as text checked by the loader, at its place; returns its length with terminator.
+/// The command line as text checked by the loader, at its place; returns its length with
+/// terminator.
 fn load_command_line(ram: &GuestMemoryMmap, text: &str) -> Result<u32, BootError> {
     let mut cmdline = Cmdline::new(layout::BOOT_CMDLINE_SIZE as usize)?;
     if !text.is_empty() {

@@ -1,7 +1,8 @@
 //! Address decoding: which device answers a guest-physical address or an I/O port.
 //!
-//! A [`Bus`] is filled while the machine is built and never changes afterwards, so vCPU threads look up
-//! without a lock. What moves at run time (PCI BARs) is decoded behind one fixed window by the crate `pci`.
+//! A [`Bus`] is filled while the machine is built and never changes afterwards, so vCPU threads
+//! look up without a lock. What moves at run time (PCI BARs) is decoded behind one fixed window by
+//! the crate `pci`.
 //!
 //! Devices are called on vCPU threads, several at once; each guards itself. Nothing is locked here
 //! while a device is called.
@@ -86,7 +87,8 @@ impl Bus {
         let at = self.entries.partition_point(|entry| entry.last < address);
         let entry = self.entries.get(at)?;
         let access_last = address.checked_add(len.max(1) as u64 - 1)?;
-        // An access that leaves its device is answered by nobody, as on a bus that decodes whole accesses.
+        // An access that leaves its device is answered by nobody, as on a bus that decodes whole
+        // accesses.
         (entry.first <= address && access_last <= entry.last)
             .then(|| (entry, address - entry.first))
     }
@@ -108,7 +110,8 @@ impl Bus {
         }
     }
 
-    /// A port read: `data` may hold several elements of a string instruction, so only the port is decoded.
+    /// A port read: `data` may hold several elements of a string instruction, so only the port is
+    /// decoded.
     pub fn read_port(&self, port: u16, data: &mut [u8]) -> AccessCause {
         data.fill(0xff);
         match self.find(u64::from(port), 1) {

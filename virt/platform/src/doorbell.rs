@@ -1,7 +1,9 @@
-//! Doorbells of a function: places in its BAR that the hypervisor watches, so that ringing needs no exit to user space.
+//! Doorbells of a function: places in its BAR that the hypervisor watches, so that ringing needs no
+//! exit to user space.
 //!
-//! Two sides. Who polls the function hears them ([`Doorbells`]). Where they are follows the BAR ([`PlaceDoorbells`]), on the thread
-//! of the vCPU that moved it: a hypervisor may take milliseconds over each, for which nobody who polls has time.
+//! Two sides. Who polls the function hears them ([`Doorbells`]). Where they are follows the BAR
+//! ([`PlaceDoorbells`]), on the thread of the vCPU that moved it: a hypervisor may take
+//! milliseconds over each, for which nobody who polls has time.
 
 use std::os::fd::RawFd;
 
@@ -17,9 +19,11 @@ pub trait Doorbells: Send {
     fn rung(&self) -> u64;
 }
 
-/// Where the doorbells of one function are. Called by whoever decodes its BARs: one call at a time, in the order of the changes.
+/// Where the doorbells of one function are. Called by whoever decodes its BARs: one call at a time,
+/// in the order of the changes.
 pub trait PlaceDoorbells: Send + Sync {
-    /// Doorbell 0 is at this guest-physical address, or decoding is off. On return nothing is watched where they were. It may block
-    /// for as long as the hypervisor needs. A doorbell that cannot be watched still works, as an exit to user space.
+    /// Doorbell 0 is at this guest-physical address, or decoding is off. On return nothing is
+    /// watched where they were. It may block for as long as the hypervisor needs. A doorbell that
+    /// cannot be watched still works, as an exit to user space.
     fn place(&self, first: Option<u64>);
 }

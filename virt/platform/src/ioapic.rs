@@ -1,14 +1,17 @@
 //! I/O APIC (Intel 82093AA, version 0x20): 24 pins, redirection entries to MSI messages.
 //!
-//! KVM keeps the local APICs; this chip lives here because interrupt remapping is impossible with one
-//! inside KVM. A pin that fires becomes the message its redirection entry describes. For level-triggered
-//! pins KVM must report the end of interrupt to us, which it does for vectors it finds in its GSI routing
-//! table: every change of a redirection entry is mirrored there through [`RouteSink`].
+//! KVM keeps the local APICs; this chip lives here because interrupt remapping is impossible with
+//! one inside KVM. A pin that fires becomes the message its redirection entry describes. For
+//! level-triggered pins KVM must report the end of interrupt to us, which it does for vectors it
+//! finds in its GSI routing table: every change of a redirection entry is mirrored there through
+//! [`RouteSink`].
 //!
-//! Called by vCPU threads (registers, end of interrupt) and by whoever drives a pin (the UART). One lock
-//! around the registers; messages and routes leave after it is released, because a sink enters KVM.
+//! Called by vCPU threads (registers, end of interrupt) and by whoever drives a pin (the UART). One
+//! lock around the registers; messages and routes leave after it is released, because a sink enters
+//! KVM.
 //!
-//! Left out: INIT/NMI/SMI/ExtINT checks (the delivery mode goes into the message as it is), virtual wire.
+//! Left out: INIT/NMI/SMI/ExtINT checks (the delivery mode goes into the message as it is), virtual
+//! wire.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -101,7 +104,8 @@ impl State {
             .map(|entry| (entry.is_level() && !entry.is_masked()).then(|| entry.message()))
     }
 
-    /// Fires `pin` if its entry allows; for a level-triggered one only when the last was acknowledged.
+    /// Fires `pin` if its entry allows; for a level-triggered one only when the last was
+    /// acknowledged.
     fn fire(&mut self, pin: usize) -> Option<Message> {
         let entry = &mut self.table[pin];
         if entry.is_masked() || (entry.is_level() && entry.remote_irr()) {
@@ -152,7 +156,8 @@ pub struct Ioapic {
 }
 
 impl Ioapic {
-    /// A chip after reset, sending its interrupts to `messages` as requester `source` and its routes to `routes`.
+    /// A chip after reset, sending its interrupts to `messages` as requester `source` and its
+    /// routes to `routes`.
     pub fn new(
         source: SourceId,
         messages: Arc<dyn InterruptSink>,
@@ -217,7 +222,8 @@ impl Ioapic {
         message.is_some()
     }
 
-    /// One rising edge on `pin`. Whether its entry let it through: one that is masked is nobody's to hear.
+    /// One rising edge on `pin`. Whether its entry let it through: one that is masked is nobody's
+    /// to hear.
     pub fn pulse(&self, pin: u8) -> bool {
         let is_sent = self.drive(pin, true);
         self.drive(pin, false);
@@ -259,7 +265,8 @@ impl Ioapic {
             let mut entry =
                 Redirection(new & !Redirection::READ_ONLY | old & Redirection::READ_ONLY);
             if !entry.is_level() {
-                // Linux acknowledges by switching a pin to edge and back; the switch drops remote IRR.
+                // Linux acknowledges by switching a pin to edge and back; the switch drops remote
+                // IRR.
                 entry.0 &= !Redirection::REMOTE_IRR;
             }
             state.table[pin] = entry;
@@ -275,7 +282,8 @@ impl Ioapic {
     }
 }
 
-/// A function's legacy pin on an input of the chip. Level 1 is asserted, whatever polarity the guest programs.
+/// A function's legacy pin on an input of the chip. Level 1 is asserted, whatever polarity the
+/// guest programs.
 pub struct IoapicPin {
     /// The chip.
     pub chip: Arc<Ioapic>,

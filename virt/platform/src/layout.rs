@@ -21,14 +21,15 @@ pub const HIGH_RAM: u64 = 0x1_0000_0000;
 pub const PCI_WINDOW: u64 = 0xc000_0000;
 /// End of the PCI memory window.
 pub const PCI_WINDOW_END: u64 = 0xe000_0000;
-/// PCI memory window beyond 4 GiB, for machines with BARs that want it: the top eighth of what 39 address bits reach. A
-/// host whose processor has fewer cannot have it (CPUID 8000_0008h).
+/// PCI memory window beyond 4 GiB, for machines with BARs that want it: the top eighth of what 39
+/// address bits reach. A host whose processor has fewer cannot have it (CPUID 8000_0008h).
 pub const PCI_WINDOW_HIGH: Range<u64> = 0x70_0000_0000..0x80_0000_0000;
 /// Enhanced configuration access (PCI Express base specification §7.2.2) of bus 0.
 pub const ECAM: u64 = 0xe000_0000;
 /// One bus: 32 devices of 8 functions of 4 KiB.
 pub const ECAM_SIZE: u64 = 0x10_0000;
-/// The requester of the I/O APIC's messages: it is on no PCI bus, so it has a bus number that no function has.
+/// The requester of the I/O APIC's messages: it is on no PCI bus, so it has a bus number that no
+/// function has.
 pub const IOAPIC_SOURCE: SourceId = SourceId::new(0xff, 0, 0);
 /// The I/O APIC's page.
 pub const IOAPIC: u64 = 0xfec0_0000;
@@ -38,7 +39,8 @@ pub const IOAPIC_SIZE: u64 = 0x1000;
 pub const VTD: u64 = 0xfed9_0000;
 /// Bytes of a VT-d register page.
 pub const VTD_SIZE: u64 = 0x1000;
-/// The register page of a second unit, which assigned functions are under, directly behind the first.
+/// The register page of a second unit, which assigned functions are under, directly behind the
+/// first.
 pub const VTD_ASSIGNED: u64 = VTD + VTD_SIZE;
 /// Local APICs, inside KVM; also the address range of MSIs.
 pub const LOCAL_APIC: u64 = 0xfee0_0000;
@@ -80,11 +82,13 @@ pub const COM1: u16 = 0x3f8;
 pub const COM1_PORTS: u16 = 8;
 /// The I/O APIC pin of COM1.
 pub const COM1_PIN: u8 = 4;
-/// The I/O APIC pin that a press of the power button pulses: where the SCI would be, which a hardware-reduced platform has not.
+/// The I/O APIC pin that a press of the power button pulses: where the SCI would be, which a
+/// hardware-reduced platform has not.
 pub const POWER_BUTTON_PIN: u8 = 9;
 /// Keyboard controller's command port: Linux's second way to reset.
 pub const I8042_COMMAND: u16 = 0x64;
-/// Marker port: a guest delimits measuring windows by writing here (1 begins, 2 ends, others are tags).
+/// Marker port: a guest delimits measuring windows by writing here (1 begins, 2 ends, others are
+/// tags).
 pub const MARKER: u16 = 0xe0;
 /// Where a guest tells that its kernel has panicked (QEMU's pvpanic), one byte.
 pub const PANIC_NOTICE: u16 = 0x505;
@@ -105,7 +109,8 @@ pub const PCI_CONFIG_ADDRESS: u16 = 0xcf8;
 /// PCI configuration mechanism #1, data (four ports).
 pub const PCI_CONFIG_DATA: u16 = 0xcfc;
 
-/// RAM regions `(start, bytes)` for a machine with `memory` bytes: one, or two around the device hole.
+/// RAM regions `(start, bytes)` for a machine with `memory` bytes: one, or two around the device
+/// hole.
 pub fn ram_regions(memory: u64) -> Vec<(u64, u64)> {
     if memory <= LOW_RAM_END {
         vec![(0, memory)]
@@ -126,8 +131,8 @@ pub enum E820Kind {
 
 /// The memory map the guest is given: `(start, bytes, kind)`, sorted.
 ///
-/// ECAM is in it as reserved, without which Linux refuses the MCFG table; the VT-d page is not, since
-/// Linux claims that one itself.
+/// ECAM is in it as reserved, without which Linux refuses the MCFG table; the VT-d page is not,
+/// since Linux claims that one itself.
 pub fn e820(memory: u64) -> Vec<(u64, u64, E820Kind)> {
     let mut map = vec![
         (0, CONVENTIONAL_END, E820Kind::Ram),

@@ -1,5 +1,5 @@
-//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, notice of a panic, ejection of PCI functions,
-//! marker port.
+//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, notice of a
+//! panic, ejection of PCI functions, marker port.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub trait PowerSink: Send + Sync {
 /// Sleep control bit 5: enter the sleep type of bits 4:2 (ACPI §4.8.3.7).
 const SLEEP_ENABLE: u8 = 1 << 5;
 
-/// ACPI sleep control, sleep status and reset registers: three one-byte ports from [`layout::SLEEP_CONTROL`].
+/// ACPI sleep control, sleep status and reset registers: three one-byte ports from
+/// [`layout::SLEEP_CONTROL`].
 pub struct Power(pub Arc<dyn PowerSink>);
 
 impl Power {
@@ -69,11 +70,13 @@ impl BusDevice for KeyboardReset {
 
 /// Events of [`PanicNotice`]: the kernel has panicked.
 const PANICKED: u8 = 1 << 0;
-/// The same, and a crash kernel is about to run, which ends or resets the machine when it has done its work.
+/// The same, and a crash kernel is about to run, which ends or resets the machine when it has done
+/// its work.
 const CRASH_LOADED: u8 = 1 << 1;
 
-/// Where a guest tells that its kernel has panicked: QEMU's pvpanic (`docs/specs/pvpanic.rst`), one byte at [`layout::PANIC_NOTICE`]. Read:
-/// the events that are understood. Written: the event that happened.
+/// Where a guest tells that its kernel has panicked: QEMU's pvpanic (`docs/specs/pvpanic.rst`), one
+/// byte at [`layout::PANIC_NOTICE`]. Read: the events that are understood. Written: the event that
+/// happened.
 pub struct PanicNotice(pub Arc<dyn PowerSink>);
 
 impl BusDevice for PanicNotice {
@@ -92,8 +95,9 @@ impl BusDevice for PanicNotice {
 
 /// Receiver of ejections. Called on vCPU threads.
 pub trait EjectSink: Send + Sync {
-    /// Removes the function in PCI slot `slot`, which the guest has stopped using. A slot that has none, or one that stays, is the
-    /// guest's mistake and nothing happens. On return the function is gone from the bus.
+    /// Removes the function in PCI slot `slot`, which the guest has stopped using. A slot that has
+    /// none, or one that stays, is the guest's mistake and nothing happens. On return the function
+    /// is gone from the bus.
     fn eject(&self, slot: u8);
 }
 

@@ -1,11 +1,12 @@
 //! The virtio device of type 23: request queue and event queue, without what the requests do.
 //!
-//! A request is parsed and checked for its length here, and put into an outbox for the unit; PROBE is answered here. Its chain is
-//! taken, and its tail remembered, until the unit's answer comes. A status is written, and the chain shown, by the visit after
-//! that. A buffer that is too short for a tail, or a request of no known type, is given back unwritten, with length 0.
+//! A request is parsed and checked for its length here, and put into an outbox for the unit; PROBE
+//! is answered here. Its chain is taken, and its tail remembered, until the unit's answer comes. A
+//! status is written, and the chain shown, by the visit after that. A buffer that is too short for
+//! a tail, or a request of no known type, is given back unwritten, with length 0.
 //!
-//! Faults wait for event buffers; those that find no place are counted. A buffer too short for a report is given back
-//! with length 0, and the report goes into the next one.
+//! Faults wait for event buffers; those that find no place are counted. A buffer too short for a
+//! report is given back with length 0, and the report goes into the next one.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -207,7 +208,8 @@ impl IommuClass {
         Ok(Activity::Busy)
     }
 
-    /// Puts a request into the outbox, or answers it if the driver has not accepted what it makes use of.
+    /// Puts a request into the outbox, or answers it if the driver has not accepted what it makes
+    /// use of.
     fn ask(&mut self, request: Request, mut taken: Taken) {
         if !request.is_within(self.features) {
             taken.status = Status::Inval as u8;

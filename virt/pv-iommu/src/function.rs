@@ -1,10 +1,12 @@
-//! The device as a PCI function: a virtio function whose rings are reached past the unit, and whose requests are its commands.
+//! The device as a PCI function: a virtio function whose rings are reached past the unit, and whose
+//! requests are its commands.
 //!
-//! The owner carries a poll's commands out behind the poll; the answers come at once for what need not wait, and are shown
-//! by the poll that follows in the same sweep.
+//! The owner carries a poll's commands out behind the poll; the answers come at once for what need
+//! not wait, and are shown by the poll that follows in the same sweep.
 //!
-//! Its rings are polled, and their driver told to ring only for a sleeping core. The other way, *trapped*, is the
-//! reference: nobody looks at them before the driver rings, which it is always told to do.
+//! Its rings are polled, and their driver told to ring only for a sleeping core. The other way,
+//! *trapped*, is the reference: nobody looks at them before the driver rings, which it is always
+//! told to do.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -23,7 +25,8 @@ use virtio_pci::VirtioFunction;
 use crate::class::{Iommu, IommuClass, Tag};
 use crate::wire::Request;
 
-/// See the module's head. To be the first function of its owner: what others translate by depends on its requests.
+/// See the module's head. To be the first function of its owner: what others translate by depends
+/// on its requests.
 pub struct IommuFunction {
     inner: VirtioFunction<Iommu>,
     asked: BTreeMap<CommandId, Tag>,
@@ -48,7 +51,8 @@ impl IommuFunction {
         }
     }
 
-    /// The same, trapped. Its doorbells are to come as writes ([`Function::bar_write`]), or as often as they are rung.
+    /// The same, trapped. Its doorbells are to come as writes ([`Function::bar_write`]), or as
+    /// often as they are rung.
     #[must_use]
     pub fn trapped(mut self) -> Self {
         self.bell = Some(Bell { is_rung: true });
@@ -227,7 +231,8 @@ impl DataPath<Request> for IommuFunction {
         let progress = self.inner.poll_through(&mut dma, effects, now);
         self.ask(effects);
         if let Some(bell) = &mut self.bell {
-            // Before what it has taken is answered, so that a driver which waits for that rings again.
+            // Before what it has taken is answered, so that a driver which waits for that rings
+            // again.
             self.inner.arm_through(&mut dma);
             if progress == Progress::Idle {
                 // The driver's side: its index is written, then the suppression read.

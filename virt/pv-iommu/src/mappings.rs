@@ -1,7 +1,7 @@
 //! What is mapped in one domain: intervals that do not overlap, by their first address.
 //!
-//! A mapping is what one MAP request made, and goes as a whole. Lookups cost O(log n); the unit keeps each endpoint's last hit
-//! before that.
+//! A mapping is what one MAP request made, and goes as a whole. Lookups cost O(log n); the unit
+//! keeps each endpoint's last hit before that.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,8 @@ impl Mappings {
         begins_before || ends_behind
     }
 
-    /// Removes mappings that begin in `first..=last`, at most `max` of them; how many. Fewer than `max`: there are no more.
+    /// Removes mappings that begin in `first..=last`, at most `max` of them; how many. Fewer than
+    /// `max`: there are no more.
     pub fn remove(&mut self, first: u64, last: u64, max: usize) -> usize {
         let mut removed = 0;
         while removed < max
@@ -119,7 +120,8 @@ mod tests {
         }
     }
 
-    /// The sequences of §5.13.6.6, each from a blank domain: mappings, what is unmapped, how many go; `None` if it is refused.
+    /// The sequences of §5.13.6.6, each from a blank domain: mappings, what is unmapped, how many
+    /// go; `None` if it is refused.
     #[test]
     fn the_examples_of_the_specification() {
         type Example = (&'static [(u64, u64)], (u64, u64), Option<usize>);

@@ -14,9 +14,9 @@
 //! have them.
 //!
 //! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each
-//! MiB up to the end of RAM, as many wake-ups of the helper at most. A MAP is looked at for [`WINDOWS_PER_MAP`]
-//! windows, however long it is. What is populated is RAM of the guest's, which it may use in any
-//! case; but the host has to have it: at most all of RAM.
+//! MiB up to the end of RAM, as many wake-ups of the helper at most. A MAP is looked at for
+//! [`WINDOWS_PER_MAP`] windows, however long it is. What is populated is RAM of the guest's, which
+//! it may use in any case; but the host has to have it: at most all of RAM.
 //!
 //! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by
 //! this. A window with one such page is not populated any more. Who discards says so *before* it

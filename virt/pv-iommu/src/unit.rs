@@ -1,21 +1,26 @@
-//! The remapping unit: endpoints, domains, and what becomes of accesses under way when something is taken away.
+//! The remapping unit: endpoints, domains, and what becomes of accesses under way when something is
+//! taken away.
 //!
-//! Requests are carried out in their order, one after the other. One that takes mappings or attachments away is a *revocation*:
+//! Requests are carried out in their order, one after the other. One that takes mappings or
+//! attachments away is a *revocation*:
 //!
 //! ```text
 //! mappings removed, a budget at a time ─▶ leases of the endpoints concerned looked at ─▶ waits for those that no longer hold
 //!            (requests behind it wait)                  (these too)                         (requests behind it go on)
 //! ```
-//! Each waiting request has a list of its own leases: those that its recheck has found to hold no more, and those that an earlier one has,
-//! in the same range. It is answered when they have ended, whatever others wait for. Whoever follows the mappings and holds
-//! an invalidation holds all requests that wait then.
+//! Each waiting request has a list of its own leases: those that its recheck has found to hold no
+//! more, and those that an earlier one has, in the same range. It is answered when they have ended,
+//! whatever others wait for. Whoever follows the mappings and holds an invalidation holds all
+//! requests that wait then.
 //!
-//! A domain that ceases to exist is out of reach at once; its mappings are freed a budget at a time.
+//! A domain that ceases to exist is out of reach at once; its mappings are freed a budget at a
+//! time.
 //!
 //! A MAP besides hints at accesses to come ([`hints`]): behind its answer, in the same call.
 //!
-//! `requests`: what each request checks and changes. `revoke`: requests one after the other, and what becomes of accesses under way.
-//! `access`: where an access goes. [`saved`]: the state that is kept while the machine is paused.
+//! `requests`: what each request checks and changes. `revoke`: requests one after the other, and
+//! what becomes of accesses under way. `access`: where an access goes. [`saved`]: the state that is
+//! kept while the machine is paused.
 //!
 //! Thread: the owner's only.
 

@@ -1,5 +1,5 @@
-//! The device's words as they lie in memory (§5.13.3 to §5.13.6): configuration, requests, statuses,
-//! properties, fault reports. All little-endian.
+//! The device's words as they lie in memory (§5.13.3 to §5.13.6): configuration, requests,
+//! statuses, properties, fault reports. All little-endian.
 
 use std::ops::RangeInclusive;
 
@@ -112,8 +112,8 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether it makes use of no flag that comes with a feature which the driver has not accepted: such a
-    /// bit is one that the device does not recognize (§5.13.6.3, §5.13.6.5).
+    /// Whether it makes use of no flag that comes with a feature which the driver has not accepted:
+    /// such a bit is one that the device does not recognize (§5.13.6.3, §5.13.6.5).
     pub fn is_within(&self, features: u64) -> bool {
         let (flags, flag, feature) = match *self {
             Self::Attach { flags, .. } => (flags, ATTACH_BYPASS, feature::BYPASS_CONFIG),
@@ -151,7 +151,8 @@ const T_MAP: u8 = 3;
 const T_UNMAP: u8 = 4;
 const T_PROBE: u8 = 5;
 
-/// Bytes of the part that the device reads, of a request of this type; `None`: there is no such type.
+/// Bytes of the part that the device reads, of a request of this type; `None`: there is no such
+/// type.
 fn readable_len(kind: u8) -> Option<usize> {
     match kind {
         T_ATTACH | T_DETACH => Some(20),
@@ -162,8 +163,9 @@ fn readable_len(kind: u8) -> Option<usize> {
     }
 }
 
-/// Parses a request whose device-readable part has `len` bytes, of which `bytes` are the first, up to [`MAX_REQUEST`]. `None`: of
-/// no known type, or too short for it; the buffers are then given back unwritten. Bytes behind a request's end are ignored.
+/// Parses a request whose device-readable part has `len` bytes, of which `bytes` are the first, up
+/// to [`MAX_REQUEST`]. `None`: of no known type, or too short for it; the buffers are then given
+/// back unwritten. Bytes behind a request's end are ignored.
 pub fn parse(bytes: &[u8], len: u32) -> Option<Asked> {
     let kind = *bytes.first()?;
     if (len as usize) < readable_len(kind)? {
@@ -224,7 +226,8 @@ pub fn config(is_bypass: bool) -> [u8; CONFIG_LEN] {
     space
 }
 
-/// The properties of every endpoint: where interrupt messages go is reserved (RESV_MEM, subtype MSI).
+/// The properties of every endpoint: where interrupt messages go is reserved (RESV_MEM, subtype
+/// MSI).
 pub fn properties() -> [u8; PROBE_SIZE as usize] {
     let mut list = [0; PROBE_SIZE as usize];
     list[0] = 1;

@@ -1,10 +1,11 @@
-//! What the runtime itself costs: a sweep over idle pollers with probes, a sleep and wake with them, a turn.
+//! What the runtime itself costs: a sweep over idle pollers with probes, a sleep and wake with
+//! them, a turn.
 //!
 //! ```text
 //! cargo run --release -p sidecore --example costs
 //! ```
-//! Each idle poller has a word of its own, on a page of its own, as a ring in guest memory would be, and an eventfd.
-//! Figures are wall-clock times, the least of several windows.
+//! Each idle poller has a word of its own, on a page of its own, as a ring in guest memory would
+//! be, and an eventfd. Figures are wall-clock times, the least of several windows.
 
 use std::{
     fs::File,
@@ -35,7 +36,8 @@ impl Place {
     }
 }
 
-/// As a ring's would be: a pointer that was worked out before, what it was last, and what keeps the memory mapped.
+/// As a ring's would be: a pointer that was worked out before, what it was last, and what keeps the
+/// memory mapped.
 struct Seen {
     word: *const AtomicU32,
     seen: u32,
@@ -158,7 +160,8 @@ fn sweep(count: usize) -> f64 {
     })
 }
 
-/// Microseconds awake, of wall clock and of CPU time, per sleep and wake for one of `count` devices; and from kick to service.
+/// Microseconds awake, of wall clock and of CPU time, per sleep and wake for one of `count`
+/// devices; and from kick to service.
 fn park(count: usize) -> (f64, f64, f64) {
     let devices = devices(count);
     let (place, served) = (devices[0].place.clone(), Arc::clone(&devices[0].served));

@@ -1,4 +1,5 @@
-//! How many cores a fleet needs, and which poller belongs where: a pure decision over samples of utilisation.
+//! How many cores a fleet needs, and which poller belongs where: a pure decision over samples of
+//! utilisation.
 //!
 //! ```text
 //! a core above `high` for `patience` samples:
@@ -6,10 +7,12 @@
 //!     else it has two pollers to part, and there may be more cores          → AddCore; the moves follow
 //! all would fit on one core fewer below `low`, for 4 × `patience` samples   → Retire the least used
 //! ```
-//! Hysteresis: `low` is well below `high`; a mark must be passed in several samples in a row; after each act the counting
-//! starts anew. One act per decision, and each move brings the higher of two utilisations down, so moves do not go round in circles.
+//! Hysteresis: `low` is well below `high`; a mark must be passed in several samples in a row; after
+//! each act the counting starts anew. One act per decision, and each move brings the higher of two
+//! utilisations down, so moves do not go round in circles.
 //!
-//! Called by the fleet's controller thread; what it cannot know is what a poller would use if its core were not full.
+//! Called by the fleet's controller thread; what it cannot know is what a poller would use if its
+//! core were not full.
 
 use std::collections::BTreeMap;
 
@@ -111,7 +114,8 @@ impl Controller {
         self.count(cores);
         let decision = self.relieve(cores).or_else(|| self.retire(cores));
         if let Some(decision) = decision {
-            // After a new core its moves are due at once; after a move and a retirement things must settle.
+            // After a new core its moves are due at once; after a move and a retirement things must
+            // settle.
             if decision != Decision::AddCore {
                 self.above.clear();
             }
@@ -159,7 +163,8 @@ impl Controller {
             let there = to.utilisation + poller.utilisation;
             from.utilisation - after.max(there)
         };
-        // A poller that would be alone on the other core gains nothing by leaving this one to nobody.
+        // A poller that would be alone on the other core gains nothing by leaving this one to
+        // nobody.
         let movable = from.pollers.iter().filter(|_| from.pollers.len() > 1);
         let best = movable.max_by(|a, b| gain(a).total_cmp(&gain(b)))?;
         let decision = Decision::Move {

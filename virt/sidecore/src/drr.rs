@@ -1,32 +1,39 @@
 //! Who may do how much: deficit round robin over the active pollers of one core.
 //!
-//! After Shreedhar and Varghese, "Efficient Fair Queueing Using Deficit Round Robin" (SIGCOMM 1995), with costs that are
-//! known only after the work:
+//! After Shreedhar and Varghese, "Efficient Fair Queueing Using Deficit Round Robin" (SIGCOMM
+//! 1995), with costs that are known only after the work:
 //!
 //! ```text
 //! round:  each flow in the ring: deficit += quantum × weight
 //!                                deficit > 0:  visit it with that budget;  deficit −= what it charged
 //! ```
-//! - A visit may overdraw its budget by its last piece of work; the **debt** stays, and the flow is passed over until later
-//!   rounds have repaid it. Debts outlive idleness: rounds that pass meanwhile count as repayment.
-//! - What is left of a budget is kept while the flow stays hungry (at most [`KEPT_QUANTA`] quanta); idleness forfeits it.
-//! - When all hungry flows are in debt, the rounds in which nobody could be served are skipped at once.
-//! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one quantum, whatever it owes if no flow is
-//!   hungry.
-//! - A flow that comes back is visited **before** those in the ring, also in the middle of a round, as far as its quantum of this
-//!   round goes: what it left when it went away is still its own until the round ends. Beyond that
-//!   it is the first of the next round, not the last: a flow that has used its share waits for the
-//!   rest of the others' turns, and not for their next ones too. So a flow that asks for little is served at once, and one that comes and goes gets no more than one that stays. (MacGregor and
-//!   Shi, "Deficits for Bursty Latency-Critical Flows: DRR++", ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
-//! - A visit that is **cut short** for such a flow goes on behind it, in the same round, with what is left of its budget.
+//! - A visit may overdraw its budget by its last piece of work; the **debt** stays, and the flow is
+//!   passed over until later rounds have repaid it. Debts outlive idleness: rounds that pass
+//!   meanwhile count as repayment.
+//! - What is left of a budget is kept while the flow stays hungry (at most [`KEPT_QUANTA`] quanta);
+//!   idleness forfeits it.
+//! - When all hungry flows are in debt, the rounds in which nobody could be served are skipped at
+//!   once.
+//! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one
+//!   quantum, whatever it owes if no flow is hungry.
+//! - A flow that comes back is visited **before** those in the ring, also in the middle of a round,
+//!   as far as its quantum of this round goes: what it left when it went away is still its own
+//!   until the round ends. Beyond that it is the first of the next round, not the last: a flow that
+//!   has used its share waits for the rest of the others' turns, and not for their next ones too.
+//!   So a flow that asks for little is served at once, and one that comes and goes gets no more
+//!   than one that stays. (MacGregor and Shi, "Deficits for Bursty Latency-Critical Flows: DRR++",
+//!   ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
+//! - A visit that is **cut short** for such a flow goes on behind it, in the same round, with what
+//!   is left of its budget.
 //!
-//! Over any time in which flows stay hungry, what two of them were served differs, per weight, by no more than two quanta and the
-//! largest pieces of work, up to [`MAX_DEBT`].
+//! Over any time in which flows stay hungry, what two of them were served differs, per weight, by
+//! no more than two quanta and the largest pieces of work, up to [`MAX_DEBT`].
 //!
-//! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by the loop in `run.rs`.
+//! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by
+//! the loop in `run.rs`.
 
-/// The share of a flow of weight 1 per round, in cost units: 32 small requests, or a burst of frames there and back. Who has little
-/// to do does not wait for it: see above.
+/// The share of a flow of weight 1 per round, in cost units: 32 small requests, or a burst of
+/// frames there and back. Who has little to do does not wait for it: see above.
 pub(crate) const QUANTUM: u64 = 6_400;
 /// Quanta that a hungry flow may save.
 const KEPT_QUANTA: i64 = 2;
@@ -180,7 +187,8 @@ impl Drr {
         hungry.fold(0, |sum, of| sum.saturating_add(of.weight))
     }
 
-    /// Whether another flow than this one, which is being visited, has had work since before the visit.
+    /// Whether another flow than this one, which is being visited, has had work since before the
+    /// visit.
     pub(crate) fn is_contended(&self, flow: FlowId) -> bool {
         self.contenders > usize::from(self.flows[flow].state == State::Hungry)
     }
@@ -196,12 +204,14 @@ impl Drr {
             }
     }
 
-    /// Whether the flow that is being visited has come back in the middle of this round, before others.
+    /// Whether the flow that is being visited has come back in the middle of this round, before
+    /// others.
     pub(crate) fn is_interruption(&self) -> bool {
         self.place.is_interruption
     }
 
-    /// What a flow that is away may do or owes, without a quantum that it is yet to get in a round under way.
+    /// What a flow that is away may do or owes, without a quantum that it is yet to get in a round
+    /// under way.
     fn repaid(&self, of: &Flow) -> i64 {
         if self.is_in_round && of.left == self.round {
             // Of the quantum of this round.
@@ -299,7 +309,8 @@ impl Drr {
         self.grants = needed.unwrap_or(1).max(self.grants);
     }
 
-    /// The next to visit in this round; [`finish`](Self::finish) it, or [`cut`](Self::cut) it short, before asking again.
+    /// The next to visit in this round; [`finish`](Self::finish) it, or [`cut`](Self::cut) it
+    /// short, before asking again.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Visit> {
         // Most sweeps of an idle core end here.
@@ -407,8 +418,8 @@ impl Drr {
         }
     }
 
-    /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is activated next: `flow` has more to
-    /// do, and goes on behind it.
+    /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is
+    /// activated next: `flow` has more to do, and goes on behind it.
     pub(crate) fn cut(&mut self, flow: FlowId) {
         let of = &mut self.flows[flow];
         if of.state != State::Hungry {

@@ -1,16 +1,19 @@
 //! Several sidecores, and pollers that come, go and move between them.
 //!
-//! A fleet starts with its fewest cores. Pollers are added to the core with the fewest, and can be moved; a [`Handle`] leads to its poller
-//! wherever that is. With a [`ControlConfig`] that allows more cores, a thread samples the cores' statistics and does what
-//! the [`Controller`] decides: starts a core, moves the poller that balances best, empties a core and ends it.
+//! A fleet starts with its fewest cores. Pollers are added to the core with the fewest, and can be
+//! moved; a [`Handle`] leads to its poller wherever that is. With a [`ControlConfig`] that allows
+//! more cores, a thread samples the cores' statistics and does what the [`Controller`] decides:
+//! starts a core, moves the poller that balances best, empties a core and ends it.
 //!
-//! Core `n` of a fleet is pinned to the n-th CPU of the list given; those beyond its end are not pinned. Statistics of a poller go
-//! with it. A [`Monitor`] given to the builder watches every core that starts.
+//! Core `n` of a fleet is pinned to the n-th CPU of the list given; those beyond its end are not
+//! pinned. Statistics of a poller go with it. A [`Monitor`] given to the builder watches every core
+//! that starts.
 //!
-//! Two locks. `changes` is held over whole operations that move or take away pollers, one of which lasts until a poller may go;
-//! they are rare, and come from threads that may wait. The other one, of the state, is held for as long as a core takes to answer: whoever adds a
-//! poller, asks for statistics, or ends the fleet waits for no move. The end gives up a move that is under way. The cores
-//! themselves take neither.
+//! Two locks. `changes` is held over whole operations that move or take away pollers, one of which
+//! lasts until a poller may go; they are rare, and come from threads that may wait. The other one,
+//! of the state, is held for as long as a core takes to answer: whoever adds a poller, asks for
+//! statistics, or ends the fleet waits for no move. The end gives up a move that is under way. The
+//! cores themselves take neither.
 
 use std::{
     collections::BTreeMap,
@@ -91,7 +94,8 @@ impl FleetBuilder {
         self
     }
 
-    /// How many cores, and when to add and retire them. They stay as many as they are if `min_cores` is `max_cores`.
+    /// How many cores, and when to add and retire them. They stay as many as they are if
+    /// `min_cores` is `max_cores`.
     pub fn control(mut self, control: ControlConfig) -> Self {
         self.control = control;
         self
@@ -221,7 +225,8 @@ where
         Ok(handle)
     }
 
-    /// Takes a poller away once it may go: see [`Sidecore::remove`]. `None` if it did not let go within `limit`, or is not here.
+    /// Takes a poller away once it may go: see [`Sidecore::remove`]. `None` if it did not let go
+    /// within `limit`, or is not here.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
         let _change = self.shared.begin_change();
         let asked = {
@@ -234,7 +239,8 @@ where
         Some(taken)
     }
 
-    /// Moves a poller to core `core`, with its undelivered messages; nothing is lost, and its handles follow.
+    /// Moves a poller to core `core`, with its undelivered messages; nothing is lost, and its
+    /// handles follow.
     ///
     /// # Errors
     /// When it stays where it is.
@@ -259,7 +265,8 @@ where
     /// Moves a core's pollers to the others and ends it. The last core stays.
     ///
     /// # Errors
-    /// When it is the last, or a poller did not let go: the core then goes on, with what is left on it.
+    /// When it is the last, or a poller did not let go: the core then goes on, with what is left on
+    /// it.
     pub fn retire_core(&self, core: usize) -> Result<(), MoveError> {
         self.shared.retire(&self.shared.begin_change(), core)
     }
@@ -274,9 +281,10 @@ where
         self.shared.lock().counts
     }
 
-    /// Asks all pollers to leave, at the same time, and answers where they come out, each as soon as it
-    /// [`may_detach`](Poller::may_detach): for an end that drains, on the core that owns it, what a poller has in flight. The channel ends with the
-    /// last of them, or when a core has panicked. Nothing is moved any more; [`stop`](Self::stop) hands back what has not left.
+    /// Asks all pollers to leave, at the same time, and answers where they come out, each as soon
+    /// as it [`may_detach`](Poller::may_detach): for an end that drains, on the core that owns it,
+    /// what a poller has in flight. The channel ends with the last of them, or when a core has
+    /// panicked. Nothing is moved any more; [`stop`](Self::stop) hands back what has not left.
     pub fn release(&mut self) -> mpsc::Receiver<P> {
         self.end_controller();
         let (to, left) = mpsc::channel();
@@ -305,7 +313,8 @@ impl<P: Poller> Fleet<P> {
         if let Some(controller) = self.controller.take() {
             self.shared.lock().is_ending = true;
             self.shared.ending.notify_all();
-            // It panics only if a sidecore could not be joined because its poller did, which is told elsewhere.
+            // It panics only if a sidecore could not be joined because its poller did, which is
+            // told elsewhere.
             let _ = controller.join();
         }
     }
@@ -469,7 +478,8 @@ fn sample(before: &[(usize, Stats)], after: &[(usize, Stats)]) -> Vec<CoreSample
             let spent = poller.activity.cost - past.map_or(0, |past| past.activity.cost);
             PollerSample {
                 id: poller.id,
-                // What it charged on another core in this time counts too: for one sample it looks larger than it is.
+                // What it charged on another core in this time counts too: for one sample it looks
+                // larger than it is.
                 utilisation: (utilisation * spent as f64 / cost).min(utilisation),
             }
         });
@@ -479,7 +489,8 @@ fn sample(before: &[(usize, Stats)], after: &[(usize, Stats)]) -> Vec<CoreSample
             pollers: pollers.collect(),
         })
     };
-    // The first sample after a core has come leaves out what is not known of it, so nobody moves there blindly.
+    // The first sample after a core has come leaves out what is not known of it, so nobody moves
+    // there blindly.
     let samples: Vec<_> = after.iter().filter_map(sample).collect();
     if samples.len() == after.len() {
         samples

@@ -23,8 +23,8 @@ const AWAKE: u32 = 0;
 const ARMING: u32 = 1;
 const ASLEEP: u32 = 2;
 
-/// Wakes a sidecore that is in, or about to enter, its wait. A notification before the wait begins must
-/// make it end at once.
+/// Wakes a sidecore that is in, or about to enter, its wait. A notification before the wait begins
+/// must make it end at once.
 pub(crate) trait Notifier {
     fn notify(&self);
 }
@@ -119,7 +119,8 @@ impl<B: Notifier> Gate<B> {
             .is_ok()
     }
 
-    /// Back to polling, from any state. True when a sender had it woken: the notifier has been used or will be.
+    /// Back to polling, from any state. True when a sender had it woken: the notifier has been used
+    /// or will be.
     pub(crate) fn awake(&self) -> bool {
         self.state.0.swap(AWAKE, Ordering::AcqRel) == AWAKE
     }

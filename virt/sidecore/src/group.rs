@@ -1,25 +1,32 @@
 //! Several pollers that are one: they stay on one core, move together, and may call each other.
 //!
-//! A [`Group`] is a poller made of others, its **children**, for those that must be on the same core, such as the ports of a switch: one
-//! copies from where the other's data lies, without a lock that anybody waits for. To a core it is one poller; among its children it
-//! does what a core does among pollers, with the same parts ([`Pollers`], [`Drr`]):
+//! A [`Group`] is a poller made of others, its **children**, for those that must be on the same
+//! core, such as the ports of a switch: one copies from where the other's data lies, without a lock
+//! that anybody waits for. To a core it is one poller; among its children it does what a core does
+//! among pollers, with the same parts ([`Pollers`], [`Drr`]):
 //!
 //! ```text
 //! turn: round over the active children, by deficit ─▶ child.poll(a turn of its own) ─▶ its cost is charged to the group's turn
 //!          ▲ probes, deadlines, wakers, messages          spent? the round goes on in the next turn
 //! ```
-//! - **Fairness.** Children share the group's part of the core by weight and deficit, and are charged as pollers are. The group's own
-//!   weight is the sum of those that have work, so that a child gets the share that it would get by itself.
-//! - **Descriptors** are each child's own: tokens cannot collide, and who fires for nothing is muted alone ([`Wakes`]).
-//! - **Idle.** The group's probe is that of all its children, one load each. It needs a lock, which nobody else wants at that time;
-//!   the probes are kept once, so that a child that lets go of memory knows it is gone.
-//! - **Arming.** Children stay armed until they are called, as pollers of a core do. If one cannot be armed none stays so.
-//! - **A move** takes all children or none. Each is asked until it may go; those that may take nothing new meanwhile. If that has
-//!   taken [`HELD_NS`], all are served again for [`SERVED_NS`] before the next try.
-//! - **Waking each other.** What a child does may be work for another: it says so through that one's [`ChildWaker`], a bit that the
-//!   group looks at before each round and before it sleeps.
+//! - **Fairness.** Children share the group's part of the core by weight and deficit, and are
+//!   charged as pollers are. The group's own weight is the sum of those that have work, so that a
+//!   child gets the share that it would get by itself.
+//! - **Descriptors** are each child's own: tokens cannot collide, and who fires for nothing is
+//!   muted alone ([`Wakes`]).
+//! - **Idle.** The group's probe is that of all its children, one load each. It needs a lock, which
+//!   nobody else wants at that time; the probes are kept once, so that a child that lets go of
+//!   memory knows it is gone.
+//! - **Arming.** Children stay armed until they are called, as pollers of a core do. If one cannot
+//!   be armed none stays so.
+//! - **A move** takes all children or none. Each is asked until it may go; those that may take
+//!   nothing new meanwhile. If that has taken [`HELD_NS`], all are served again for [`SERVED_NS`]
+//!   before the next try.
+//! - **Waking each other.** What a child does may be work for another: it says so through that
+//!   one's [`ChildWaker`], a bit that the group looks at before each round and before it sleeps.
 //!
-//! Left out: children that come and go, groups of groups (a group's descriptors have no room for a second level).
+//! Left out: children that come and go, groups of groups (a group's descriptors have no room for a
+//! second level).
 
 use std::{
     io,
@@ -44,7 +51,8 @@ const HELD_NS: u64 = 10_000_000;
 /// How long all are served between two tries.
 const SERVED_NS: u64 = 9 * HELD_NS;
 
-/// By which children of one group say that another has work: made before the group, since children hold their parts of it.
+/// By which children of one group say that another has work: made before the group, since children
+/// hold their parts of it.
 #[derive(Clone, Debug)]
 pub struct ChildWakers(Arc<[AtomicU64]>);
 
@@ -88,7 +96,8 @@ impl ChildWakers {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // Acquire: with the release of another thread's `wake`, whose work is seen by the poll that follows.
+            // Acquire: with the release of another thread's `wake`, whose work is seen by the poll
+            // that follows.
             let mut set = word.swap(0, Ordering::Acquire);
             while set != 0 {
                 each(64 * nth + set.trailing_zeros() as usize);
@@ -99,8 +108,8 @@ impl ChildWakers {
 }
 
 impl ChildWaker {
-    /// The child is polled in the group's next round. From calls of the group's children only: by another thread it does not end the
-    /// core's sleep.
+    /// The child is polled in the group's next round. From calls of the group's children only: by
+    /// another thread it does not end the core's sleep.
     #[inline]
     pub fn wake(&self) {
         let (word, bit) = (&self.all[self.child / 64], 1 << (self.child % 64));
@@ -298,7 +307,8 @@ impl<P: Poller> Group<P> {
         self.is_in_round = true;
     }
 
-    /// One child's turn, and its end if it was measured. `start`: the end of the one before, if that was.
+    /// One child's turn, and its end if it was measured. `start`: the end of the one before, if
+    /// that was.
     fn visit(
         &mut self,
         visit: Visit,

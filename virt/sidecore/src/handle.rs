@@ -1,8 +1,9 @@
 //! How other threads reach a poller, wherever it is.
 //!
-//! A handle leads to the poller's [`Route`], which says on which core it is now. Sending holds the route's lock shared, so that
-//! a core that moves the poller away, and holds it exclusively, knows that every message sent by the old way is in its
-//! mailbox, and passes those on before the first by the new way is sent.
+//! A handle leads to the poller's [`Route`], which says on which core it is now. Sending holds the
+//! route's lock shared, so that a core that moves the poller away, and holds it exclusively, knows
+//! that every message sent by the old way is in its mailbox, and passes those on before the first
+//! by the new way is sent.
 
 use std::sync::{
     PoisonError, RwLock, TryLockError,
@@ -18,7 +19,8 @@ use crate::{
     sys::EventFd,
 };
 
-/// A message was refused because its sidecore has ended or the poller was taken away; the message comes back.
+/// A message was refused because its sidecore has ended or the poller was taken away; the message
+/// comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the sidecore has ended")]
 pub struct SendError<M>(pub M);
@@ -55,7 +57,8 @@ impl<M> Route<M> {
         })
     }
 
-    /// Lets `act` change the way while nobody sends. `None` if somebody does right now: a core must not wait for them.
+    /// Lets `act` change the way while nobody sends. `None` if somebody does right now: a core must
+    /// not wait for them.
     pub(crate) fn redirect<R>(
         &self,
         act: impl FnOnce(&mut Option<Outbox<M, EventFd>>) -> R,
@@ -68,7 +71,8 @@ impl<M> Route<M> {
     }
 }
 
-/// Sends messages to one poller of a sidecore, also after it has moved to another. Cheap to clone; any number of threads may send.
+/// Sends messages to one poller of a sidecore, also after it has moved to another. Cheap to clone;
+/// any number of threads may send.
 ///
 /// Sending to a sidecore that polls costs no system call; to one that sleeps, one, paid by the
 /// sender that comes first. Messages of one sender arrive in order, and after everything that the
@@ -87,12 +91,14 @@ impl<M: Send> Handle<M> {
         Handle(route)
     }
 
-    /// The poller's number, unique in this process, as in [`PollerStats::id`](crate::PollerStats::id).
+    /// The poller's number, unique in this process, as in
+    /// [`PollerStats::id`](crate::PollerStats::id).
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Sends, and wakes the sidecore if it sleeps. Never blocks for longer than a poller's move takes.
+    /// Sends, and wakes the sidecore if it sleeps. Never blocks for longer than a poller's move
+    /// takes.
     ///
     /// # Errors
     /// Gives the message back when the sidecore has ended. A message sent while it ends may also

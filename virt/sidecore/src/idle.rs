@@ -1,9 +1,9 @@
 //! How to wait when no poller has work: the idle policy.
 //!
 //! The cost being balanced: a poller that sleeps costs its waker a system call (about 12 µs when it
-//! really wakes somebody) and itself about 20 µs until it runs; one that spins costs a core. So spin
-//! about as long as one wake costs, longer when experience says that work is about to come, and not
-//! at all when experience says that it is not:
+//! really wakes somebody) and itself about 20 µs until it runs; one that spins costs a core. So
+//! spin about as long as one wake costs, longer when experience says that work is about to come,
+//! and not at all when experience says that it is not:
 //!
 //! ```text
 //! since the last work:   0 … eager ns              Spin   (full speed)
@@ -15,9 +15,10 @@
 //! predicted gap = moving average (weight 1/8) of the idle times between busy sweeps, each counted
 //!         at most as 4 × the long gap, so that one quiet night is forgotten after a dozen requests
 //! ```
-//! That is the policy `Adaptive`, made for pollers that are dear to arm. `Priced` weighs CPU time against latency, at a price that
-//! the user sets, over the gaps that it has seen: see [`gaps`]; it may have a part of the core more cheaply: see [`Tariff`] and
-//! [`allowance`]. `Poll`, `Sleep` and `Spin` are fixed, for comparison and for those who know.
+//! That is the policy `Adaptive`, made for pollers that are dear to arm. `Priced` weighs CPU time
+//! against latency, at a price that the user sets, over the gaps that it has seen: see [`gaps`]; it
+//! may have a part of the core more cheaply: see [`Tariff`] and [`allowance`]. `Poll`, `Sleep` and
+//! `Spin` are fixed, for comparison and for those who know.
 //!
 //! Pure: no clock, no system call; time is an argument. Owned by the loop in `run.rs`.
 
@@ -57,7 +58,8 @@ impl IdlePolicy {
         IdlePolicy::Priced(Tariff::flat(Price::new(price)))
     }
 
-    /// The priced policy with the default tariff: little latency for half a core, the whole core only where it is worth it.
+    /// The priced policy with the default tariff: little latency for half a core, the whole core
+    /// only where it is worth it.
     pub fn tiered() -> Self {
         IdlePolicy::Priced(Tariff::default())
     }
@@ -116,13 +118,16 @@ pub struct Hints {
     pub deadline: Option<Nanos>,
 }
 
-/// A sleep this short before a deadline is not worth its wake-up, in nanoseconds. Also what a wake adds to the latency of
-/// what it is for, and what a park takes of CPU time, before either has been measured.
+/// A sleep this short before a deadline is not worth its wake-up, in nanoseconds. Also what a wake
+/// adds to the latency of what it is for, and what a park takes of CPU time, before either has been
+/// measured.
 const WAKE_COST_NS: u64 = 30_000;
 const PARK_CPU_NS: u64 = 10_000;
-/// Within these a measured wake is believed, in nanoseconds: the upper end is a host that had something else to do.
+/// Within these a measured wake is believed, in nanoseconds: the upper end is a host that had
+/// something else to do.
 const WAKE_NS: std::ops::RangeInclusive<f64> = 2_000.0..=200_000.0;
-/// The priced policy spins at full speed for this long, in nanoseconds, and pauses between sweeps after that.
+/// The priced policy spins at full speed for this long, in nanoseconds, and pauses between sweeps
+/// after that.
 const PRICED_EAGER_NS: u64 = 50_000;
 /// Of this many parks the priced policy measures one.
 const PARKS_PER_MEASUREMENT: u8 = 16;
@@ -300,8 +305,9 @@ impl IdleState {
         self.retry_ns = ARM_RETRY_FIRST_NS;
     }
 
-    /// About to park: whether it wants to know what that costs, see [`slept`](Self::slept). Reading the thread's clock twice takes
-    /// a microsecond, the second time before the work that ended the sleep: now and then is enough.
+    /// About to park: whether it wants to know what that costs, see [`slept`](Self::slept). Reading
+    /// the thread's clock twice takes a microsecond, the second time before the work that ended the
+    /// sleep: now and then is enough.
     pub fn wants_cost(&mut self) -> bool {
         let is_wanted = matches!(self.policy, IdlePolicy::Priced(_)) && self.until_measured == 0;
         self.until_measured = if is_wanted {
@@ -312,8 +318,9 @@ impl IdleState {
         is_wanted
     }
 
-    /// It has slept for `asleep_ns`: the park took `cpu_ns` of CPU time, the pollers' arming included, if that was measured; and a
-    /// wake by a deadline was `late_ns` late, which is what any wake takes.
+    /// It has slept for `asleep_ns`: the park took `cpu_ns` of CPU time, the pollers' arming
+    /// included, if that was measured; and a wake by a deadline was `late_ns` late, which is what
+    /// any wake takes.
     pub fn slept(&mut self, asleep_ns: u64, cpu_ns: Option<u64>, late_ns: Option<u64>) {
         self.has_slept = true;
         // What a park takes of the core is spent inside the sleep.
@@ -329,7 +336,8 @@ impl IdleState {
         }
     }
 
-    /// Whether it wants to know how much CPU time the core has used in all, see [`used`](Self::used).
+    /// Whether it wants to know how much CPU time the core has used in all, see
+    /// [`used`](Self::used).
     pub fn wants_use(&self, now: Nanos) -> bool {
         matches!(self.policy, IdlePolicy::Priced(_)) && self.allowance.wants_measurement(now)
     }
@@ -339,8 +347,8 @@ impl IdleState {
         self.allowance.measured(now, cpu_ns);
     }
 
-    /// What a wake adds to the latency of what it is for, and what a park takes of CPU time, in nanoseconds: measured before
-    /// there was work, instead of the assumptions.
+    /// What a wake adds to the latency of what it is for, and what a park takes of CPU time, in
+    /// nanoseconds: measured before there was work, instead of the assumptions.
     pub fn calibrated(&mut self, wake_ns: u64, cpu_ns: u64) {
         self.park = Park {
             cpu_ns: (cpu_ns as f64).min(*WAKE_NS.end()),

@@ -14,24 +14,31 @@
 //!                                                   └─ spin │ pause ◀── idle policy ◀──────────────────┘
 //!                                                   └─ arm what moved, fence, look again, sleep ◀┘
 //! ```
-//! - [`Poller`]: what the owner of a VM's devices implements. A bounded batch per `poll`, charged to its [`Turn`];
-//!   its [`Probe`] says in a nanosecond whether an idle one has work; its [`Wakes`] are the descriptors that may wake it.
-//! - [`SidecoreBuilder`], [`Sidecore`]: one core: start with pollers, add and take away, stop and get them back.
-//! - [`Fleet`]: several cores; pollers move between them and lose nothing; a [`Controller`] adds and retires cores by load.
+//! - [`Poller`]: what the owner of a VM's devices implements. A bounded batch per `poll`, charged
+//!   to its [`Turn`]; its [`Probe`] says in a nanosecond whether an idle one has work; its
+//!   [`Wakes`] are the descriptors that may wake it.
+//! - [`SidecoreBuilder`], [`Sidecore`]: one core: start with pollers, add and take away, stop and
+//!   get them back.
+//! - [`Fleet`]: several cores; pollers move between them and lose nothing; a [`Controller`] adds
+//!   and retires cores by load.
 //! - [`Group`]: several pollers as one, which stay on one core and move together.
-//! - [`Handle`]: any thread's door to one poller, wherever it is. A message to a sidecore that polls costs no
-//!   system call; to one that sleeps, one eventfd write by the first sender. [`Handle::call`] waits
-//!   for an answer through a [`Reply`] and learns if none will come.
-//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Tariff`] of CPU time against latency.
+//! - [`Handle`]: any thread's door to one poller, wherever it is. A message to a sidecore that
+//!   polls costs no system call; to one that sleeps, one eventfd write by the first sender.
+//!   [`Handle::call`] waits for an answer through a [`Reply`] and learns if none will come.
+//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Tariff`] of
+//!   CPU time against latency.
 //! - [`Monitor`]: reports a sidecore that no longer beats.
 //! - [`Stats`]: counted by the owner, read by anybody.
 //!
 //! Threads: pollers and their state are touched by their sidecore's thread only, so that they need
 //! neither locks nor atomics. Shared are the mailbox with its state word (`gate.rs`, which has the
-//! argument for its orderings), each poller's route (`handle.rs`), the reply slots, and the statistics.
+//! argument for its orderings), each poller's route (`handle.rs`), the reply slots, and the
+//! statistics.
 //!
-//! Costs, on a 2.5 GHz Xeon (`examples/costs.rs`): an idle sweep 53 ns and 1.1 ns per poller, 2.5 ns where 256 probed words stand at
-//! the beginning of pages; a turn 50 to 100 ns, and a reading of the clock where others have work; a sleep and wake 2.2 µs of CPU time, and 4.9 µs with 256 pollers.
+//! Costs, on a 2.5 GHz Xeon (`examples/costs.rs`): an idle sweep 53 ns and 1.1 ns per poller, 2.5
+//! ns where 256 probed words stand at the beginning of pages; a turn 50 to 100 ns, and a reading of
+//! the clock where others have work; a sleep and wake 2.2 µs of CPU time, and 4.9 µs with 256
+//! pollers.
 //!
 //! Checked by a loom model of the sleeping protocol (`src/park/tests/model.rs`; its mutants are in
 //! `tests/mutants`; run with `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release

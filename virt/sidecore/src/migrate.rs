@@ -8,9 +8,10 @@
 //!   order to B: receive (poller, its undelivered mail)
 //!   route = B; unlock                        ─────────▶   attached, mail in order, then what is sent from now on
 //! ```
-//! Nothing is lost: what was sent before the lock goes along, what is sent after it comes behind the order; the
-//! descriptors are level-triggered, so what they say is said again by B's epoll; and B polls a newcomer at once.
-//! Orders have a channel of their own, announced like messages, and are looked at before them.
+//! Nothing is lost: what was sent before the lock goes along, what is sent after it comes behind
+//! the order; the descriptors are level-triggered, so what they say is said again by B's epoll; and
+//! B polls a newcomer at once. Orders have a channel of their own, announced like messages, and are
+//! looked at before them.
 
 use std::io;
 
@@ -157,7 +158,8 @@ impl<P: Poller> Core<P> {
     fn collect_mail(&mut self, id: u64) -> Vec<P::Message> {
         let mut mine = Vec::new();
         let mut others = std::mem::take(&mut self.stash);
-        // As in `take_orders`, an order to take on another poller may be behind; its messages are stashed.
+        // As in `take_orders`, an order to take on another poller may be behind; its messages are
+        // stashed.
         others.extend(self.inbox.drain());
         for envelope in others {
             if envelope.poller == id {

@@ -89,7 +89,8 @@ struct Look {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StuckCause {
-    /// No sweep has begun for the limit: a poller does not return, or the thread does not get a CPU.
+    /// No sweep has begun for the limit: a poller does not return, or the thread does not get a
+    /// CPU.
     Silent,
     /// It sleeps although a message or a deadline should have woken it.
     Overslept,

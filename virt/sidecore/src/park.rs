@@ -19,9 +19,9 @@
 //! is armed by write protection needs no fence of the writer: its store either took effect before
 //! the protection, and is read, or faults.
 //!
-//! Why those that stayed armed need no second look: the park that armed them looked, found nothing, and everything
-//! published since has met "tell me". The descriptor is readable now, or the poller has been called (and
-//! so disarmed) since.
+//! Why those that stayed armed need no second look: the park that armed them looked, found nothing,
+//! and everything published since has met "tell me". The descriptor is readable now, or the poller
+//! has been called (and so disarmed) since.
 //!
 //! Called by the loop in [`run`](crate::run) only. Left out: how long to wait before it (that is
 //! [`idle`](crate::idle)).
@@ -61,14 +61,16 @@ pub(crate) enum Parked {
 
 /// The blocking call.
 pub(crate) trait Waiter {
-    /// Blocks until the notifier has been used, a registered descriptor is readable, or `deadline` has come.
+    /// Blocks until the notifier has been used, a registered descriptor is readable, or `deadline`
+    /// has come.
     ///
     /// # Errors
     /// When it cannot wait; the sidecore then counts as not armed.
     fn wait(&mut self, deadline: Option<Nanos>) -> io::Result<Wake>;
 }
 
-/// One sleep of a sidecore that has emptied its mailbox of the first `seen` messages; see the head of this module.
+/// One sleep of a sidecore that has emptied its mailbox of the first `seen` messages; see the head
+/// of this module.
 pub(crate) fn park<P: Poller, B: Notifier>(
     pollers: &mut Pollers<P>,
     gate: &Gate<B>,

@@ -1,8 +1,9 @@
 //! The pollers of one core, what each is armed for, and the array of their probes.
 //!
-//! A poller is armed when the core goes to sleep and **stays armed** until the runtime is about to call it
-//! ([`Pollers::touch`]), so that a core that wakes for one of 256 pollers arms one when it goes back to sleep.
-//! What the loop looks at for each poller, however idle, stands in two compact arrays: the probe, and [`Brief`].
+//! A poller is armed when the core goes to sleep and **stays armed** until the runtime is about to
+//! call it ([`Pollers::touch`]), so that a core that wakes for one of 256 pollers arms one when it
+//! goes back to sleep. What the loop looks at for each poller, however idle, stands in two compact
+//! arrays: the probe, and [`Brief`].
 
 use crate::{
     clock::Nanos,
@@ -72,7 +73,8 @@ impl<P: Poller> Pollers<P> {
         gap.unwrap_or(self.slots.len())
     }
 
-    /// Puts a poller into an empty slot. One that is not registered is asked to register at the next arming.
+    /// Puts a poller into an empty slot. One that is not registered is asked to register at the
+    /// next arming.
     pub(crate) fn insert(&mut self, at: usize, poller: P, wakes: Wakes, is_registered: bool) {
         while self.slots.len() <= at {
             self.slots.push(None);
@@ -131,7 +133,8 @@ impl<P: Poller> Pollers<P> {
 
     // -- probes and deadlines ------------------------------------------------------------------
 
-    /// After an `Idle` poll: renews the probe. False if the poller wants to be polled at each sweep.
+    /// After an `Idle` poll: renews the probe. False if the poller wants to be polled at each
+    /// sweep.
     pub(crate) fn probe(&mut self, at: usize) -> bool {
         let slot = self.slots[at].as_ref().expect("a slot with a poller");
         slot.poller.probe(&mut self.probes[at]);
@@ -165,7 +168,8 @@ impl<P: Poller> Pollers<P> {
         now >= self.next_deadline
     }
 
-    /// Puts muted descriptors back whose time has come, and fills `due` with the pollers whose deadline has passed.
+    /// Puts muted descriptors back whose time has come, and fills `due` with the pollers whose
+    /// deadline has passed.
     #[cold]
     pub(crate) fn due(&mut self, now: Nanos, due: &mut Vec<usize>) {
         let mut next = NEVER;
@@ -187,7 +191,8 @@ impl<P: Poller> Pollers<P> {
         self.next_deadline = next;
     }
 
-    /// The earliest moment for which the core must not sleep on: of a poller, or of a muted descriptor.
+    /// The earliest moment for which the core must not sleep on: of a poller, or of a muted
+    /// descriptor.
     pub(crate) fn earliest(&self) -> Option<Nanos> {
         let all = self.briefs.iter();
         let earliest = all.fold(NEVER, |min, brief| {
@@ -244,8 +249,9 @@ impl<P: Poller> Pollers<P> {
         slot.poller.arm(&mut slot.wakes)
     }
 
-    /// The last look, after the fence: has a poller work? Those armed just now are asked. Those that have been armed for longer
-    /// were looked at after *their* arming, and what came since has made a descriptor readable; their probes tell sooner.
+    /// The last look, after the fence: has a poller work? Those armed just now are asked. Those
+    /// that have been armed for longer were looked at after *their* arming, and what came since has
+    /// made a descriptor readable; their probes tell sooner.
     pub(crate) fn last_look(&mut self) -> bool {
         self.found.clear();
         for &at in &self.fresh {

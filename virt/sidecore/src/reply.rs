@@ -47,8 +47,8 @@ pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
 }
 
 impl<R> Reply<R> {
-    /// A question of the current thread without a sidecore in between: to give a poller a message by hand, as
-    /// its tests do. An asker waits on the thread that made the pair.
+    /// A question of the current thread without a sidecore in between: to give a poller a message
+    /// by hand, as its tests do. An asker waits on the thread that made the pair.
     ///
     /// ```
     /// let (reply, answer) = sidecore::Reply::pair();

@@ -9,7 +9,8 @@
 //!                                           microsecond: who has got work meanwhile comes before those that have had their turn
 //!           anybody busy? again             else as the idle policy says: spin, pause, or park
 //! ```
-//! What a call of a poller involves is in [`serve`](crate::serve), coming and going in [`migrate`](crate::migrate).
+//! What a call of a poller involves is in [`serve`](crate::serve), coming and going in
+//! [`migrate`](crate::migrate).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -39,16 +40,17 @@ use crate::{
 
 /// Between two looks at the epoll while awake, in nanoseconds: a look costs half a microsecond.
 pub(crate) const LOOK_EVERY_NS: u64 = 100_000;
-/// Longest time that a look that is due waits for the end of a busy sweep, in nanoseconds. A guest that
-/// has just been called takes longer than a look to come with its next request; at any other time
-/// the look may make a request wait, and its guest halt.
+/// Longest time that a look that is due waits for the end of a busy sweep, in nanoseconds. A guest
+/// that has just been called takes longer than a look to come with its next request; at any other
+/// time the look may make a request wait, and its guest halt.
 const LOOK_WAITS_NS: u64 = 50_000;
-/// Between two scans of the probes during a round whose turns are measured, in nanoseconds: a scan takes
-/// one for each idle poller.
+/// Between two scans of the probes during a round whose turns are measured, in nanoseconds: a scan
+/// takes one for each idle poller.
 const SCAN_EVERY_NS: u64 = 1_000;
 /// Descriptors taken from the epoll at a time.
 pub(crate) const EVENTS: usize = 64;
-/// While work is under way elsewhere: of so many sweeps without work one gives the CPU to whoever else wants it.
+/// While work is under way elsewhere: of so many sweeps without work one gives the CPU to whoever
+/// else wants it.
 const SWEEPS_PER_YIELD: u32 = 32;
 
 /// What belongs to a poller besides itself.
@@ -105,7 +107,8 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// Polls until told to stop; messages sent before that are delivered. The pollers, in the order of their numbers.
+    /// Polls until told to stop; messages sent before that are delivered. The pollers, in the order
+    /// of their numbers.
     pub(crate) fn run(mut self) -> Vec<P> {
         let gate = Arc::clone(self.inbox.gate());
         self.now = Nanos::now();
@@ -223,7 +226,8 @@ impl<P: Poller> Core<P> {
                 core.yields.add(1);
                 thread::yield_now();
             }
-            // The worker threads of the kernel that do what is waited for may have been put onto this CPU.
+            // The worker threads of the kernel that do what is waited for may have been put onto
+            // this CPU.
             _ if self.is_waiting && self.idle_sweeps.is_multiple_of(SWEEPS_PER_YIELD) => {
                 core.yields.add(1);
                 thread::yield_now();

@@ -1,11 +1,13 @@
 //! How the loop calls its pollers: messages, readable descriptors, turns; and what each is charged.
 //!
-//! A turn is charged what its poller says, or, where another poller has had work since before it, the time that it took if that was
-//! more: a poller's estimates divide the core among those who keep to them, and the clock among those who do not (a large discard in
-//! memory, a system call that the kernel makes long). It costs one clock reading per such turn, which is the beginning of the next. A poller
-//! beside whom nobody has work takes nothing from anybody, however long it takes. A turn that asks ([`Turn::others_wait`]) ends when its
-//! time is over, or before, for a poller that has got work meanwhile. What other threads do for a poller is not charged:
-//! see [`Turn`].
+//! A turn is charged what its poller says, or, where another poller has had work since before it,
+//! the time that it took if that was more: a poller's estimates divide the core among those who
+//! keep to them, and the clock among those who do not (a large discard in memory, a system call
+//! that the kernel makes long). It costs one clock reading per such turn, which is the beginning of
+//! the next. A poller beside whom nobody has work takes nothing from anybody, however long it
+//! takes. A turn that asks ([`Turn::others_wait`]) ends when its time is over, or before, for a
+//! poller that has got work meanwhile. What other threads do for a poller is not charged: see
+//! [`Turn`].
 
 use std::sync::atomic::Ordering;
 
@@ -23,11 +25,14 @@ use crate::{
 const MAIL_BATCH: usize = 64;
 /// What a message costs its poller at least, in cost units.
 pub(crate) const MESSAGE_COST: u64 = 300;
-/// What a readable descriptor costs its poller at least: the system call that empties it, and its share of the look.
+/// What a readable descriptor costs its poller at least: the system call that empties it, and its
+/// share of the look.
 pub(crate) const READY_COST: u64 = 1_000;
-/// What a message, or a readable descriptor, may cost until the poller is to go on in its turn, in cost units.
+/// What a message, or a readable descriptor, may cost until the poller is to go on in its turn, in
+/// cost units.
 pub(crate) const CALL_BUDGET: u64 = 1_600;
-/// A poller that owes more than this is not told that its descriptors are readable, until it has repaid: four turns.
+/// A poller that owes more than this is not told that its descriptors are readable, until it has
+/// repaid: four turns.
 pub(crate) const READY_DEBT: i64 = -(4 * drr::QUANTUM as i64);
 
 impl<P: Poller> Core<P> {
@@ -47,7 +52,8 @@ impl<P: Poller> Core<P> {
             activity = Activity::Busy;
             let mut at = self.slots.get(&envelope.poller).copied();
             if at.is_none() {
-                // It came just before its poller's first message, and after the orders were looked at.
+                // It came just before its poller's first message, and after the orders were looked
+                // at.
                 self.take_orders();
                 at = self.slots.get(&envelope.poller).copied();
             }

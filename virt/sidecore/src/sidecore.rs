@@ -121,8 +121,9 @@ impl SidecoreBuilder {
         self
     }
 
-    /// What a poller of weight 1 may do per round beside others, in cost units (nanoseconds): default 6,400, 32 small
-    /// requests. More makes for fewer rounds, and longer waits of those that have much to do; who has little comes first
+    /// What a poller of weight 1 may do per round beside others, in cost units (nanoseconds):
+    /// default 6,400, 32 small requests. More makes for fewer rounds, and longer waits of those
+    /// that have much to do; who has little comes first
     /// ([`Turn::others_wait`](crate::Turn::others_wait)).
     pub fn quantum(mut self, cost: u64) -> Self {
         self.quantum = cost.max(1);
@@ -140,7 +141,8 @@ impl SidecoreBuilder {
     /// Starts the thread, which owns the pollers until [`Sidecore::stop`] hands them back.
     ///
     /// # Errors
-    /// When a resource is refused, the CPU does not exist, or a poller cannot be attached; nothing runs then.
+    /// When a resource is refused, the CPU does not exist, or a poller cannot be attached; nothing
+    /// runs then.
     pub fn spawn<P: Poller + 'static>(self, pollers: Vec<P>) -> Result<Sidecore<P>, SpawnError>
     where
         P::Message: 'static,
@@ -188,7 +190,8 @@ impl SidecoreBuilder {
             })
             .map_err(SpawnError::Thread)?;
         if let Some(calibration) = calibration {
-            // A guest's kick comes from another CPU, which this one has to be told by: not so if this thread ran on the core's own.
+            // A guest's kick comes from another CPU, which this one has to be told by: not so if
+            // this thread ran on the core's own.
             thread::scope(|scope| {
                 let waker = thread::Builder::new().spawn_scoped(scope, || {
                     // Where there is no other CPU, both share this one as guests will.
@@ -305,10 +308,12 @@ impl<P: Poller> Sidecore<P> {
         self.handles[poller].clone()
     }
 
-    /// Adds a poller while it runs, and waits until it has been attached (or refused) between two sweeps.
+    /// Adds a poller while it runs, and waits until it has been attached (or refused) between two
+    /// sweeps.
     ///
     /// # Errors
-    /// When the poller's descriptors cannot be registered, or the sidecore has ended; the poller is dropped.
+    /// When the poller's descriptors cannot be registered, or the sidecore has ended; the poller is
+    /// dropped.
     pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
         let route = Route::new(self.port.outbox.clone());
         let moving = InTransit::new(poller, Arc::clone(&route));
@@ -323,8 +328,9 @@ impl<P: Poller> Sidecore<P> {
         }
     }
 
-    /// Takes a poller away, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`; messages sent before are
-    /// delivered first. `None` if it did not come to that, or the poller is not on this sidecore. Sending to it fails from then on.
+    /// Takes a poller away, once it [`may_detach`](Poller::may_detach), and waits for that, at most
+    /// `limit`; messages sent before are delivered first. `None` if it did not come to that, or the
+    /// poller is not on this sidecore. Sending to it fails from then on.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
         self.ask_to_end(poller.id())?.wait(limit, || false)
     }
@@ -334,8 +340,9 @@ impl<P: Poller> Sidecore<P> {
         Asked::to_leave(&self.port, id, Destination::Owner)
     }
 
-    /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits for that, at most `limit`: with
-    /// its undelivered messages and its debt; its handles follow. False if it stayed, is not on this sidecore, or that one has ended.
+    /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits
+    /// for that, at most `limit`: with its undelivered messages and its debt; its handles follow.
+    /// False if it stayed, is not on this sidecore, or that one has ended.
     pub fn move_to(
         &self,
         poller: &Handle<P::Message>,
@@ -347,13 +354,15 @@ impl<P: Poller> Sidecore<P> {
         moved.unwrap_or(false)
     }
 
-    /// Asks a poller to move to another sidecore; the answer is whether it has. `None` if this one has ended.
+    /// Asks a poller to move to another sidecore; the answer is whether it has. `None` if this one
+    /// has ended.
     pub(crate) fn ask_to_move(&self, id: u64, other: &Sidecore<P>) -> Option<Asked<P, bool>> {
         let port = other.port.clone();
         Asked::to_leave(&self.port, id, |answer| Destination::Core(port, answer))
     }
 
-    /// Asks a poller to leave; it comes out of `to`'s other end once it [`may_detach`](Poller::may_detach).
+    /// Asks a poller to leave; it comes out of `to`'s other end once it
+    /// [`may_detach`](Poller::may_detach).
     pub(crate) fn release(&self, id: u64, to: mpsc::Sender<P>) {
         let to = Destination::Owner(to);
         // Of a core that has ended none comes.

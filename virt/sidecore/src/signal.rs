@@ -1,14 +1,16 @@
 //! Signalling and emptying eventfds that another process holds too, without ever waiting.
 //!
-//! `write(2)` to an eventfd whose counter is full waits unless the *open file* has O_NONBLOCK, and the open file is shared:
-//! whoever sent us the descriptor can fill the counter and clear the flag at any moment, also between a look at both and
-//! the write. It would hold a sidecore, and all guests on it, for as long as it likes. There is no RWF_NOWAIT for writing eventfds
-//! (they have no `write_iter`), poll(2) and fcntl(2) before the write only make the window small, and io_uring looks at the same
-//! flag.
+//! `write(2)` to an eventfd whose counter is full waits unless the *open file* has O_NONBLOCK, and
+//! the open file is shared: whoever sent us the descriptor can fill the counter and clear the flag
+//! at any moment, also between a look at both and the write. It would hold a sidecore, and all
+//! guests on it, for as long as it likes. There is no RWF_NOWAIT for writing eventfds (they have no
+//! `write_iter`), poll(2) and fcntl(2) before the write only make the window small, and io_uring
+//! looks at the same flag.
 //!
-//! What never waits is the kernel's own signal (`eventfd_signal`), as it comes with the completion of an operation of Linux AIO
-//! that names the descriptor (`IOCB_FLAG_RESFD`). So each thread has an AIO context, and signals by submitting a poll of
-//! something that is ready: it completes inside `io_submit(2)`. A full counter stays full. It takes about half a microsecond longer than a write
+//! What never waits is the kernel's own signal (`eventfd_signal`), as it comes with the completion
+//! of an operation of Linux AIO that names the descriptor (`IOCB_FLAG_RESFD`). So each thread has
+//! an AIO context, and signals by submitting a poll of something that is ready: it completes inside
+//! `io_submit(2)`. A full counter stays full. It takes about half a microsecond longer than a write
 //! (950 ns against 360 to 550 ns, measured in a loop on a 6.18 guest kernel).
 //!
 //! A peer that is signalled often gets a quicker way, see [`peer`]: the write, under a [`watchdog`]
@@ -24,9 +26,9 @@
 //! refused, a poll goes before the read, and another reader can come in between. [`never_waits`]
 //! tells whether the host has both.
 //!
-//! UNSAFETY: system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit` and copies what it
-//! needs; it writes events into an array of ours during `io_getevents`, and a count into one of eight bytes during `preadv2`; all are
-//! references of ours, valid for the call.
+//! UNSAFETY: system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit`
+//! and copies what it needs; it writes events into an array of ours during `io_getevents`, and a
+//! count into one of eight bytes during `preadv2`; all are references of ours, valid for the call.
 #![expect(unsafe_code, reason = "system calls; see the head comment")]
 
 use std::{
@@ -142,7 +144,8 @@ impl Signaller {
         }
         self.since_reap.set(self.since_reap.get() + 1);
         let list = [&raw mut iocb];
-        // SAFETY: one pointer to one structure, both on this stack; the kernel writes `key` into it and keeps neither.
+        // SAFETY: one pointer to one structure, both on this stack; the kernel writes `key` into it
+        // and keeps neither.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1_usize, list.as_ptr()) };
         if submitted == 1 {
@@ -178,8 +181,9 @@ impl Signaller {
 /// What is polled: always writable, never read.
 static READY: OnceLock<EventFd> = OnceLock::new();
 
-/// Contexts of threads that have ended, for the next ones. None is ever given back to the kernel before the process ends:
-/// `io_destroy(2)` waits for two RCU grace periods, 30 ms where nothing is wrong, and has been seen to wait for 20 s.
+/// Contexts of threads that have ended, for the next ones. None is ever given back to the kernel
+/// before the process ends: `io_destroy(2)` waits for two RCU grace periods, 30 ms where nothing is
+/// wrong, and has been seen to wait for 20 s.
 static SPARE: Mutex<Vec<Signaller>> = Mutex::new(Vec::new());
 
 /// A thread's context, if there is one for it.
@@ -229,8 +233,8 @@ pub fn writes_are_watched() -> bool {
     watchdog::is_there()
 }
 
-/// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor is in and whoever else has it;
-/// see the head of this module for the one exception.
+/// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor
+/// is in and whoever else has it; see the head of this module for the one exception.
 ///
 /// # Errors
 /// It is no eventfd.

@@ -81,7 +81,8 @@ counters! {
         spins,
         /// Idle sweeps followed by a pause of about a microsecond.
         pauses,
-        /// Idle sweeps followed by giving the CPU to others: each one with `shares_cpu`, some while work is under way elsewhere.
+        /// Idle sweeps followed by giving the CPU to others: each one with `shares_cpu`, some while
+        /// work is under way elsewhere.
         yields,
         /// Times it was asleep: the wait was entered.
         sleeps,
@@ -193,7 +194,8 @@ impl PollerBoard {
 }
 
 impl CoreStats {
-    /// The share of the time since `earlier` (a snapshot of the same sidecore) in which it had work, 0 to 1.
+    /// The share of the time since `earlier` (a snapshot of the same sidecore) in which it had
+    /// work, 0 to 1.
     pub fn utilisation_since(&self, earlier: &CoreStats) -> f64 {
         let busy = self.busy_ns.wrapping_sub(earlier.busy_ns) as f64;
         let total = |stats: &CoreStats| {
@@ -340,7 +342,8 @@ impl Board {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         *last = Some(reason);
-        // With the lock held, as a snapshot is taken: whoever sees a failure counted has its reason.
+        // With the lock held, as a snapshot is taken: whoever sees a failure counted has its
+        // reason.
         self.core.0.arm_failures.add(1);
     }
 

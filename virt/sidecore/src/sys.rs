@@ -92,8 +92,9 @@ impl EpollFd {
         Ok(())
     }
 
-    /// Waits until something is readable, for `timeout_ns` at most (`None`: for ever; 0: only looks). How many of
-    /// `events` have been filled. On kernels before 5.11 the time is rounded down to milliseconds.
+    /// Waits until something is readable, for `timeout_ns` at most (`None`: for ever; 0: only
+    /// looks). How many of `events` have been filled. On kernels before 5.11 the time is rounded
+    /// down to milliseconds.
     pub(crate) fn wait(
         &self,
         events: &mut [libc::epoll_event],
@@ -105,8 +106,8 @@ impl EpollFd {
                 tv_sec: (ns / 1_000_000_000).min(i32::MAX as u64) as libc::time_t,
                 tv_nsec: (ns % 1_000_000_000) as libc::c_long,
             };
-            // SAFETY: `events` is a slice of at least `most` entries, borrowed for writing; `timeout` is a local; a
-            // null mask is allowed, and its size is then not looked at.
+            // SAFETY: `events` is a slice of at least `most` entries, borrowed for writing;
+            // `timeout` is a local; a null mask is allowed, and its size is then not looked at.
             let ready = unsafe {
                 libc::syscall(
                     libc::SYS_epoll_pwait2,

@@ -1,5 +1,5 @@
-//! Pollers between cores: what a core is told about them, and what travels along. What it does then is in
-//! [`migrate`](crate::migrate).
+//! Pollers between cores: what a core is told about them, and what travels along. What it does then
+//! is in [`migrate`](crate::migrate).
 
 use std::{
     io,

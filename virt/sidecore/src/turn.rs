@@ -1,14 +1,17 @@
 //! A poller's turn: how much it may do, and what it has done.
 //!
-//! Work is measured in **cost units: nanoseconds of the sidecore's time**, as estimated by the poller that does it (a
-//! clock reading per request would cost more than a small request). The scheduler (`drr.rs`) evens out costs, not visits. A turn that
-//! took longer than its poller said, while another had work, is charged the time, up to a millisecond; any other, what was said.
+//! Work is measured in **cost units: nanoseconds of the sidecore's time**, as estimated by the
+//! poller that does it (a clock reading per request would cost more than a small request). The
+//! scheduler (`drr.rs`) evens out costs, not visits. A turn that took longer than its poller said,
+//! while another had work, is charged the time, up to a millisecond; any other, what was said.
 //!
-//! A turn ends early for a poller that has got work meanwhile and has done less than its share: a turn that lasts asks
-//! ([`Turn::others_wait`]), since only it knows where it may stop, and goes on behind that one.
+//! A turn ends early for a poller that has got work meanwhile and has done less than its share: a
+//! turn that lasts asks ([`Turn::others_wait`]), since only it knows where it may stop, and goes on
+//! behind that one.
 //!
-//! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at the same time (image threads, io_uring's
-//! workers, the storage itself) is charged to nobody here. Rate limits are for that.
+//! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at
+//! the same time (image threads, io_uring's workers, the storage itself) is charged to nobody here.
+//! Rate limits are for that.
 
 use std::{cell::Cell, fmt};
 
@@ -17,8 +20,8 @@ use crate::{clock::Nanos, wakes::Wakes};
 /// What a small request costs, in cost units, for pollers that know no better.
 pub const REQUEST_COST: u64 = 200;
 
-/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have been off its CPU meanwhile, which
-/// is nobody's doing. Several times what a mebibyte takes.
+/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have
+/// been off its CPU meanwhile, which is nobody's doing. Several times what a mebibyte takes.
 const MOST_MEASURED: u64 = 1_000_000;
 
 /// A look that finds nothing is charged if it takes longer than this, in nanoseconds.
@@ -79,8 +82,8 @@ impl fmt::Debug for Turn<'_> {
 }
 
 impl<'a> Turn<'a> {
-    /// A turn at `now` for `budget` cost units. The runtime makes them; so do tests that call a poller by hand
-    /// (with [`Wakes::by_hand`]).
+    /// A turn at `now` for `budget` cost units. The runtime makes them; so do tests that call a
+    /// poller by hand (with [`Wakes::by_hand`]).
     pub fn new(now: Nanos, budget: u64, wakes: &'a mut Wakes) -> Self {
         Turn {
             now,
@@ -97,7 +100,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The same beside `count` other pollers, whose probes are looked at when the turn asks; if they are many, less often.
+    /// The same beside `count` other pollers, whose probes are looked at when the turn asks; if
+    /// they are many, less often.
     pub(crate) fn beside(mut self, others: &'a dyn Others, count: usize) -> Self {
         self.others = Some(others);
         self.asks.0 = (count / OTHERS_PER_ASK) as u32;
@@ -131,9 +135,10 @@ impl<'a> Turn<'a> {
         self.part
     }
 
-    /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time that it `took`, where that was
-    /// measured and is more. A look that finds nothing is part of a sweep, unless it is a long one or others were interrupted for it;
-    /// whoever works without saying how much pays for a request.
+    /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time
+    /// that it `took`, where that was measured and is more. A look that finds nothing is part of a
+    /// sweep, unless it is a long one or others were interrupted for it; whoever works without
+    /// saying how much pays for a request.
     pub(crate) fn cost(&self, is_busy: bool, took: Option<u64>, is_interruption: bool) -> u64 {
         let mut cost = self.spent;
         if let Some(took) = took.map(|took| took.min(MOST_MEASURED))
@@ -157,7 +162,8 @@ impl<'a> Turn<'a> {
         self.now
     }
 
-    /// Cost units left. It may be overdrawn by the last piece of work; the debt is deducted from later turns.
+    /// Cost units left. It may be overdrawn by the last piece of work; the debt is deducted from
+    /// later turns.
     pub fn budget(&self) -> u64 {
         self.budget.saturating_sub(self.spent)
     }
@@ -174,15 +180,18 @@ impl<'a> Turn<'a> {
         self.spent >= self.budget
     }
 
-    /// Whether there are others on the core that may come to wait: without any, a turn need not [ask](Self::others_wait).
+    /// Whether there are others on the core that may come to wait: without any, a turn need not
+    /// [ask](Self::others_wait).
     pub fn has_others(&self) -> bool {
         self.others.is_some()
     }
 
-    /// Whether another poller is to be served before this turn goes on: one that has got work since; or one that has had work all
-    /// the time, and the turn has taken the time of its budget, whatever it has charged. To be asked
-    /// every microsecond or so by a turn that lasts longer. Once it is so it stays so: stop, and answer `Busy` if there is more to
-    /// do. About a nanosecond for each poller of the core that is idle, and a reading of the clock where others have work.
+    /// Whether another poller is to be served before this turn goes on: one that has got work
+    /// since; or one that has had work all the time, and the turn has taken the time of its budget,
+    /// whatever it has charged. To be asked every microsecond or so by a turn that lasts longer.
+    /// Once it is so it stays so: stop, and answer `Busy` if there is more to do. About a
+    /// nanosecond for each poller of the core that is idle, and a reading of the clock where others
+    /// have work.
     pub fn others_wait(&self) -> bool {
         let (every, left) = &self.asks;
         if left.get() > 0 {
@@ -204,8 +213,8 @@ impl<'a> Turn<'a> {
         self.end.get()
     }
 
-    /// For a turn that answers `Busy`: it has left nothing to do, as after one that answers `Idle`. The next turn then comes when the
-    /// probe fires, and not before that to find nothing.
+    /// For a turn that answers `Busy`: it has left nothing to do, as after one that answers `Idle`.
+    /// The next turn then comes when the probe fires, and not before that to find nothing.
     #[inline]
     pub fn drained(&mut self) {
         self.is_drained = true;
@@ -221,8 +230,9 @@ impl<'a> Turn<'a> {
         self.spent
     }
 
-    /// So many requests were taken from whoever waits for their answers. The idle policy weighs what a sleep before them
-    /// would have cost; of a turn that works and says nothing it counts one.
+    /// So many requests were taken from whoever waits for their answers. The idle policy weighs
+    /// what a sleep before them would have cost; of a turn that works and says nothing it counts
+    /// one.
     #[inline]
     pub fn took(&mut self, requests: u64) {
         self.requests = self.requests.saturating_add(requests);

@@ -1,8 +1,10 @@
 //! What a wake takes on this machine, tried out before a core begins.
 //!
-//! The priced policy weighs CPU time against the latency that a wake adds; that latency is 5 µs on one host and 50 µs on the next. It
-//! cannot be seen at work (nobody writes down when a guest kicked), so a new core falls asleep a few times while another thread writes
-//! down the time and notifies it, from another CPU, as a guest's kick does. Takes about 3 ms; only cores with that policy do it.
+//! The priced policy weighs CPU time against the latency that a wake adds; that latency is 5 µs on
+//! one host and 50 µs on the next. It cannot be seen at work (nobody writes down when a guest
+//! kicked), so a new core falls asleep a few times while another thread writes down the time and
+//! notifies it, from another CPU, as a guest's kick does. Takes about 3 ms; only cores with that
+//! policy do it.
 
 use std::{
     io,
@@ -47,8 +49,8 @@ impl WakeCalibration {
         })
     }
 
-    /// The core's part, on its thread: median latency of a wake and mean CPU time of a park, in nanoseconds. `None` if
-    /// nobody notified it.
+    /// The core's part, on its thread: median latency of a wake and mean CPU time of a park, in
+    /// nanoseconds. `None` if nobody notified it.
     pub(crate) fn sleep(&self, clock: ThreadClock) -> Option<(u64, u64)> {
         let mut late = Vec::new();
         let before = clock.read().ok()?;
@@ -80,7 +82,8 @@ impl WakeCalibration {
                 }
                 thread::yield_now();
             }
-            // The core is a few instructions from its sleep; this is what lets it get there, and what is measured does not depend on it.
+            // The core is a few instructions from its sleep; this is what lets it get there, and
+            // what is measured does not depend on it.
             thread::sleep(NAP);
             self.notified_at.store(Nanos::now().0, Ordering::Release);
             self.notifier.notify();

@@ -1,18 +1,20 @@
 //! The descriptors that may wake a core: one persistent epoll, and each poller's part of it.
 //!
-//! Registering is done when something changes and not at each sleep, so that sleeping costs the same with 1 descriptor and
-//! with 1,000. Level-triggered: what nobody has emptied fires again.
+//! Registering is done when something changes and not at each sleep, so that sleeping costs the
+//! same with 1 descriptor and with 1,000. Level-triggered: what nobody has emptied fires again.
 //!
 //! Three traps, and what is done about them:
-//! - A descriptor that another process shares (a kick eventfd, a socket passed on) is **not** removed from an epoll by
-//!   closing it: the file lives on, and its events with it, under a number that means nothing any more or something else.
-//!   Descriptors are therefore removed before they are closed; if one was not, its events belong to nobody, cannot be
-//!   removed, and the epoll is built anew.
-//! - A descriptor that is always readable (a storm of kicks, a poller that does not empty it) would keep the core awake
-//!   for ever. After [`STRIKES`] times in a row for nothing it is **muted**: taken out of the epoll until a deadline, 1 ms
-//!   away at first and twice as far each time, up to 16 ms. A real kick is then late by as much; only its own queue waits.
-//! - An event may be for a poller that has gone meanwhile, or for a descriptor registered after the event was taken: the
-//!   worst is a `ready` for nothing.
+//! - A descriptor that another process shares (a kick eventfd, a socket passed on) is **not**
+//!   removed from an epoll by closing it: the file lives on, and its events with it, under a number
+//!   that means nothing any more or something else. Descriptors are therefore removed before they
+//!   are closed; if one was not, its events belong to nobody, cannot be removed, and the epoll is
+//!   built anew.
+//! - A descriptor that is always readable (a storm of kicks, a poller that does not empty it) would
+//!   keep the core awake for ever. After [`STRIKES`] times in a row for nothing it is **muted**:
+//!   taken out of the epoll until a deadline, 1 ms away at first and twice as far each time, up to
+//!   16 ms. A real kick is then late by as much; only its own queue waits.
+//! - An event may be for a poller that has gone meanwhile, or for a descriptor registered after the
+//!   event was taken: the worst is a `ready` for nothing.
 //!
 //! Touched by the core's thread only.
 
@@ -50,7 +52,8 @@ pub struct Wakes {
     mute_ns: u64,
     /// How many are muted.
     muted: usize,
-    /// Those of the pollers that this one is made of ([`Group`](crate::Group)), which have none of their own.
+    /// Those of the pollers that this one is made of ([`Group`](crate::Group)), which have none of
+    /// their own.
     parts: Vec<Wakes>,
 }
 
@@ -63,17 +66,18 @@ pub(crate) struct Source {
 }
 
 impl Wakes {
-    /// A list that no core waits on: for tests that call a poller by hand. Nothing is checked about its descriptors.
+    /// A list that no core waits on: for tests that call a poller by hand. Nothing is checked about
+    /// its descriptors.
     pub fn by_hand() -> Wakes {
         Wakes::default()
     }
 
-    /// Registers `fd`, or changes its token if it is registered. `token` is what `ready` gets; several descriptors may have
-    /// the same.
+    /// Registers `fd`, or changes its token if it is registered. `token` is what `ready` gets;
+    /// several descriptors may have the same.
     ///
     /// # Errors
-    /// `fd` is not open, is not one that can be waited for (a regular file), or a limit of the kernel is
-    /// reached (`fs.epoll.max_user_watches`). It is not registered then.
+    /// `fd` is not open, is not one that can be waited for (a regular file), or a limit of the
+    /// kernel is reached (`fs.epoll.max_user_watches`). It is not registered then.
     pub fn add(&mut self, fd: RawFd, token: u32) -> io::Result<()> {
         if let Some(entry) = self.list.iter_mut().find(|entry| entry.fd == fd) {
             entry.token = token;
@@ -101,7 +105,8 @@ impl Wakes {
         Ok(())
     }
 
-    /// Removes `fd`, **before** it is closed: see the trap at the head of this module. Nothing happens if it is not registered.
+    /// Removes `fd`, **before** it is closed: see the trap at the head of this module. Nothing
+    /// happens if it is not registered.
     pub fn remove(&mut self, fd: RawFd) {
         if let Some(at) = self.list.iter().position(|entry| entry.fd == fd) {
             let entry = self.list.swap_remove(at);
@@ -145,7 +150,8 @@ impl Wakes {
 
     // -- a group -------------------------------------------------------------------------------
 
-    /// The list of part `at` of this poller: its tokens are its own, and what is muted of it is muted for it alone.
+    /// The list of part `at` of this poller: its tokens are its own, and what is muted of it is
+    /// muted for it alone.
     pub(crate) fn part(&mut self, at: usize) -> &mut Wakes {
         while self.parts.len() <= at {
             let part = Wakes {
@@ -164,7 +170,8 @@ impl Wakes {
         };
         let data = data(self.slot, fd);
         match epoll.add(fd, data) {
-            // Removed from the list as another file of the same number, which cannot be: or this one twice. It is there.
+            // Removed from the list as another file of the same number, which cannot be: or this
+            // one twice. It is there.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => epoll.change(fd, data),
             added => added,
         }

@@ -1,4 +1,5 @@
-//! A balloon over memory of which pages may be elsewhere: what the guest does without leaves memory and store through the pager.
+//! A balloon over memory of which pages may be elsewhere: what the guest does without leaves memory
+//! and store through the pager.
 
 use guest_mem::{Gpa, PAGE_SIZE, Ticket};
 use vio::balloon::{BalloonIo, PageRange};
@@ -7,9 +8,10 @@ use crate::ram::SwappedRam;
 
 /// Tells the pager what the guest does without. Thread: the owner's, as of all back ends.
 ///
-/// Of each queue the pages that it was asked about last are remembered until it asks about them again and the pager has seen to
-/// them: that a queue asks says nothing, since it may have waited for a page of its ring. If a guest changes its buffer meanwhile it
-/// is asked about others, and what was dropped is dropped.
+/// Of each queue the pages that it was asked about last are remembered until it asks about them
+/// again and the pager has seen to them: that a queue asks says nothing, since it may have waited
+/// for a page of its ring. If a guest changes its buffer meanwhile it is asked about others, and
+/// what was dropped is dropped.
 pub struct SwappedBalloon {
     ram: SwappedRam,
     inflated: Offer,

@@ -1,8 +1,9 @@
-//! Commands of one kind that follow each other, done with one system call for each run of pages that lie side by side.
+//! Commands of one kind that follow each other, done with one system call for each run of pages
+//! that lie side by side.
 //!
-//! Each call that takes pages away from the guest interrupts all cores that run it: of 32 pages together that is a twelfth of
-//! what it is one by one (14.7 to 1.27 µs a page; Linux 6.18, two processors). Pages that are examined have their marks read
-//! together.
+//! Each call that takes pages away from the guest interrupts all cores that run it: of 32 pages
+//! together that is a twelfth of what it is one by one (14.7 to 1.27 µs a page; Linux 6.18, two
+//! processors). Pages that are examined have their marks read together.
 
 use std::io;
 
@@ -47,7 +48,8 @@ impl Batch {
         self.takes_as(Kind::ZeroAndMap, page)
     }
 
-    /// Has devices reach the page once what is put together has been done, if that decides what it holds; whether it does.
+    /// Has devices reach the page once what is put together has been done, if that decides what it
+    /// holds; whether it does.
     pub fn shows_then(&mut self, page: Page) -> bool {
         let decides = self.kind == Some(Kind::ZeroAndMap);
         if decides {
@@ -94,7 +96,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Does none of them: nobody is to see what pages hold any more. Devices reach them all the same.
+    /// Does none of them: nobody is to see what pages hold any more. Devices reach them all the
+    /// same.
     pub fn give_up(&mut self, ram: &SwappedRam) {
         self.kind = None;
         self.pages.clear();

@@ -1,4 +1,5 @@
-//! What the pager reads and writes: the store and the disks' images, a request for each run of pages that lie side by side.
+//! What the pager reads and writes: the store and the disks' images, a request for each run of
+//! pages that lie side by side.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;

@@ -1,15 +1,18 @@
 //! The Swap Mapper's ear: a back end that reports what the disk below it reads and writes.
 //!
-//! While disks report, a request goes down in three steps: the pager is told, it has brought in what depends on the
-//! old content of the blocks and has write-protected the request's pages, and only then the disk below is asked. When that has
-//! ended the pager is told again, before the guest can know. The paper's *Data Consistency* needs no more, and no flag of a
-//! page: nothing that the guest is told of is reordered, and a flush goes straight down, since what waits has not been
+//! While disks report, a request goes down in three steps: the pager is told, it has brought in
+//! what depends on the old content of the blocks and has write-protected the request's pages, and
+//! only then the disk below is asked. When that has ended the pager is told again, before the guest
+//! can know. The paper's *Data Consistency* needs no more, and no flag of a page: nothing that the
+//! guest is told of is reordered, and a flush goes straight down, since what waits has not been
 //! answered.
 //!
-//! Whole 4 KiB blocks whose memory is whole pages are mapped, whatever the logical block size. A request of which any part is not
-//! so maps nothing. While memory is plentiful and no page stands for a block a request passes at the price of one load.
+//! Whole 4 KiB blocks whose memory is whole pages are mapped, whatever the logical block size. A
+//! request of which any part is not so maps nothing. While memory is plentiful and no page stands
+//! for a block a request passes at the price of one load.
 //!
-//! Thread: the owner's, as of all back ends. The pager reaches the gate alone, where it says which requests may go down.
+//! Thread: the owner's, as of all back ends. The pager reaches the gate alone, where it says which
+//! requests may go down.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -44,7 +47,8 @@ pub struct MappedDisk {
     reported: HashMap<u32, Reported>,
     /// The slots of those that wait.
     waiting: HashMap<Op, u32>,
-    /// Slots below of which it has not been told: while any disk has one, nothing new is mapped, since nobody can say what meets.
+    /// Slots below of which it has not been told: while any disk has one, nothing new is mapped,
+    /// since nobody can say what meets.
     unreported: HashSet<u32>,
     /// Cancelled before they went down.
     early: Vec<Completion>,
@@ -52,8 +56,8 @@ pub struct MappedDisk {
 }
 
 impl MappedDisk {
-    /// `below`, as disk number `number` of `ram`'s machine. It has to move data straight between the file and guest memory
-    /// ([`Transfer::Direct`]).
+    /// `below`, as disk number `number` of `ram`'s machine. It has to move data straight between
+    /// the file and guest memory ([`Transfer::Direct`]).
     ///
     /// # Panics
     /// If it does not: a builder's error.
@@ -92,8 +96,8 @@ impl MappedDisk {
             && pieces.iter().all(is_aligned);
         let first = offset / PAGE_SIZE;
         let last = (offset + (len - 1)) / PAGE_SIZE;
-        // Blocks have 32 bits: what lies beyond 16 TiB is not mapped. The last number stands for all of that, and what
-        // meets there is taken for the same.
+        // Blocks have 32 bits: what lies beyond 16 TiB is not mapped. The last number stands for
+        // all of that, and what meets there is taken for the same.
         let block = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
         let is_numbered = last < u64::from(u32::MAX);
         let mut pages: Vec<Page> = Vec::new();

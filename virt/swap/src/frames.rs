@@ -1,6 +1,7 @@
 //! The memory itself: a memory file, and what a guest has mapped of it.
 //!
-//! The pager reaches a page through the file, never through a mapping: nothing that it does can wait for itself.
+//! The pager reaches a page through the file, never through a mapping: nothing that it does can
+//! wait for itself.
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
@@ -61,9 +62,10 @@ fn is_zero(content: &[u8]) -> bool {
 /// Pages whose marks are read at once.
 const MARKS: u32 = 64;
 
-/// What pages are read into, some at a time: few enough to be in the cache when their sums are made. It begins with a page: to
-/// 16 bytes behind one, where the heap has large blocks, the kernel's copy takes a twentieth to a sixth longer, and to 8 bytes behind
-/// five times as long (an EPYC, `rep movsb`).
+/// What pages are read into, some at a time: few enough to be in the cache when their sums are
+/// made. It begins with a page: to 16 bytes behind one, where the heap has large blocks, the
+/// kernel's copy takes a twentieth to a sixth longer, and to 8 bytes behind five times as long (an
+/// EPYC, `rep movsb`).
 pub struct Buffer {
     bytes: Box<[u8]>,
     skip: usize,
@@ -113,8 +115,8 @@ impl Frames {
         self.write(page, &Content::default())
     }
 
-    /// Gives absent pages memory that holds zeroes, and maps them writable for the guest: both at once where nobody has given them
-    /// memory yet.
+    /// Gives absent pages memory that holds zeroes, and maps them writable for the guest: both at
+    /// once where nobody has given them memory yet.
     ///
     /// # Errors
     /// The kernel's: no memory.
@@ -184,7 +186,8 @@ impl Frames {
         }
     }
 
-    /// What `count` pages hold, one by one, read by way of `buffer`; zeroes if they are absent, which gives them no memory.
+    /// What `count` pages hold, one by one, read by way of `buffer`; zeroes if they are absent,
+    /// which gives them no memory.
     ///
     /// # Errors
     /// The kernel's; some may have been told.
@@ -209,7 +212,8 @@ impl Frames {
         Ok(())
     }
 
-    /// What `count` pages are that nobody can reach: [`Command::Examine`](crate::book::Command::Examine).
+    /// What `count` pages are that nobody can reach:
+    /// [`Command::Examine`](crate::book::Command::Examine).
     ///
     /// # Errors
     /// The kernel's; some may have been told.

@@ -1,13 +1,16 @@
-//! Overcommit without the guest's help: pages of a guest leave memory, and come back when they are wanted.
+//! Overcommit without the guest's help: pages of a guest leave memory, and come back when they are
+//! wanted.
 //!
-//! A page whose content a disk of the guest holds as well is dropped unwritten and read from there; one that is about to be
-//! overwritten as a whole is not read at all; only what is left goes through a swap store. The guest knows nothing of it. After
-//! N. Amit, D. Tsafrir, A. Schuster: *VSwapper: A Memory Swapper for Virtualized Environments* (ASPLOS 2014), whose Swap Mapper
-//! and False Reads Preventer these are, without its patches to the host's kernel.
+//! A page whose content a disk of the guest holds as well is dropped unwritten and read from there;
+//! one that is about to be overwritten as a whole is not read at all; only what is left goes
+//! through a swap store. The guest knows nothing of it. After N. Amit, D. Tsafrir, A. Schuster:
+//! *VSwapper: A Memory Swapper for Virtualized Environments* (ASPLOS 2014), whose Swap Mapper and
+//! False Reads Preventer these are, without its patches to the host's kernel.
 //!
 //! * [`book`]: what is decided about each page. Knows no system call, no thread and no time.
 //! * [`frames`]: the memory itself, a page at a time: file, mapping, trace of stores.
-//! * [`overwrite`]: whether a vCPU is about to overwrite a whole page, and with what. As pure as `book`.
+//! * [`overwrite`]: whether a vCPU is about to overwrite a whole page, and with what. As pure as
+//!   `book`.
 //! * [`store`]: the file or block device that holds what is neither in memory nor on a disk.
 //!
 //! * [`ram`]: the memory as a machine's owner reaches it, page by page there or absent.
@@ -22,7 +25,8 @@
 //!   └─ SwappedBalloon: offered ───────────┘
 //! pager ── evict, ticket done, go ─▶ owner
 //! ```
-//! Left out: stores that overwrite a page in many instructions (the paper's buffer); `docs/swap.md` says what that costs.
+//! Left out: stores that overwrite a page in many instructions (the paper's buffer); `docs/swap.md`
+//! says what that costs.
 #![forbid(unsafe_code)]
 
 pub mod balloon;

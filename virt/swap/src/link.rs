@@ -1,7 +1,8 @@
 //! Between the owner's thread and the pager's: what either tells the other.
 //!
-//! What the owner's side says is one sequence of messages. What goes the other way needs no order: pages that are shown
-//! ([`ram`](crate::ram)), tickets that are done, requests that may go down, and what disks are to report.
+//! What the owner's side says is one sequence of messages. What goes the other way needs no order:
+//! pages that are shown ([`ram`](crate::ram)), tickets that are done, requests that may go down,
+//! and what disks are to report.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -23,15 +24,16 @@ pub enum Message {
     AddSlots(usize),
     /// How things stand.
     Report(Reply<Report>),
-    /// A vCPU has left the guest as [`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus) asked. The registers that it is to go on
-    /// with are sent back, if they are others.
+    /// A vCPU has left the guest as [`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus)
+    /// asked. The registers that it is to go on with are sent back, if they are others.
     Stopped(Stopped),
     /// The memory is connected with the pager.
     Connected,
-    /// The machine has ended: no processor enters the guest again, and none is to wait for what cannot come.
+    /// The machine has ended: no processor enters the guest again, and none is to wait for what
+    /// cannot come.
     LetGo,
-    /// The owner has ended as well. Nothing is begun any more; told when nothing is under way, so that the files can be closed on
-    /// another thread.
+    /// The owner has ended as well. Nothing is begun any more; told when nothing is under way, so
+    /// that the files can be closed on another thread.
     End(mpsc::Sender<()>),
 }
 
@@ -46,13 +48,15 @@ pub(crate) enum Said {
     Answered { gone: u32, written: u32 },
     /// An access waits for these; of each, whether it will overwrite all of it.
     Wanted(Ticket, Vec<(Page, bool)>),
-    /// The guest does without these until it reaches them again; who waits for the ticket is told when that has been seen to.
+    /// The guest does without these until it reaches them again; who waits for the ticket is told
+    /// when that has been seen to.
     Offered(Ticket, Vec<Page>),
     /// A request of a disk is about to go down.
     Began(Op, Kind, Span),
     /// It is over; whether it did what was asked.
     Ended(Op, Kind, bool),
-    /// Disks have seen this [`Reports::Draining`]: no request from now on lets a page stand for a block.
+    /// Disks have seen this [`Reports::Draining`]: no request from now on lets a page stand for a
+    /// block.
     Drains(Asked),
 }
 
@@ -74,7 +78,8 @@ pub(crate) enum Reports {
     On,
 }
 
-/// What the pager asked disks to do, the how-manieth time: an answer is told from one to an earlier question.
+/// What the pager asked disks to do, the how-manieth time: an answer is told from one to an earlier
+/// question.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked(pub u64);
 
@@ -106,7 +111,8 @@ impl Gate {
     pub fn open(&self, op: Op) {
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         ops.push(op);
-        // Relaxed: the lock orders the list, and the wake-up that follows is ordered with the owner's last look by its mailbox.
+        // Relaxed: the lock orders the list, and the wake-up that follows is ordered with the
+        // owner's last look by its mailbox.
         self.is_open.store(true, Ordering::Relaxed);
     }
 

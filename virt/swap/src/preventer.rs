@@ -1,15 +1,19 @@
-//! The False Reads Preventer: before an absent page is read for a vCPU, whether the vCPU is about to overwrite all of it.
+//! The False Reads Preventer: before an absent page is read for a vCPU, whether the vCPU is about
+//! to overwrite all of it.
 //!
-//! The pager has every vCPU leave the guest and say where it stands; the one whose instruction overwrites the page
-//! ([`overwrite`](crate::overwrite)) is given the effect of it, and goes on behind it. One page at a time; whoever faults meanwhile
-//! is served as if there were no Preventer, and so is the page when all have said where they stand, or a limit of time has passed
-//! (1 ms in the paper).
+//! The pager has every vCPU leave the guest and say where it stands; the one whose instruction
+//! overwrites the page ([`overwrite`](crate::overwrite)) is given the effect of it, and goes on
+//! behind it. One page at a time; whoever faults meanwhile is served as if there were no Preventer,
+//! and so is the page when all have said where they stand, or a limit of time has passed (1 ms in
+//! the paper).
 //!
-//! Stopping vCPUs for nothing costs them more than the read that it might save. With an in-kernel APIC a thread of KVM resolves
-//! vCPUs' faults, and the kernel takes each for a store; so whether the guest is overwriting pages or reading them shows only
-//! in what was found last: after a look in vain faults are let pass, twice as many each time. A page beside the one that was
-//! found last is looked at all the same, until two looks were in vain: what is allocated together lies together, and is
-//! overwritten together. For the same reason nothing is read ahead from the store while looks find something.
+//! Stopping vCPUs for nothing costs them more than the read that it might save. With an in-kernel
+//! APIC a thread of KVM resolves vCPUs' faults, and the kernel takes each for a store; so whether
+//! the guest is overwriting pages or reading them shows only in what was found last: after a look
+//! in vain faults are let pass, twice as many each time. A page beside the one that was found last
+//! is looked at all the same, until two looks were in vain: what is allocated together lies
+//! together, and is overwritten together. For the same reason nothing is read ahead from the store
+//! while looks find something.
 
 use std::time::Duration;
 
@@ -21,10 +25,12 @@ use crate::frames::Content;
 use crate::overwrite::{Memory, Registers, decide};
 use crate::ram::SwappedRam;
 
-/// Looks in vain, one after another, by which pages beside the one that was found last are as good as any.
+/// Looks in vain, one after another, by which pages beside the one that was found last are as good
+/// as any.
 const LEFT: u32 = 2;
 
-/// Looks in vain, one after another, by which the guest has turned to other things than overwriting pages.
+/// Looks in vain, one after another, by which the guest has turned to other things than overwriting
+/// pages.
 const LATELY: u32 = 4;
 
 /// Faults that are let pass between two looks, at most, as a power of 2.
@@ -83,12 +89,14 @@ impl Preventer {
         }
     }
 
-    /// Whether pages are being overwritten these days: those beside one that has to be read likely are next.
+    /// Whether pages are being overwritten these days: those beside one that has to be read likely
+    /// are next.
     pub fn finds(&self) -> bool {
         self.has_found && self.in_vain < LATELY
     }
 
-    /// Whether `page`, at which a vCPU has faulted, is to wait for a decision; if so, all vCPUs are to be stopped.
+    /// Whether `page`, at which a vCPU has faulted, is to wait for a decision; if so, all vCPUs are
+    /// to be stopped.
     pub fn begin(&mut self, page: Page, is_store: bool, now: Nanos) -> bool {
         if self.pending.is_some() {
             return false;
@@ -164,7 +172,8 @@ impl Preventer {
     }
 }
 
-/// Memory as it is now: what is absent is not touched. The pager is the only one who takes pages away, and this is its thread.
+/// Memory as it is now: what is absent is not touched. The pager is the only one who takes pages
+/// away, and this is its thread.
 pub(crate) struct View<'a> {
     pub book: &'a Book,
     pub ram: &'a SwappedRam,

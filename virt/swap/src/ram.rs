@@ -1,17 +1,21 @@
-//! Guest memory as the machine's owner reaches it: pages that are not in memory answer with a ticket.
+//! Guest memory as the machine's owner reaches it: pages that are not in memory answer with a
+//! ticket.
 //!
-//! One byte of flags a page stands before [`GuestRam`]. The owner's thread makes all accesses, lets go of pages and reports the
-//! disks' requests; the pager, another thread, says which pages are there. So an access to a page that is there costs one load
-//! more than without, and no lock.
+//! One byte of flags a page stands before [`GuestRam`]. The owner's thread makes all accesses, lets
+//! go of pages and reports the disks' requests; the pager, another thread, says which pages are
+//! there. So an access to a page that is there costs one load more than without, and no lock.
 //!
-//! What the owner's side has to tell the pager is a message, in the order in which it happened: the book rests on that order
-//! ([`crate::book`]). A page that is let go is absent from the next access on, and the message that says so stands behind
-//! every message about an access that found it there.
+//! What the owner's side has to tell the pager is a message, in the order in which it happened: the
+//! book rests on that order ([`crate::book`]). A page that is let go is absent from the next access
+//! on, and the message that says so stands behind every message about an access that found it
+//! there.
 //!
-//! Which pages devices store to cannot be seen in the guest's page tables, so it is noted here: a copy ([`PhysMem::write`]) as
-//! *written*, which the next request of a disk makes void; an address for writing ([`PhysMem::host`]) as *lent*, which holds until
-//! the page is let go, since nobody says when the last store through it was. Only an address for [`Intent::Overwrite`] is
-//! neither: it is a disk's, and every disk of the machine reports its requests ([`MappedDisk`](crate::disk::MappedDisk)).
+//! Which pages devices store to cannot be seen in the guest's page tables, so it is noted here: a
+//! copy ([`PhysMem::write`]) as *written*, which the next request of a disk makes void; an address
+//! for writing ([`PhysMem::host`]) as *lent*, which holds until the page is let go, since nobody
+//! says when the last store through it was. Only an address for [`Intent::Overwrite`] is neither:
+//! it is a disk's, and every disk of the machine reports its requests
+//! ([`MappedDisk`](crate::disk::MappedDisk)).
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -24,11 +28,13 @@ use crate::link::{Asked, Gate, Kind, Message, Reports, Said, Spoken};
 
 /// Devices may reach the page. Set by the pager, taken away by the owner.
 const SHOWN: u8 = 1 << 0;
-/// A device has stored to it since it was shown, or since a request of a disk began with it. The owner's.
+/// A device has stored to it since it was shown, or since a request of a disk began with it. The
+/// owner's.
 const WRITTEN: u8 = 1 << 1;
 /// A device has had an address to store to since it was shown. The owner's.
 const LENT: u8 = 1 << 2;
-/// It has come for a ticket, and whoever waited has not asked again. Set by the pager, taken away by either.
+/// It has come for a ticket, and whoever waited has not asked again. Set by the pager, taken away
+/// by either.
 const HELD: u8 = 1 << 3;
 
 /// Of an [`Op`], the disk's number.
@@ -42,7 +48,8 @@ struct Shared {
     pager: OnceLock<Handle<Message>>,
     /// The last ticket. The owner's.
     tickets: AtomicU64,
-    /// The last ticket of an offer that has been answered: they are answered in their order. Set by the pager.
+    /// The last ticket of an offer that has been answered: they are answered in their order. Set by
+    /// the pager.
     answered: AtomicU64,
     /// The last request of a disk. The owner's.
     ops: AtomicU64,
@@ -58,8 +65,9 @@ struct Shared {
 
 /// Guest memory of which pages may be elsewhere. A clone is another handle to the same memory.
 ///
-/// Threads: accesses come from the machine's owner alone. It is of no use before a [`Pager`](crate::pager::Pager) runs: until
-/// then every page is absent, and nobody hears what is asked for.
+/// Threads: accesses come from the machine's owner alone. It is of no use before a
+/// [`Pager`](crate::pager::Pager) runs: until then every page is absent, and nobody hears what is
+/// asked for.
 #[derive(Clone)]
 pub struct SwappedRam(Arc<Shared>);
 
@@ -116,13 +124,15 @@ impl SwappedRam {
 
     /// From now on devices may reach the page.
     pub(crate) fn show(&self, page: Page) {
-        // Release pairs with the load in `absent`: whoever sees the flag sees what the page was filled with.
+        // Release pairs with the load in `absent`: whoever sees the flag sees what the page was
+        // filled with.
         self.flags(page).fetch_or(SHOWN, Ordering::Release);
     }
 
     /// Until a device reaches it, it stays.
     pub(crate) fn hold(&self, page: Page) {
-        // Relaxed, as all but `SHOWN`: the flag is its own message, and one that is seen late costs a second ticket.
+        // Relaxed, as all but `SHOWN`: the flag is its own message, and one that is seen late costs
+        // a second ticket.
         self.flags(page).fetch_or(HELD, Ordering::Relaxed);
     }
 
@@ -133,7 +143,8 @@ impl SwappedRam {
 
     /// What disks do from now on.
     pub(crate) fn ask_disks(&self, asked: Asked) {
-        // Relaxed: what a disk does meanwhile is right under the old one as well (`Reports::Draining` is for that).
+        // Relaxed: what a disk does meanwhile is right under the old one as well
+        // (`Reports::Draining` is for that).
         self.0.asked.store(asked.0, Ordering::Relaxed);
     }
 
@@ -180,7 +191,8 @@ impl SwappedRam {
     /// A request of a disk is about to go down. Owner's thread.
     pub(crate) fn began(&self, op: Op, kind: Kind, span: Span) {
         for page in &span.pages {
-            // What was stored before goes down, or is overwritten. An address may be stored to later as well.
+            // What was stored before goes down, or is overwritten. An address may be stored to
+            // later as well.
             self.flags(*page).fetch_and(!WRITTEN, Ordering::Relaxed);
         }
         self.say(Said::Began(op, kind, span));
@@ -191,8 +203,9 @@ impl SwappedRam {
         self.say(Said::Ended(op, kind, is_good));
     }
 
-    /// The guest does without these pages: a ticket that is done when their memory and slots have been given back as far as they
-    /// can be. What is stored to them behind that stays. Owner's thread.
+    /// The guest does without these pages: a ticket that is done when their memory and slots have
+    /// been given back as far as they can be. What is stored to them behind that stays. Owner's
+    /// thread.
     pub(crate) fn offer(&self, pages: impl Iterator<Item = Gpa>) -> guest_mem::Ticket {
         let pages = pages.filter_map(|gpa| self.page_at(gpa)).collect();
         let ticket = self.next_ticket();
@@ -202,7 +215,8 @@ impl SwappedRam {
 
     /// What was offered up to this ticket has been seen to. Pager's thread.
     pub(crate) fn answer(&self, ticket: Ticket) {
-        // Release pairs with the load in `is_answered`: whoever sees it may store to pages that are gone.
+        // Release pairs with the load in `is_answered`: whoever sees it may store to pages that are
+        // gone.
         self.0.answered.store(ticket.0, Ordering::Release);
     }
 
@@ -291,7 +305,8 @@ impl SwappedRam {
             if !is_absent {
                 return Ok(hva);
             }
-            // If all have come meanwhile, what is done to them is still to be noted. They stay: this thread alone lets go of them.
+            // If all have come meanwhile, what is done to them is still to be noted. They stay:
+            // this thread alone lets go of them.
             self.wait_for([(hva, len, intent)])?;
         }
     }

@@ -25,9 +25,10 @@ pub struct Report {
     pub prevented: u64,
     /// Times that vCPUs were stopped for a page that none of them was seen to overwrite.
     pub undecided: u64,
-    /// Absent pages that were read although a vCPU was seen to be about to overwrite them: there was no room for them when that
-    /// was found out, or the policy [reads them](crate::book::IoPolicy::reads_overwritten).
-    /// Not counted: faults for which no vCPU was stopped, overwriting in many instructions, pages that were read ahead.
+    /// Absent pages that were read although a vCPU was seen to be about to overwrite them: there
+    /// was no room for them when that was found out, or the policy
+    /// [reads them](crate::book::IoPolicy::reads_overwritten). Not counted: faults for which no
+    /// vCPU was stopped, overwriting in many instructions, pages that were read ahead.
     pub false_reads: u64,
     /// Tickets of devices.
     pub tickets: u64,

@@ -1,7 +1,8 @@
 //! A vCPU that has left the guest and says where it stands, and what it is told.
 //!
-//! It waits for that only so long, and goes on by itself then. From that moment what it said is no longer so, and nothing may be done
-//! because of it: whoever is first, the pager to act on it or the vCPU to go on, has it.
+//! It waits for that only so long, and goes on by itself then. From that moment what it said is no
+//! longer so, and nothing may be done because of it: whoever is first, the pager to act on it or
+//! the vCPU to go on, has it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,8 @@ impl Stopped {
         (stopped, Answer { is_taken, answer })
     }
 
-    /// Where it stands, if it does still; then it does until it is [answered](Self::answer), or this is dropped.
+    /// Where it stands, if it does still; then it does until it is [answered](Self::answer), or
+    /// this is dropped.
     pub(crate) fn take(&self) -> Option<Registers> {
         take(&self.is_taken).then_some(self.registers)
     }
@@ -51,7 +53,8 @@ impl Stopped {
 }
 
 impl Answer {
-    /// Waits so long for the pager to act, and then until it has: the registers that the vCPU is to go on with, if they are others.
+    /// Waits so long for the pager to act, and then until it has: the registers that the vCPU is to
+    /// go on with, if they are others.
     pub fn wait(self, patience: Duration) -> Option<Registers> {
         match self.answer.recv_timeout(patience) {
             Ok(registers) => registers,
@@ -64,7 +67,8 @@ impl Answer {
 
 /// Whether it had not been taken.
 fn take(is_taken: &AtomicBool) -> bool {
-    // Relaxed: of the two swaps one is first, and it decides nothing else; what is told comes by the channel.
+    // Relaxed: of the two swaps one is first, and it decides nothing else; what is told comes by
+    // the channel.
     !is_taken.swap(true, Ordering::Relaxed)
 }
 

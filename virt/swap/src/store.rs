@@ -162,13 +162,13 @@ impl Growth {
         self.slots
     }
 
-    /// Gives the store room for `bytes`, 4096 to 16 TiB, of which whole pages count: so many slots follow the last one now; 0 if
-    /// it has as many already. A file's blocks are allocated before it returns, which takes its time; slots that are there
-    /// can be read and written meanwhile.
+    /// Gives the store room for `bytes`, 4096 to 16 TiB, of which whole pages count: so many slots
+    /// follow the last one now; 0 if it has as many already. A file's blocks are allocated before
+    /// it returns, which takes its time; slots that are there can be read and written meanwhile.
     ///
     /// # Errors
-    /// See [`StoreError`]: it would shrink, the block device is not that large, or the file system has no room. It is as
-    /// large as before then.
+    /// See [`StoreError`]: it would shrink, the block device is not that large, or the file system
+    /// has no room. It is as large as before then.
     pub fn grow(&mut self, bytes: u64) -> Result<u32, StoreError> {
         let failed = |what| failed(&self.path, what);
         let has = u64::from(self.slots) * PAGE as u64;
@@ -195,7 +195,8 @@ impl Growth {
                 });
             }
         } else if let Err(error) = allocate(&self.file, has, len - has) {
-            // What was allocated before there was no room left is given back. If that fails it does no harm but to others.
+            // What was allocated before there was no room left is given back. If that fails it does
+            // no harm but to others.
             let _ = ftruncate(&self.file, has);
             return Err(failed("allocating more blocks")(error));
         }

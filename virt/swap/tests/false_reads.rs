@@ -1,7 +1,8 @@
-//! A page that a vCPU is about to overwrite, over real memory: it is not read, or read and counted where a control asks for that.
+//! A page that a vCPU is about to overwrite, over real memory: it is not read, or read and counted
+//! where a control asks for that.
 //!
-//! The vCPU is told of, not run: registers at a `REP STOSQ`, code and page tables in guest memory. A thread stores to the page as it
-//! would.
+//! The vCPU is told of, not run: registers at a `REP STOSQ`, code and page tables in guest memory.
+//! A thread stores to the page as it would.
 
 mod support;
 
@@ -43,8 +44,8 @@ const REGISTERS: Registers = Registers {
     ..IN_KERNEL
 };
 
-/// Has a vCPU overwrite an absent page. How it is told to go on, what the page's last word is then, and what the pager says; `None`,
-/// said, where that cannot be.
+/// Has a vCPU overwrite an absent page. How it is told to go on, what the page's last word is then,
+/// and what the pager says; `None`, said, where that cannot be.
 fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> {
     let (stops, answers) = channel();
     let vcpu = Vcpu {
@@ -86,7 +87,8 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
     put(TABLES[3], 1, (TARGET_PAGE * PAGE) as u64 | KERNEL);
     // REP STOSQ.
     put(CODE_PAGE, 0x100 / 8, 0xab48f3);
-    // What came meanwhile has made others leave: without room for one more page the target would be read all the same.
+    // What came meanwhile has made others leave: without room for one more page the target would be
+    // read all the same.
     while machine.report().present > LIMIT {
         std::thread::yield_now();
     }

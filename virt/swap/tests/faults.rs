@@ -1,7 +1,9 @@
-//! A store or an image that fails once, over real memory: the guest is paused with the reason, and goes on with all that it had once
-//! the limit has changed. So it is with an image that somebody else has changed, once it is as it was.
+//! A store or an image that fails once, over real memory: the guest is paused with the reason, and
+//! goes on with all that it had once the limit has changed. So it is with an image that somebody
+//! else has changed, once it is as it was.
 //!
-//! The guest fills more pages than may be in memory, then looks at each: with loads, and with a disk's writes.
+//! The guest fills more pages than may be in memory, then looks at each: with loads, and with a
+//! disk's writes.
 
 mod support;
 
@@ -150,8 +152,8 @@ impl Guest {
     }
 }
 
-/// Runs a guest of which this fails: it is paused once, for this reason, and has lost nothing. How long it took to go on when
-/// it was told a new limit; `None` where that cannot be.
+/// Runs a guest of which this fails: it is paused once, for this reason, and has lost nothing. How
+/// long it took to go on when it was told a new limit; `None` where that cannot be.
 fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
     let guest = Arc::new(Guest::new(fails)?);
     let (done, all_is_there) = channel();
@@ -181,8 +183,8 @@ fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
     Some(took)
 }
 
-/// The same with faults at several requests. A new limit is one of two reasons to try again; the other comes after a second, so the
-/// quickest tells them apart.
+/// The same with faults at several requests. A new limit is one of two reasons to try again; the
+/// other comes after a second, so the quickest tells them apart.
 fn pauses(faults: impl IntoIterator<Item = Fails>, is_right: impl Fn(Trouble) -> bool) {
     let took = faults.into_iter().map(|fails| pause(fails, &is_right));
     let took: Option<Vec<Duration>> = took.collect();
@@ -246,8 +248,8 @@ fn an_image_that_cannot_be_read_pauses_the_guest_until_it_can() {
 /// The block that somebody else changes.
 const CHANGED: usize = 40;
 
-/// Has somebody else change a block that a page stands for, and then `act`, which needs what the page held. It is done when the
-/// block is as it was, and not before.
+/// Has somebody else change a block that a page stands for, and then `act`, which needs what the
+/// page held. It is done when the block is as it was, and not before.
 fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 'static) {
     guest.machine.empty(LIMIT);
     let offset = (CHANGED * PAGE) as u64;

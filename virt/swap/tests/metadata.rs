@@ -1,5 +1,5 @@
-//! What the swapper keeps of each page, counted by the allocator: not what types say, but what is held when pages have been
-//! everywhere.
+//! What the swapper keeps of each page, counted by the allocator: not what types say, but what is
+//! held when pages have been everywhere.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -18,7 +18,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: all is passed on as it came. The counter is a thread's own, has no destructor, and allocates nothing.
+// SAFETY: all is passed on as it came. The counter is a thread's own, has no destructor, and
+// allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.set(HELD.get() + layout.size() as isize);
@@ -44,7 +45,8 @@ fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
     (made, held)
 }
 
-/// Carries commands out as if all went well, until there are none but those of pages that are to be saved.
+/// Carries commands out as if all went well, until there are none but those of pages that are to be
+/// saved.
 fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
     loop {
         let commands = book.take_commands();

@@ -1,4 +1,5 @@
-//! Two machines over one image that neither writes: the pages of each leave for the same blocks, and come back from there.
+//! Two machines over one image that neither writes: the pages of each leave for the same blocks,
+//! and come back from there.
 
 mod support;
 
@@ -66,8 +67,8 @@ fn machine(image: &File) -> Option<Machine> {
     }
 }
 
-/// What a guest does, one of several. It has the blocks in another order than others have, and stores to some pages, which then are
-/// like no other guest's.
+/// What a guest does, one of several. It has the blocks in another order than others have, and
+/// stores to some pages, which then are like no other guest's.
 struct Guest {
     machine: Machine,
     number: usize,

@@ -1,5 +1,6 @@
-//! Several threads store to one absent page at the same time, over real memory: the first fault has the page brought in, and others
-//! come while it is on its way. Whatever the page was, it holds all that they stored, and beside that what it held.
+//! Several threads store to one absent page at the same time, over real memory: the first fault has
+//! the page brought in, and others come while it is on its way. Whatever the page was, it holds all
+//! that they stored, and beside that what it held.
 
 mod support;
 
@@ -86,7 +87,8 @@ fn put(words: &[(usize, u64)], content: &mut Content) {
 /// What a processor does.
 type Job = Box<dyn FnOnce(&Processor) + Send>;
 
-/// A thread that loads and stores. Not scoped, and not the test's own: one that waits for a page for ever must not hold up who says so.
+/// A thread that loads and stores. Not scoped, and not the test's own: one that waits for a page
+/// for ever must not hold up who says so.
 struct Processor {
     machine: Arc<Machine>,
     stat: File,
@@ -112,7 +114,8 @@ impl Processor {
         let mut bytes = [0; 1024];
         let len = self.stat.read_at(&mut bytes, 0).expect("it lives");
         let text = std::str::from_utf8(&bytes[..len]).expect("numbers");
-        // Behind the name, which ends with the last bracket: minor faults are the 8th field, major ones the 10th.
+        // Behind the name, which ends with the last bracket: minor faults are the 8th field, major
+        // ones the 10th.
         let (_, fields) = text.rsplit_once(')').expect("a name");
         let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
         let number = |at: usize| fields[at].parse::<u64>().expect("a number");
@@ -134,7 +137,8 @@ struct Guest {
 }
 
 impl Guest {
-    /// Of so many pages, all of which may be in memory; its disk has so many blocks. `None`, said, where that cannot be.
+    /// Of so many pages, all of which may be in memory; its disk has so many blocks. `None`, said,
+    /// where that cannot be.
     fn new(pages: usize, blocks: usize, stops: Option<Stops>) -> Option<Self> {
         let image = memfd_create("image", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&image, (blocks.max(1) * PAGE) as u64).expect("its blocks");
@@ -243,7 +247,8 @@ impl Guest {
         which(&self.machine.report().counts) - which(&self.before)
     }
 
-    /// Has some processors store to a page, each a word of its own, once all whom the gate waits for are there; which words.
+    /// Has some processors store to a page, each a word of its own, once all whom the gate waits
+    /// for are there; which words.
     fn store(
         &mut self,
         processors: Range<usize>,
@@ -544,7 +549,8 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
                 raced += u64::from(is_given);
                 is_given
             }
-            // Before: the look has not ended when the next fault at the page comes, which has it read.
+            // Before: the look has not ended when the next fault at the page comes, which has it
+            // read.
             _ => {
                 words.extend(guest.store(others, page, &gate));
                 let deadline = Instant::now() + PATIENCE;

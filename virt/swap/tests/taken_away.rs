@@ -1,4 +1,5 @@
-//! A guest that has more in memory than it may when its pager begins, and one whose mappings the host takes away.
+//! A guest that has more in memory than it may when its pager begins, and one whose mappings the
+//! host takes away.
 
 mod support;
 
@@ -14,7 +15,8 @@ use swap::frames::PAGE;
 const PAGES: u32 = 320;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A machine whose memory holds its pages' numbers, all of them but 0; `None`, said, where that cannot be.
+/// A machine whose memory holds its pages' numbers, all of them but 0; `None`, said, where that
+/// cannot be.
 fn loaded(limit: usize) -> Option<Machine> {
     let shape = Shape {
         pages: PAGES,
@@ -47,7 +49,8 @@ fn word(machine: &Machine, page: u32) -> &AtomicU64 {
 
 fn word_in(mapping: &SlotMapping, page: u32) -> &AtomicU64 {
     let at = mapping.hva().raw() as usize + page as usize * PAGE;
-    // SAFETY: aligned, inside the mapping, which lives as long as the reference to it, and only used atomically.
+    // SAFETY: aligned, inside the mapping, which lives as long as the reference to it, and only
+    // used atomically.
     unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
 }
 

@@ -1,5 +1,6 @@
-//! The pager over real memory: threads load and store through a mapping whose pages come and go, real faults and real markers, an
-//! owner that serves a disk, a store and an image in files. What a page has to hold is known to whoever has its lock.
+//! The pager over real memory: threads load and store through a mapping whose pages come and go,
+//! real faults and real markers, an owner that serves a disk, a store and an image in files. What a
+//! page has to hold is known to whoever has its lock.
 //!
 //! `SWAP_SECONDS` is how long (4).
 
@@ -160,8 +161,8 @@ fn image() -> (File, Vec<Mutex<Model>>) {
     (image, blocks)
 }
 
-/// With this image, so many pages and slots, and what makes these more; `None`, said, where that cannot be. The store's file is given
-/// to `look`, and its free slots are trimmed, if there is one.
+/// With this image, so many pages and slots, and what makes these more; `None`, said, where that
+/// cannot be. The store's file is given to `look`, and its free slots are trimmed, if there is one.
 fn machine(
     image: &File,
     pages: u32,
@@ -397,7 +398,8 @@ fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itsel
     (0..PAGES as usize).for_each(|page| machine.store(page, 0, 1));
     eventually("disks report", &all_are_read_and_tracked);
     machine.tell(Message::SetLimit(4 * PAGES as usize));
-    // A disk sees what it is asked when it has a request. Pages that have left come back as they are wanted.
+    // A disk sees what it is asked when it has a request. Pages that have left come back as they
+    // are wanted.
     eventually("disks drain", &|| {
         guest.transfer(false, 0, READ);
         check_all();
@@ -419,7 +421,8 @@ fn a_pager_without_work_sleeps() {
     const STEPS: usize = 2_000;
     const QUIET: Duration = Duration::from_millis(50);
     const IDLE: Duration = Duration::from_secs(1);
-    /// A look at what disks report is one; pages that were held for a device are others, until two seconds behind the work.
+    /// A look at what disks report is one; pages that were held for a device are others, until two
+    /// seconds behind the work.
     const TIMES: u64 = 8;
     /// Each time about as long as it takes to fall asleep, a millisecond at most.
     const CPU: Duration = Duration::from_millis(TIMES);

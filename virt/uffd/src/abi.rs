@@ -14,8 +14,9 @@ pub(crate) const FAULT_WRITE: u64 = 1 << 0;
 pub(crate) const FAULT_WP: u64 = 1 << 1;
 pub(crate) const FAULT_MINOR: u64 = 1 << 2;
 
-/// A request on the descriptor: bits 31:30 whether the kernel writes (2) or reads and writes (3) the argument, 29:16 the
-/// argument's size in bytes, 15:8 [`API`], 7:0 which one. The arguments are structures of 64-bit words.
+/// A request on the descriptor: bits 31:30 whether the kernel writes (2) or reads and writes (3)
+/// the argument, 29:16 the argument's size in bytes, 15:8 [`API`], 7:0 which one. The arguments are
+/// structures of 64-bit words.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<const WORDS: usize>(pub u64);
 

@@ -11,10 +11,11 @@ use crate::abi::{self, Features, Modes, Request};
 /// Whose faults a descriptor serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The kernel's too: what KVM or a system call meets on behalf of a guest. For root, `CAP_SYS_PTRACE`, or whoever may open
-    /// `/dev/userfaultfd`.
+    /// The kernel's too: what KVM or a system call meets on behalf of a guest. For root,
+    /// `CAP_SYS_PTRACE`, or whoever may open `/dev/userfaultfd`.
     Kernel,
-    /// This process's own loads and stores. Anybody may; a system call that meets such a page fails.
+    /// This process's own loads and stores. Anybody may; a system call that meets such a page
+    /// fails.
     User,
 }
 
@@ -49,7 +50,8 @@ pub struct Fault {
     pub is_write: bool,
 }
 
-/// A userfaultfd. Ranges are of whole pages. What was registered is not served any more once it is dropped.
+/// A userfaultfd. Ranges are of whole pages. What was registered is not served any more once it is
+/// dropped.
 #[derive(Debug)]
 pub struct Uffd(OwnedFd);
 
@@ -57,7 +59,8 @@ impl Uffd {
     /// A new one, which never blocks.
     ///
     /// # Errors
-    /// The kernel's reason with what to do: no permission for kernel-mode faults, or no such feature.
+    /// The kernel's reason with what to do: no permission for kernel-mode faults, or no such
+    /// feature.
     pub fn open(source: Source, features: Features) -> io::Result<Self> {
         let uffd = Self(open(source)?);
         let Features(bits) = features;
@@ -74,8 +77,9 @@ impl Uffd {
     /// Makes faults of `modes` in the range messages of this descriptor.
     ///
     /// # Safety
-    /// The range is a mapping of the caller's, which stays until the descriptor is dropped. There are no references into it
-    /// now or later: an absent page may come to hold anything, and any access may wait.
+    /// The range is a mapping of the caller's, which stays until the descriptor is dropped. There
+    /// are no references into it now or later: an absent page may come to hold anything, and any
+    /// access may wait.
     ///
     /// # Errors
     /// The kernel's: not a mapping of a kind that it serves, or registered elsewhere.
@@ -98,11 +102,12 @@ impl Uffd {
         }
     }
 
-    /// Fills absent registered pages from `bytes` and wakes who waits for them. Answers how many bytes are done: the rest is
-    /// to be asked for again.
+    /// Fills absent registered pages from `bytes` and wakes who waits for them. Answers how many
+    /// bytes are done: the rest is to be asked for again.
     ///
     /// # Errors
-    /// The kernel's: `AlreadyExists` if the first page is not absent; who waits for it is to be woken by [`wake`](Self::wake).
+    /// The kernel's: `AlreadyExists` if the first page is not absent; who waits for it is to be
+    /// woken by [`wake`](Self::wake).
     pub fn copy(&self, start: Hva, bytes: &[u8], protection: Protection) -> io::Result<u64> {
         let (from, len) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
         let mode = fill_mode(protection);
@@ -117,7 +122,8 @@ impl Uffd {
         self.fill(abi::ZEROPAGE, [start.raw(), len, 0, 0])
     }
 
-    /// Maps what the file already has, after a minor fault; else as [`copy`](Self::copy). Protected pages need Linux 6.6.
+    /// Maps what the file already has, after a minor fault; else as [`copy`](Self::copy). Protected
+    /// pages need Linux 6.6.
     ///
     /// # Errors
     /// As those of [`copy`](Self::copy).
@@ -139,11 +145,12 @@ impl Uffd {
     /// # Errors
     /// The kernel's.
     pub fn next_fault(&self) -> io::Result<Option<Fault>> {
-        // One `struct uffd_msg`: byte 0 says what happened; of a fault the second word has the flags, the third the address.
+        // One `struct uffd_msg`: byte 0 says what happened; of a fault the second word has the
+        // flags, the third the address.
         let mut message = [0_u64; 4];
         let len = size_of_val(&message);
-        // SAFETY: reads at most `len` bytes into an array of that size, from a descriptor we own. A read that waits for
-        // nothing is not interrupted.
+        // SAFETY: reads at most `len` bytes into an array of that size, from a descriptor we own. A
+        // read that waits for nothing is not interrupted.
         let read = unsafe { libc::read(self.0.as_raw_fd(), message.as_mut_ptr().cast(), len) };
         if read != len as isize {
             let error = io::Error::last_os_error();
@@ -166,7 +173,8 @@ impl Uffd {
         }))
     }
 
-    /// A request whose last word comes back as the bytes done. Not all of them is no error: the kernel says `EAGAIN`.
+    /// A request whose last word comes back as the bytes done. Not all of them is no error: the
+    /// kernel says `EAGAIN`.
     fn fill<const N: usize>(&self, request: Request<N>, mut words: [u64; N]) -> io::Result<u64> {
         let done = self.request(request, &mut words);
         match done {
@@ -181,8 +189,9 @@ impl Uffd {
         Request(number): Request<N>,
         words: &mut [u64; N],
     ) -> io::Result<()> {
-        // SAFETY: the request's number says that its argument is as long as `words`, which outlive the call. What it does
-        // to other memory it does to registered ranges, whose owners agreed (`register`); `copy` reads what it borrows.
+        // SAFETY: the request's number says that its argument is as long as `words`, which outlive
+        // the call. What it does to other memory it does to registered ranges, whose owners agreed
+        // (`register`); `copy` reads what it borrows.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, words.as_mut_ptr()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

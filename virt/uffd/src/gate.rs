@@ -1,7 +1,9 @@
-//! Write protection of one register page, so that a sidecore that sleeps is woken by a guest's plain store.
+//! Write protection of one register page, so that a sidecore that sleeps is woken by a guest's
+//! plain store.
 //!
-//! The protection covers one *mapping*: [`SlotMapping`], made for KVM's memory slot alone. The sidecore reads
-//! and writes the registers through a mapping of its own and never meets the protection.
+//! The protection covers one *mapping*: [`SlotMapping`], made for KVM's memory slot alone. The
+//! sidecore reads and writes the registers through a mapping of its own and never meets the
+//! protection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,8 +13,8 @@ use guest_mem::{PAGE_SIZE, SlotMapping};
 
 use crate::{Features, Modes, Protection, Source, Uffd};
 
-/// A page whose write protection can be switched on and off, and a descriptor that is readable while a
-/// store waits at it.
+/// A page whose write protection can be switched on and off, and a descriptor that is readable
+/// while a store waits at it.
 #[derive(Debug)]
 pub struct WriteGate {
     // Before the mapping, which is to outlast its registration.
@@ -24,10 +26,12 @@ pub struct WriteGate {
 impl WriteGate {
     /// Watches `mapping`, not yet protected.
     ///
-    /// A store meets the protection in kernel mode (KVM resolves the guest's fault): see [`Source::Kernel`].
+    /// A store meets the protection in kernel mode (KVM resolves the guest's fault): see
+    /// [`Source::Kernel`].
     ///
     /// # Errors
-    /// The kernel's reason with what to do: no permission for kernel-mode faults, or no such feature.
+    /// The kernel's reason with what to do: no permission for kernel-mode faults, or no such
+    /// feature.
     pub fn new(mapping: Arc<SlotMapping>) -> io::Result<Self> {
         Ok(Self {
             uffd: watch(&mapping)?,
@@ -41,8 +45,8 @@ impl WriteGate {
         &self.mapping
     }
 
-    /// From its return on, a store to the page waits and makes the descriptor readable. A store that came
-    /// before is in memory: read every register again before sleeping.
+    /// From its return on, a store to the page waits and makes the descriptor readable. A store
+    /// that came before is in memory: read every register again before sleeping.
     ///
     /// # Errors
     /// The kernel's.
@@ -63,7 +67,8 @@ impl WriteGate {
         let waiting = self.drain();
         self.write_protect(Protection::Writable)?;
         self.is_protected = false;
-        // One that arrived between the drain and the unprotect has been woken too; its message is stale.
+        // One that arrived between the drain and the unprotect has been woken too; its message is
+        // stale.
         Ok(waiting + self.drain())
     }
 
@@ -93,7 +98,8 @@ impl AsFd for WriteGate {
 fn watch(mapping: &SlotMapping) -> io::Result<Uffd> {
     let features = Features::WRITE_PROTECT | Features::WRITE_PROTECT_SHARED;
     let uffd = Uffd::open(Source::Kernel, features)?;
-    // SAFETY: `WriteGate` keeps the mapping longer than the descriptor. Nobody makes references into it: it is KVM's.
+    // SAFETY: `WriteGate` keeps the mapping longer than the descriptor. Nobody makes references
+    // into it: it is KVM's.
     unsafe { uffd.register(mapping.hva(), PAGE_SIZE, Modes::WRITE_PROTECT) }?;
     Ok(uffd)
 }

@@ -1,4 +1,5 @@
-//! A guest's memory, page by page: what of it is mapped for the guest, and whether it was stored to.
+//! A guest's memory, page by page: what of it is mapped for the guest, and whether it was stored
+//! to.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +16,8 @@ use crate::{Fault, FaultKind, Features, Modes, Protection, Source, Uffd};
 pub enum Stores {
     /// Nothing.
     Unseen,
-    /// A store to a protected page is no fault, but takes the protection away, which shows. Linux 6.7.
+    /// A store to a protected page is no fault, but takes the protection away, which shows. Linux
+    /// 6.7.
     Traced,
 }
 
@@ -72,7 +74,8 @@ impl GuestMapping {
             parts: Vec::new(),
         };
         for (offset, mapping) in mappings {
-            // SAFETY: nobody makes references into a `SlotMapping`, and this one is kept until the descriptor is dropped.
+            // SAFETY: nobody makes references into a `SlotMapping`, and this one is kept until the
+            // descriptor is dropped.
             unsafe { guest.uffd.register(mapping.hva(), mapping.len(), modes) }?;
             let first = offset / PAGE_SIZE;
             guest.parts.push(Part { first, mapping });
@@ -104,7 +107,8 @@ impl GuestMapping {
         }))
     }
 
-    /// Maps `count` pages that the file has, and wakes who waits for them. Those that are mapped stay as they are.
+    /// Maps `count` pages that the file has, and wakes who waits for them. Those that are mapped
+    /// stay as they are.
     ///
     /// # Errors
     /// The kernel's.
@@ -126,8 +130,8 @@ impl GuestMapping {
         Ok(())
     }
 
-    /// Gives pages that the file has not zeroes, maps them, and wakes who waits for them; how many: fewer than `count` if the next
-    /// one is in the file, or is mapped.
+    /// Gives pages that the file has not zeroes, maps them, and wakes who waits for them; how many:
+    /// fewer than `count` if the next one is in the file, or is mapped.
     ///
     /// # Errors
     /// The kernel's: no memory.
@@ -145,8 +149,8 @@ impl GuestMapping {
         Ok(done)
     }
 
-    /// Takes the mapping of `count` pages away; the file keeps them, and the protection its trace. From its return on no store
-    /// reaches them from here.
+    /// Takes the mapping of `count` pages away; the file keeps them, and the protection its trace.
+    /// From its return on no store reaches them from here.
     ///
     /// # Errors
     /// The kernel's.
@@ -171,8 +175,9 @@ impl GuestMapping {
             .write_protect(self.hva(page), PAGE_SIZE, Protection::WriteProtected)
     }
 
-    /// Which of up to 64 pages were protected when they were last mapped or since, and nobody has stored to from here after that;
-    /// the first is the lowest bit. So it stays when a page is unmapped.
+    /// Which of up to 64 pages were protected when they were last mapped or since, and nobody has
+    /// stored to from here after that; the first is the lowest bit. So it stays when a page is
+    /// unmapped.
     ///
     /// # Errors
     /// The kernel's.
@@ -220,8 +225,8 @@ impl GuestMapping {
         self.uffd.wake(self.hva(page), PAGE_SIZE)
     }
 
-    /// How many of `count` pages from `first` on lie in the mapping that `first` lies in: in the file mappings follow each other, and
-    /// in the address space they do not.
+    /// How many of `count` pages from `first` on lie in the mapping that `first` lies in: in the
+    /// file mappings follow each other, and in the address space they do not.
     fn in_one_mapping(&self, first: u64, count: u64) -> u64 {
         let part = self.part(first);
         count.min(part.first + part.mapping.len() / PAGE_SIZE - first)

@@ -10,13 +10,16 @@
 //! * `clean`: what `PAGEMAP_SCAN` has to say of pages that were not stored to, and of others.
 //! * `scan`: what it says if asked the other way around. Nothing here relies on it.
 //!
-//! **It never waits.** The descriptor of the trial serves faults of user mode alone, and stores to the pages are made by the kernel
-//! (pread(2) into them): one that meets a page which is not there, or a protection that asks first, fails.
+//! **It never waits.** The descriptor of the trial serves faults of user mode alone, and stores to
+//! the pages are made by the kernel (pread(2) into them): one that meets a page which is not there,
+//! or a protection that asks first, fails.
 //!
-//! Left out: that faults of KVM arrive (it takes a guest; that they *may* is [`Facts::kernel_faults`]), and huge pages of every size
-//! (a file that is written through write(2) gets those of 2 MiB or none).
+//! Left out: that faults of KVM arrive (it takes a guest; that they *may* is
+//! [`Facts::kernel_faults`]), and huge pages of every size (a file that is written through write(2)
+//! gets those of 2 MiB or none).
 //!
-//! UNSAFETY: one system call that writes into a mapping made for the trial, and one on a descriptor we own.
+//! UNSAFETY: one system call that writes into a mapping made for the trial, and one on a descriptor
+//! we own.
 
 mod clean;
 mod scan;
@@ -59,13 +62,15 @@ pub struct Facts {
     pub kernel_faults: Fact,
     /// So can absent pages of a memory file, and those that the file has and the mapping has not.
     pub shared_memory: Option<Fact>,
-    /// A store to a write-protected page of shared memory can leave a trace instead of waiting for an answer.
+    /// A store to a write-protected page of shared memory can leave a trace instead of waiting for
+    /// an answer.
     pub traced_stores: Option<Fact>,
     /// Pages that were not stored to can be told from others, mapped or not.
     pub clean_evidence: Option<Fact>,
     /// A page that a memory file is given takes the memory of a page.
     pub single_pages: Fact,
-    /// What `PAGEMAP_SCAN` says of a page that was stored to and unmapped, if it is asked for such pages. For information.
+    /// What `PAGEMAP_SCAN` says of a page that was stored to and unmapped, if it is asked for such
+    /// pages. For information.
     pub pagemap_scan: Option<PagemapScan>,
 }
 
@@ -74,7 +79,8 @@ const OTHER_KERNEL: &str = "boot another kernel (Debian's 6.12 and Linux 6.18 pa
                             too";
 const WAY_IN: &str = "start it as root or with CAP_SYS_PTRACE, or give this user access to /dev/userfaultfd; \
                       a container's seccomp filter must let userfaultfd(2) pass";
-/// Where Linux is told whether shared memory may have huge pages, and what suits both guests that page and those that do not.
+/// Where Linux is told whether shared memory may have huge pages, and what suits both guests that
+/// page and those that do not.
 pub const NO_HUGE_PAGES: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 impl Facts {

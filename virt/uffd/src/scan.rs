@@ -1,7 +1,8 @@
 //! `PAGEMAP_SCAN` (Linux 6.7): runs of pages of this process that are all of a kind.
 //!
-//! Some kernels leave out pages that were stored to and are not mapped any more, unless nothing else is asked about pages. Whoever
-//! takes "not listed" for "clean" loses them. [`Query::CLEAN`] therefore asks the other way around: what is listed is clean.
+//! Some kernels leave out pages that were stored to and are not mapped any more, unless nothing
+//! else is asked about pages. Whoever takes "not listed" for "clean" loses them. [`Query::CLEAN`]
+//! therefore asks the other way around: what is listed is clean.
 
 use std::fs::File;
 use std::io;
@@ -33,8 +34,8 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    /// Protected when it was last mapped or since, and not stored to after that: it is mapped, or has left a trace where it was,
-    /// which the kernel counts as a page that is swapped out.
+    /// Protected when it was last mapped or since, and not stored to after that: it is mapped, or
+    /// has left a trace where it was, which the kernel counts as a page that is swapped out.
     pub(crate) const CLEAN: Self = Self {
         inverted: WRITTEN,
         all_of: WRITTEN,
@@ -46,7 +47,8 @@ impl Query {
 /// First byte, end, categories.
 pub(crate) type Run = [u64; 3];
 
-/// The first runs of what is asked for among `pages` from `start` on, as many as `runs` has room for. Changes no page.
+/// The first runs of what is asked for among `pages` from `start` on, as many as `runs` has room
+/// for. Changes no page.
 ///
 /// # Errors
 /// The kernel's; `ENOTTY` if it has no such request.
@@ -75,8 +77,9 @@ pub(crate) fn scan<'a>(
         query.any_of,
         query.told,
     ];
-    // SAFETY: the request's number says that its argument is as long as `words`; it names room for as many runs as `runs` has,
-    // each as long as a `Run`. Both outlive the call. Without flags the request changes no page.
+    // SAFETY: the request's number says that its argument is as long as `words`; it names room for
+    // as many runs as `runs` has, each as long as a `Run`. Both outlive the call. Without flags the
+    // request changes no page.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, words.as_mut_ptr()) };
     match usize::try_from(found) {
         // No more than there is room for.

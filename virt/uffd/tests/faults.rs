@@ -23,11 +23,13 @@ fn file() -> OwnedFd {
 /// The first word of a page: what a guest would load and store.
 fn word(page: &SlotMapping) -> &'static AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(page.hva().raw() as usize);
-    // SAFETY: aligned, mapped until the test drops `page` after its threads have ended, and only used atomically.
+    // SAFETY: aligned, mapped until the test drops `page` after its threads have ended, and only
+    // used atomically.
     unsafe { AtomicU64::from_ptr(at) }
 }
 
-/// A page whose faults of `modes` arrive at the descriptor; `None` where the kernel has no such thing.
+/// A page whose faults of `modes` arrive at the descriptor; `None` where the kernel has no such
+/// thing.
 fn watched(file: &OwnedFd, features: Features, modes: Modes) -> Option<(Uffd, SlotMapping)> {
     let uffd = match Uffd::open(Source::User, features) {
         Ok(uffd) => uffd,
@@ -37,7 +39,8 @@ fn watched(file: &OwnedFd, features: Features, modes: Modes) -> Option<(Uffd, Sl
         }
     };
     let page = SlotMapping::of_page(file.as_fd()).expect("a mapping");
-    // SAFETY: the mapping is dropped after the descriptor by every test; only atomics reach into it.
+    // SAFETY: the mapping is dropped after the descriptor by every test; only atomics reach into
+    // it.
     unsafe { uffd.register(page.hva(), PAGE, modes) }.expect("registered");
     Some((uffd, page))
 }

@@ -1,4 +1,5 @@
-//! What a pager relies on, page by page, against the running kernel. What it does not offer is skipped with a word.
+//! What a pager relies on, page by page, against the running kernel. What it does not offer is
+//! skipped with a word.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -47,7 +48,8 @@ impl Guest {
     fn word(&self, page: u64) -> &'static AtomicU64 {
         let at = self.mapping.hva().raw() + (page - PAGES) * PAGE;
         let at = std::ptr::with_exposed_provenance_mut(at as usize);
-        // SAFETY: aligned, mapped until the test drops the guest after its threads have ended, and only used atomically.
+        // SAFETY: aligned, mapped until the test drops the guest after its threads have ended, and
+        // only used atomically.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -205,7 +207,8 @@ fn a_range_beyond_the_mapping_is_refused() {
     }
 }
 
-/// Memory below and above the hole under 4 GiB: side by side in the file, apart in the address space.
+/// Memory below and above the hole under 4 GiB: side by side in the file, apart in the address
+/// space.
 #[test]
 fn pages_that_lie_across_two_mappings_are_seen_to_together() {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");

@@ -9,7 +9,8 @@ pub struct ExportConfig {
     pub name: String,
     /// Its share of a core beside others that have work, relative to theirs; at least 1.
     pub weight: u32,
-    /// How long a call to a guest may wait for further completions under load, in nanoseconds; 0: not at all.
+    /// How long a call to a guest may wait for further completions under load, in nanoseconds; 0:
+    /// not at all.
     pub call_delay_ns: u64,
     /// How long requests in flight may hold up the end of a connection before they are cancelled,
     /// and a stop, a reset or a change of memory, which wait for as long as it takes, before the
@@ -45,8 +46,8 @@ pub struct ExportStats {
     pub kicks: u64,
     /// Calls made.
     pub calls: u64,
-    /// Times that a front end broke the protocol of its socket: a request that was refused, or bytes that are none. What its guest's
-    /// driver does wrong with its rings is in `device`.
+    /// Times that a front end broke the protocol of its socket: a request that was refused, or
+    /// bytes that are none. What its guest's driver does wrong with its rings is in `device`.
     pub violations: u64,
     /// Translations asked for.
     pub misses: u64,

@@ -1,13 +1,15 @@
 //! Closing what a front end leaves behind, elsewhere.
 //!
-//! Two things may take long that a sidecore has no time for, and a front end can arrange both. Unmapping guest memory takes a tenth
-//! of a second for every ten GiB that were touched. And the last close of a descriptor runs whatever its file does then: a
-//! file of a FUSE file system asks its server, a TCP socket with SO_LINGER waits for its peer. Descriptors need not even be
-//! taken: those of messages that nobody has read are closed with the socket that they wait in.
+//! Two things may take long that a sidecore has no time for, and a front end can arrange both.
+//! Unmapping guest memory takes a tenth of a second for every ten GiB that were touched. And the
+//! last close of a descriptor runs whatever its file does then: a file of a FUSE file system asks
+//! its server, a TCP socket with SO_LINGER waits for its peer. Descriptors need not even be taken:
+//! those of messages that nobody has read are closed with the socket that they wait in.
 //!
-//! So a connection that has ended is dropped by a thread of its own, and so is a connection that is turned away, or a message with
-//! descriptors of another kind than [`is_harmless`]. Only what is harmless ever reaches the session, which may close it on
-//! the sidecore. A front end whose leavings cannot be closed has [`MOST`] threads of its export; then its export takes no more
+//! So a connection that has ended is dropped by a thread of its own, and so is a connection that is
+//! turned away, or a message with descriptors of another kind than [`is_harmless`]. Only what is
+//! harmless ever reaches the session, which may close it on the sidecore. A front end whose
+//! leavings cannot be closed has [`MOST`] threads of its export; then its export takes no more
 //! connections until one has ended.
 
 use std::fs;
@@ -25,7 +27,8 @@ const MOST: usize = 8;
 /// How the kernel shows an eventfd.
 pub(crate) const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// File systems whose files are closed, and asked about, without anybody else's doing: as `guest-mem` maps.
+/// File systems whose files are closed, and asked about, without anybody else's doing: as
+/// `guest-mem` maps.
 const LOCAL: [&str; 8] = [
     "tmpfs",
     "hugetlbfs",
@@ -78,8 +81,8 @@ pub(crate) fn is_taken(request: Option<RequestId>, fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether asking about a descriptor, and closing it, waits for nobody: eventfds, memory files, files of local file systems, and
-/// connected Unix stream sockets in which nothing waits, nor will.
+/// Whether asking about a descriptor, and closing it, waits for nobody: eventfds, memory files,
+/// files of local file systems, and connected Unix stream sockets in which nothing waits, nor will.
 ///
 /// Asks the file itself nothing: that is what may wait.
 pub(crate) fn is_harmless(fd: BorrowedFd<'_>) -> bool {
@@ -97,7 +100,8 @@ pub(crate) fn is_harmless(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok() || is_local(number)
 }
 
-/// Descriptors in its queue would be closed with it: so it must have none, and be unable to get any.
+/// Descriptors in its queue would be closed with it: so it must have none, and be unable to get
+/// any.
 fn is_harmless_socket(fd: BorrowedFd<'_>) -> bool {
     is_unix_stream(fd)
         && rustix::net::shutdown(fd, Shutdown::Read).is_ok()

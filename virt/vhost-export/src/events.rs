@@ -119,8 +119,8 @@ impl<M: RegionMemory> Peer<M> {
             .find(|queue| queue.index == u16::from(index))
     }
 
-    /// The driver's features; no ring runs. The device begins with them when its first ring starts: clients send them
-    /// twice, and a firmware's differ from the kernel's after it.
+    /// The driver's features; no ring runs. The device begins with them when its first ring starts:
+    /// clients send them twice, and a firmware's differ from the kernel's after it.
     fn set_features(
         &mut self,
         features: u64,
@@ -128,7 +128,8 @@ impl<M: RegionMemory> Peer<M> {
         turn: &mut Turn<'_>,
     ) -> Outcome {
         self.set_translated(features & feature::ACCESS_PLATFORM != 0, turn);
-        // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and requests are the same.
+        // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and
+        // requests are the same.
         self.features = (features & device.features()) | feature::VERSION_1;
         Ok(Answer::Done)
     }
@@ -159,8 +160,8 @@ impl<M: RegionMemory> Peer<M> {
         device.set_service(Service::Full);
         if outcome.is_ok() && self.has_begun {
             device.set_memory(self.memory.keep_alive());
-            // Rings that have faulted may be in memory again, and their drivers were told that nobody needs kicks. Nobody
-            // brings in what the former memory lacked.
+            // Rings that have faulted may be in memory again, and their drivers were told that
+            // nobody needs kicks. Nobody brings in what the former memory lacked.
             device.for_each_ring(|ring| {
                 if let Some(Parked::Ticket(ticket)) = ring.parked() {
                     ring.ticket_done(ticket);
@@ -227,7 +228,8 @@ impl<M: RegionMemory> Peer<M> {
             avail: at("driver area", config.avail)?,
             used: at("device area", config.used)?,
         };
-        // With nothing running it begins anew, whatever it was before: broken, or with another driver.
+        // With nothing running it begins anew, whatever it was before: broken, or with another
+        // driver.
         if self.queues.is_empty() {
             device
                 .begin(self.features, self.memory.keep_alive())
@@ -380,8 +382,8 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done. What ends until then is
-    /// still shown.
+    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done.
+    /// What ends until then is still shown.
     pub(crate) fn reset(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -425,7 +427,8 @@ impl<M: RegionMemory> Peer<M> {
         let Some(queue) = self.queue(index) else {
             return Ok(());
         };
-        // The old one stays if the new one cannot be had; both are open, so they have different numbers.
+        // The old one stays if the new one cannot be had; both are open, so they have different
+        // numbers.
         if let Kick::Fd(fd) = &kick {
             turn.wakes()
                 .add(fd.as_raw_fd(), index.into())
@@ -518,7 +521,8 @@ fn used_index<M: RegionMemory>(
     Ok(u16::from_le_bytes(bytes))
 }
 
-/// Where a ring starts without an inflight region. The used index is what stands in memory: SET_VRING_BASE does not say.
+/// Where a ring starts without an inflight region. The used index is what stands in memory:
+/// SET_VRING_BASE does not say.
 fn start_of(base: &RingBase, used_idx: u16) -> RingStart {
     match *base {
         RingBase::Split(next_avail) => RingStart::Split {

@@ -46,7 +46,8 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     permit: WritePermit,
     /// That it was withdrawn has been said.
     is_withdrawal_said: bool,
-    /// A connection that has ended, until the sidecore has let go of its probe, which holds guest memory too.
+    /// A connection that has ended, until the sidecore has let go of its probe, which holds guest
+    /// memory too.
     parting: Option<Peer<M>>,
     has_let_go: Cell<bool>,
     device: Device<C>,
@@ -135,8 +136,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         }
     }
 
-    /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take long to close. The device
-    /// comes back, whose files may too.
+    /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take
+    /// long to close. The device comes back, whose files may too.
     pub fn into_device(mut self) -> Device<C> {
         self.part();
         if let Some(peer) = self.peer.take() {
@@ -167,14 +168,16 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
-        // A front end that ended and started again may be seen before the end of its last connection.
+        // A front end that ended and started again may be seen before the end of its last
+        // connection.
         if let Some(peer) = &mut self.peer {
             peer.look_for_end(&mut self.device, turn);
             self.serve(turn);
         }
         let is_ending = |peer: &Peer<M>| peer.is_ending(turn.now(), &self.config);
         if self.peer.as_ref().is_some_and(is_ending) || self.deferred.is_full() {
-            // It waits in the listener's queue until what is in flight has ended, or what was left behind is closed.
+            // It waits in the listener's queue until what is in flight has ended, or what was left
+            // behind is closed.
             return;
         }
         spare::take();
@@ -237,7 +240,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         let activity = match served {
             Served::Gone => {
                 say!(self.log, info, "the connection has ended");
-                // One that is there already has been let go, or has no memory of any weight to speak of.
+                // One that is there already has been let go, or has no memory of any weight to
+                // speak of.
                 self.part();
                 self.parting = self.peer.take();
                 self.has_let_go.set(false);
@@ -256,7 +260,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         activity
     }
 
-    /// Whether the device takes requests, as far as the way to another core goes: a task may keep it from that too.
+    /// Whether the device takes requests, as far as the way to another core goes: a task may keep
+    /// it from that too.
     fn set_taking(&mut self, takes: bool) {
         let is_held = self.peer.as_ref().is_some_and(Peer::holds_device);
         self.device.set_service(match takes && !is_held {
@@ -352,7 +357,8 @@ where
 
     fn detaching(&mut self, wakes: &mut Wakes) {
         wakes.clear();
-        // Stopped with requests in flight, the device stays on this core until it is dropped; only a move waits for them.
+        // Stopped with requests in flight, the device stays on this core until it is dropped; only
+        // a move waits for them.
         if self.device.in_flight() == 0 {
             self.show_ended();
             self.device.rebind();
@@ -416,8 +422,9 @@ where
                     peer.read_channel(&mut self.device, turn);
                 }
             }
-            // Emptied when the device is disarmed, or visited. It may be shared with other devices of the core, for whom it may
-            // have become readable: while something is in flight it is not muted for that.
+            // Emptied when the device is disarmed, or visited. It may be shared with other devices
+            // of the core, for whom it may have become readable: while something is in flight it is
+            // not muted for that.
             TOKEN_DEVICE => {
                 if self.device.in_flight() != 0 {
                     turn.charge(1);
@@ -428,8 +435,8 @@ where
                 let index = index as u16;
                 let queue = peer.queues.iter().find(|queue| queue.index == index);
                 if queue.is_some_and(|queue| queue.drain_kick()) {
-                    // Not charged here (the core does that): kicks for nothing, however many, must end in the
-                    // descriptor's being muted.
+                    // Not charged here (the core does that): kicks for nothing, however many, must
+                    // end in the descriptor's being muted.
                     self.stats.kicks += 1;
                     self.device.kick(index);
                 }

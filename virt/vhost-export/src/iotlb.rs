@@ -17,8 +17,9 @@
 //! * INVALIDATE waits for leases, which end with their input or output, and never for requests: one
 //!   may need an UPDATE before it can be answered.
 //!
-//! **While a ring is being stopped** updates are taken all the same, ahead of what else is on the socket, since a request may need one to
-//! end; their replies follow the stop's. QEMU sends none then, and such a request ends with the limit.
+//! **While a ring is being stopped** updates are taken all the same, ahead of what else is on the
+//! socket, since a request may need one to end; their replies follow the stop's. QEMU sends none
+//! then, and such a request ends with the limit.
 //!
 //! **Two ways, no order between them.** An answer of 0 may be seen before the UPDATE that was sent
 //! before it. The socket is read until it is empty, and only then is a miss without an UPDATE
@@ -52,7 +53,8 @@ use crate::peer::{Peer, TOKEN_CHANNEL, Task};
 
 /// Answers taken at one look at the channel: as many as there can be misses.
 const ANSWERS: usize = guest_mem::MAX_MISSES;
-/// Updates taken while one ring is being stopped: as many as a front end of ours sends without an answer, twice.
+/// Updates taken while one ring is being stopped: as many as a front end of ours sends without an
+/// answer, twice.
 const UPDATES: usize = 128;
 /// Longest payload of an answer: a number, and room for what is none.
 const MAX_ANSWER: usize = 64;
@@ -339,7 +341,8 @@ impl<M: RegionMemory> Peer<M> {
         matches!(self.task, None | Some(Task::StopRing(_)))
     }
 
-    /// Takes the updates that are first on the socket while a ring is being stopped, a bounded amount.
+    /// Takes the updates that are first on the socket while a ring is being stopped, a bounded
+    /// amount.
     pub(crate) fn take_updates(&mut self, turn: &mut Turn<'_>) {
         while matches!(self.task, Some(Task::StopRing(_)))
             && self.memory.is_translated()

@@ -1,4 +1,5 @@
-//! The inflight region as the journal of one ring: what a successor needs if this process is killed.
+//! The inflight region as the journal of one ring: what a successor needs if this process is
+//! killed.
 
 use std::sync::Arc;
 
@@ -28,7 +29,8 @@ impl InflightRegion {
         }
     }
 
-    /// The piece of queue `index`, in the layout of the ring that starts: features may have changed since.
+    /// The piece of queue `index`, in the layout of the ring that starts: features may have changed
+    /// since.
     fn part(&self, index: u16, layout: RingLayout) -> Result<Part, Refusal> {
         let len = queue_region_len(layout, self.shape.queue_size);
         let base = usize::from(index) * len;
@@ -46,8 +48,8 @@ impl InflightRegion {
         })
     }
 
-    /// Takes over the ring's part, from a predecessor or fresh. `used_idx` is the used ring's index now (split);
-    /// `ring` is the descriptor ring (packed).
+    /// Takes over the ring's part, from a predecessor or fresh. `used_idx` is the used ring's index
+    /// now (split); `ring` is the descriptor ring (packed).
     pub(crate) fn recover(
         &self,
         config: &RingConfig,

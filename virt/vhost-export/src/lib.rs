@@ -1,5 +1,5 @@
-//! A virtio device served over vhost-user to any VMM: socket, session, guest memory and rings of one device,
-//! as one [`Poller`](sidecore::Poller) of a sidecore.
+//! A virtio device served over vhost-user to any VMM: socket, session, guest memory and rings of
+//! one device, as one [`Poller`](sidecore::Poller) of a sidecore.
 //!
 //! ```text
 //! listener ─ accept ─▶ Peer: socket ─▶ vhost_user::Session ─▶ Event ──▶ memory (ForeignRam), queues, inflight region
@@ -10,33 +10,41 @@
 //! end), `events` (what the session asks for), `memory` (regions, ring addresses), `iotlb`
 //! (translations), `queue` (kick, call, coalescing), `journal` (the inflight region).
 //!
-//! **One device, one socket, one front end at a time.** A second one that connects is turned away by closing its connection.
-//! When a front end goes, its requests in flight are drained, then cancelled, before its memory is unmapped; one that
-//! connects meanwhile waits in the listener's queue, unless a request cannot be cancelled either.
+//! **One device, one socket, one front end at a time.** A second one that connects is turned away
+//! by closing its connection. When a front end goes, its requests in flight are drained, then
+//! cancelled, before its memory is unmapped; one that connects meanwhile waits in the listener's
+//! queue, unless a request cannot be cancelled either.
 //!
-//! One for whom the process has no descriptor left is closed as well, by means of one that is kept for that (`spare`).
+//! One for whom the process has no descriptor left is closed as well, by means of one that is kept
+//! for that (`spare`).
 //!
-//! **Drivers come and go on one connection.** The device begins with the features acknowledged when its first ring starts, and is
-//! reset when its last one stops, so a driver finds it whole whatever the one before did.
+//! **Drivers come and go on one connection.** The device begins with the features acknowledged when
+//! its first ring starts, and is reset when its last one stops, so a driver finds it whole whatever
+//! the one before did.
 //!
-//! **What waits.** Stopping a ring, changing memory, resetting: each waits for what is in flight first, without a limit,
-//! because slow storage is no fault of the guest; the log says so after a second. It is a state of the peer (`Task`),
-//! never a loop: other devices go on, the front end's further messages wait in its socket, its going is noticed, and the
-//! core may sleep. What ends meanwhile is shown to the driver, and when GET_VRING_BASE is answered all of it has been.
-//! Only at the end of a connection are requests cancelled, if they can be.
+//! **What waits.** Stopping a ring, changing memory, resetting: each waits for what is in flight
+//! first, without a limit, because slow storage is no fault of the guest; the log says so after a
+//! second. It is a state of the peer (`Task`), never a loop: other devices go on, the front end's
+//! further messages wait in its socket, its going is noticed, and the core may sleep. What ends
+//! meanwhile is shown to the driver, and when GET_VRING_BASE is answered all of it has been. Only
+//! at the end of a connection are requests cancelled, if they can be.
 //!
-//! **A move to another core** waits for what is in flight too, and the device is served meanwhile, but for short pauses (`moving`).
+//! **A move to another core** waits for what is in flight too, and the device is served meanwhile,
+//! but for short pauses (`moving`).
 //!
-//! **Memory that may be absent** ([`RegionMemory`]). A ring whose memory is not there yet starts when it is; afterwards its queue
-//! parks on a ticket, and other queues go on. A ticket ends by a message; that of a ring or a connection that has gone
-//! meanwhile, or of memory that was replaced, is forgotten.
+//! **Memory that may be absent** ([`RegionMemory`]). A ring whose memory is not there yet starts
+//! when it is; afterwards its queue parks on a ticket, and other queues go on. A ticket ends by a
+//! message; that of a ring or a connection that has gone meanwhile, or of memory that was replaced,
+//! is forgotten.
 //!
-//! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also when the file shrinks
-//! later), `vio` its rings. Here: descriptors are of harmless kinds before anybody touches them, and what it leaves is closed
-//! elsewhere (`deferred_drop`); kicks must be eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
-//! device's needs-reset state, which is signalled on the error descriptor; a lost page ends the connection; one that does not
-//! read its replies is not read from; kicks for nothing are muted; lines of log are bounded (`log`). All of it costs the
-//! front end's own share of the core. `docs/threat-model.md` has the claims with their tests, and what remains.
+//! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also
+//! when the file shrinks later), `vio` its rings. Here: descriptors are of harmless kinds before
+//! anybody touches them, and what it leaves is closed elsewhere (`deferred_drop`); kicks must be
+//! eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
+//! device's needs-reset state, which is signalled on the error descriptor; a lost page ends the
+//! connection; one that does not read its replies is not read from; kicks for nothing are muted;
+//! lines of log are bounded (`log`). All of it costs the front end's own share of the core.
+//! `docs/threat-model.md` has the claims with their tests, and what remains.
 //!
 //! **Behind a vIOMMU** (`iotlb`): addresses are IOVAs once ACCESS_PLATFORM is acknowledged,
 //! translated by a [`DeviceTlb`](guest_mem::DeviceTlb). A miss parks the queue that met it; an

@@ -1,4 +1,5 @@
-//! What an export says of its front end: no more than a bounded number of lines, whatever that does.
+//! What an export says of its front end: no more than a bounded number of lines, whatever that
+//! does.
 
 use sidecore::Nanos;
 use vio::LineBudget;

@@ -15,8 +15,8 @@ use vhost_user::wire::{IotlbAccess, IotlbRange, MemRegion};
 /// The device's name in the view; there is no IOMMU that would tell devices apart.
 const SOURCE: SourceId = SourceId(0);
 
-/// Guest memory in regions that a front end describes. It may answer that something is not there yet: whoever brings it in
-/// sends [`TicketDone`](crate::ExportMessage::TicketDone) then.
+/// Guest memory in regions that a front end describes. It may answer that something is not there
+/// yet: whoever brings it in sends [`TicketDone`](crate::ExportMessage::TicketDone) then.
 pub trait RegionMemory: PhysMem + Clone + Send + 'static {
     /// The memory of these regions, in any order. What stays of the former ones keeps its mapping.
     ///

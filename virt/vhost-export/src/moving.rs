@@ -1,8 +1,9 @@
 //! A device that is to move to another core, and has requests in flight.
 //!
-//! They end where they were begun, so the device moves when none is left. One that goes on taking may never come to that, and one that
-//! takes nothing stands still for as long as its storage likes. So it is served as before, but for short pauses: a device whose
-//! storage answers within one of them moves, and any other loses a tenth of its time until the move is given up.
+//! They end where they were begun, so the device moves when none is left. One that goes on taking
+//! may never come to that, and one that takes nothing stands still for as long as its storage
+//! likes. So it is served as before, but for short pauses: a device whose storage answers within
+//! one of them moves, and any other loses a tenth of its time until the move is given up.
 //!
 //! Pure: the time is given, in nanoseconds.
 
@@ -26,7 +27,8 @@ pub(crate) enum Moving {
 }
 
 impl Moving {
-    /// At `now` something is in flight, and somebody waits for the device; whether it takes requests meanwhile.
+    /// At `now` something is in flight, and somebody waits for the device; whether it takes
+    /// requests meanwhile.
     pub(crate) fn takes(&mut self, now: u64) -> bool {
         *self = match *self {
             Self::Pauses(until) if until <= now => Self::IsServed(now.saturating_add(SERVED_NS)),

@@ -28,9 +28,11 @@ pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
 /// And of the channel for requests of ours.
 pub(crate) const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 
-/// Messages taken at one look at the socket: a front end that sends without end gets its turn again.
+/// Messages taken at one look at the socket: a front end that sends without end gets its turn
+/// again.
 const MESSAGES: u32 = 16;
-/// What a message costs its front end at least, in nanoseconds; one that takes longer (mapping memory) is charged its time.
+/// What a message costs its front end at least, in nanoseconds; one that takes longer (mapping
+/// memory) is charged its time.
 const MESSAGE_COST: u64 = 3_000;
 /// Between two tries to send to a front end that does not read, in nanoseconds.
 const FLUSH_EVERY_NS: u64 = 1_000_000;
@@ -52,8 +54,8 @@ pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
         | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
 
-/// Whether this host lets us make memory files, in which front ends keep what a successor of a killed back end resumes from.
-/// If not, they are not offered that.
+/// Whether this host lets us make memory files, in which front ends keep what a successor of a
+/// killed back end resumes from. If not, they are not offered that.
 pub fn has_inflight_regions() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| match SharedFile::create(1) {
@@ -66,8 +68,8 @@ pub fn has_inflight_regions() -> bool {
     })
 }
 
-/// What is served to the front ends of a device of this type. Those of network devices have its configuration themselves,
-/// and QEMU warns of an offer.
+/// What is served to the front ends of a device of this type. Those of network devices have its
+/// configuration themselves, and QEMU warns of an offer.
 fn protocol(device_type: u16) -> ProtocolFeatures {
     let mut protocol = PROTOCOL;
     if !has_inflight_regions() {
@@ -81,9 +83,10 @@ fn protocol(device_type: u16) -> ProtocolFeatures {
     protocol
 }
 
-/// What is offered to the front ends of a device. Those of a network device have its address and the state of its link
-/// themselves (CONFIG is not offered): neither these nor what filters by the address is, which nobody tells the device. User-mode
-/// Linux would take what it cannot read for the address, and for a link that is down.
+/// What is offered to the front ends of a device. Those of a network device have its address and
+/// the state of its link themselves (CONFIG is not offered): neither these nor what filters by the
+/// address is, which nobody tells the device. User-mode Linux would take what it cannot read for
+/// the address, and for a link that is down.
 fn features(device: &Device<impl DeviceClass>) -> u64 {
     const BY_ADDRESS: u64 = net_feature::MAC
         | net_feature::STATUS
@@ -101,7 +104,8 @@ const NETWORK: u16 = 1;
 
 /// Something the session waits for, or the end of the connection.
 pub(crate) enum Task {
-    /// A ring is to start, and some of its memory is not there before the ticket has ended; `None`: it has.
+    /// A ring is to start, and some of its memory is not there before the ticket has ended; `None`:
+    /// it has.
     StartRing(Box<RingConfig>, Option<Ticket>),
     /// Ring `index` is to stop.
     StopRing(u8),
@@ -252,7 +256,8 @@ impl<M: RegionMemory> Peer<M> {
         })
     }
 
-    /// Registers all descriptors; not the socket of a connection that is over, which nobody would remove again.
+    /// Registers all descriptors; not the socket of a connection that is over, which nobody would
+    /// remove again.
     pub(crate) fn register(&self, wakes: &mut Wakes) -> std::io::Result<()> {
         if !self.is_closing() {
             wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
@@ -271,8 +276,8 @@ impl<M: RegionMemory> Peer<M> {
         device: &mut Device<impl DeviceClass>,
         turn: &mut Turn<'_>,
     ) {
-        // What it sends meanwhile waits in the socket, as much as that holds; whether it is still there matters now, for
-        // a task may wait for as long as a disk does not answer.
+        // What it sends meanwhile waits in the socket, as much as that holds; whether it is still
+        // there matters now, for a task may wait for as long as a disk does not answer.
         if self.task.is_some() {
             self.notice_end(turn);
             return self.take_updates(turn);
@@ -386,8 +391,8 @@ impl<M: RegionMemory> Peer<M> {
         matches!(self.task, Some(Task::Close))
     }
 
-    /// Whether it is over and will be gone soon: what is in flight has the drain limit to end, and as long again to be
-    /// cancelled. What has not ended by then may never.
+    /// Whether it is over and will be gone soon: what is in flight has the drain limit to end, and
+    /// as long again to be cancelled. What has not ended by then may never.
     pub(crate) fn is_ending(&self, now: Nanos, config: &ExportConfig) -> bool {
         let limit_ns = config.drain_limit_ns.saturating_mul(2);
         let is_overdue = self
@@ -469,7 +474,8 @@ impl<M: RegionMemory> Peer<M> {
         self.close(turn);
     }
 
-    /// The connection is over: nothing is read or sent any more, and as soon as nothing is in flight it is gone.
+    /// The connection is over: nothing is read or sent any more, and as soon as nothing is in
+    /// flight it is gone.
     fn close(&mut self, turn: &mut Turn<'_>) {
         if self.is_closing() {
             return;
@@ -506,8 +512,9 @@ impl<M: RegionMemory> Peer<M> {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,
             };
-            // Whatever has waited for a translation that was refused has met the fault now: all that had ended was handed out before
-            // this visit, which was not cut short. A visit in which nothing is done may come after the next request.
+            // Whatever has waited for a translation that was refused has met the fault now: all
+            // that had ended was handed out before this visit, which was not cut short. A visit in
+            // which nothing is done may come after the next request.
             if !visit.is_over()
                 && let Some(tlb) = self.memory.tlb()
                 && !tlb.has_ended()
@@ -544,8 +551,8 @@ impl<M: RegionMemory> Peer<M> {
         if !self.has_begun {
             return Served::On(activity);
         }
-        // What a visit that was not cut short has done is mostly all there was. Behind a vIOMMU the next one also sees what became
-        // of misses.
+        // What a visit that was not cut short has done is mostly all there was. Behind a vIOMMU the
+        // next one also sees what became of misses.
         let is_drained = activity == Activity::Busy
             && !visit.is_over()
             && self.task.is_none()
@@ -670,10 +677,10 @@ impl<M: RegionMemory> Peer<M> {
         Advance::Done
     }
 
-    /// A task has found requests in flight. Stops, resets and changes of memory wait for them, however slow the disk: a
-    /// request that is cancelled fails in the guest, and one that cannot be would take the device with it. Only at
-    /// the end of a connection, where nobody waits for them any more, are they asked to end; the next connection runs them
-    /// again.
+    /// A task has found requests in flight. Stops, resets and changes of memory wait for them,
+    /// however slow the disk: a request that is cancelled fails in the guest, and one that cannot
+    /// be would take the device with it. Only at the end of a connection, where nobody waits for
+    /// them any more, are they asked to end; the next connection runs them again.
     fn note_wait(
         &mut self,
         task: &Task,
@@ -721,8 +728,8 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Notes what each ring's word says while nothing is new. A device with events of its own is visited in each sweep all the
-    /// same: frames that come from a network change no ring.
+    /// Notes what each ring's word says while nothing is new. A device with events of its own is
+    /// visited in each sweep all the same: frames that come from a network change no ring.
     fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
         self.is_watched = !device.has_own_events();
         let mut count = 0;

@@ -1,9 +1,9 @@
 //! A running ring's descriptors: how the guest kicks it and how it is called back, and when.
 //!
-//! **Calls are put off under load.** A driver that sleeps asks to be called at the next completion; if more
-//! completions of the same ring are about to come, one call does for all. So a call waits while at least
-//! [`LOAD`] requests of its ring are not done, but no longer than the configured delay, which is below what waking the guest takes. At
-//! depth 1 nothing ever waits.
+//! **Calls are put off under load.** A driver that sleeps asks to be called at the next completion;
+//! if more completions of the same ring are about to come, one call does for all. So a call waits
+//! while at least [`LOAD`] requests of its ring are not done, but no longer than the configured
+//! delay, which is below what waking the guest takes. At depth 1 nothing ever waits.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ impl Queue {
         }
     }
 
-    /// Empties the kick; whether it had been rung. Never waits, also where the front end has made the descriptor a blocking one
-    /// since.
+    /// Empties the kick; whether it had been rung. Never waits, also where the front end has made
+    /// the descriptor a blocking one since.
     pub(crate) fn drain_kick(&self) -> bool {
         match &self.kick {
             Kick::Fd(fd) => sidecore::drain_eventfd(fd.as_fd()),
@@ -73,8 +73,8 @@ pub(crate) enum Notifier {
 }
 
 impl Notifier {
-    /// Accepts an eventfd, which is made non-blocking, or a socket: user-mode Linux, whose interrupts come as signals,
-    /// which eventfds do not send, gives one end of a pair.
+    /// Accepts an eventfd, which is made non-blocking, or a socket: user-mode Linux, whose
+    /// interrupts come as signals, which eventfds do not send, gives one end of a pair.
     pub(crate) fn accept(what: &str, fd: SharedFd, permit: &WritePermit) -> Result<Self, Refusal> {
         let target = kind(what, &fd)?;
         let is_socket = target

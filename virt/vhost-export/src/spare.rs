@@ -1,8 +1,9 @@
 //! A descriptor kept for the moment when no other is left.
 //!
-//! A connection that waits in a listener's queue while the process has as many descriptors as it may can be neither served
-//! nor refused: refusing is accepting and closing. The spare one is given up for that, and taken again at the next
-//! opportunity. One for the process, since the limit is the process's.
+//! A connection that waits in a listener's queue while the process has as many descriptors as it
+//! may can be neither served nor refused: refusing is accepting and closing. The spare one is given
+//! up for that, and taken again at the next opportunity. One for the process, since the limit is
+//! the process's.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, TryLockError};

@@ -49,7 +49,8 @@ pub(crate) struct Active {
 }
 
 impl Active {
-    /// Tells the back end which features the driver has accepted, before anything about rings or their addresses.
+    /// Tells the back end which features the driver has accepted, before anything about rings or
+    /// their addresses.
     pub fn set_features(
         &self,
         connection: &mut Connection,
@@ -130,8 +131,8 @@ impl Active {
         let pairs = self.pairs;
         connection.start_enabled(&rings, |index| is_used(pairs, index.into()))?;
         if is_restart {
-            // The dead back end may have taken a kick and not looked, or published and not called. Not every back end makes up
-            // for it; one signal too many is harmless.
+            // The dead back end may have taken a kick and not looked, or published and not called.
+            // Not every back end makes up for it; one signal too many is harmless.
             for at in rings.iter().map(|ring| usize::from(ring.index)) {
                 ring(&fds.kick[at]);
                 ring(&fds.call[at]);

@@ -40,8 +40,8 @@ pub struct NetIdentity {
 const RING: u64 =
     feature::VERSION_1 | feature::EVENT_IDX | feature::INDIRECT_DESC | feature::IN_ORDER;
 
-/// Features of a block device that are the back end's business. What would be ours (writable configuration, resizing) is not
-/// among them.
+/// Features of a block device that are the back end's business. What would be ours (writable
+/// configuration, resizing) is not among them.
 const BLOCK: u64 = blk::SIZE_MAX
     | blk::SEG_MAX
     | GEOMETRY
@@ -56,14 +56,16 @@ const BLOCK: u64 = blk::SIZE_MAX
 const GEOMETRY: u64 = 1 << 4;
 const TOPOLOGY: u64 = 1 << 10;
 
-/// Features of a network device that lie in its frames and buffers: checksums (0, 1), segmentation for the guest (7 to 10)
-/// and for the host (11 to 14), mergeable buffers (15), segmentation of UDP (54 to 56).
+/// Features of a network device that lie in its frames and buffers: checksums (0, 1), segmentation
+/// for the guest (7 to 10) and for the host (11 to 14), mergeable buffers (15), segmentation of UDP
+/// (54 to 56).
 const NET: u64 = 0b11 | 0x1ff << 7 | 0b111 << 54;
 /// VIRTIO_NET_F_MTU (3), _MAC (5), _STATUS (16): fields of the configuration, which is ours.
 const NET_MTU: u64 = 1 << 3;
 const NET_MAC: u64 = 1 << 5;
 const NET_STATUS: u64 = 1 << 16;
-/// VIRTIO_NET_F_CTRL_VQ (17) and _MQ (22): there are several pairs, and a queue by which the driver says how many it uses.
+/// VIRTIO_NET_F_CTRL_VQ (17) and _MQ (22): there are several pairs, and a queue by which the driver
+/// says how many it uses.
 const NET_PAIRS: u64 = net_feature::CTRL_VQ | net_feature::MQ;
 /// Field `status` of the configuration.
 const STATUS: std::ops::Range<usize> = 6..8;
@@ -73,7 +75,8 @@ const LINK_UP: u16 = 1;
 /// Pairs of a network device at most.
 const MAX_PAIRS: u16 = 16;
 
-/// Bytes of `struct virtio_blk_config` up to write-zeroes; back ends refuse to be asked for more than they have.
+/// Bytes of `struct virtio_blk_config` up to write-zeroes; back ends refuse to be asked for more
+/// than they have.
 pub(crate) const BLOCK_CONFIG_LEN: u32 = 60;
 /// Its field `num_queues`.
 const NUM_QUEUES: std::ops::Range<usize> = 34..36;
@@ -95,7 +98,8 @@ impl Class {
         }
     }
 
-    /// Features that are offered whatever the back end says, and of which it hears only if it offers them.
+    /// Features that are offered whatever the back end says, and of which it hears only if it
+    /// offers them.
     pub(crate) const fn own_features(&self, queues: u16) -> u64 {
         let Self::Net(identity) = self else {
             return 0;
@@ -173,7 +177,8 @@ impl Class {
         }
     }
 
-    /// Whether a back end that died may leave a request undone, or do it twice, unless it has kept a record of it.
+    /// Whether a back end that died may leave a request undone, or do it twice, unless it has kept
+    /// a record of it.
     pub(crate) const fn loses_nothing(&self) -> bool {
         matches!(self, Self::Block)
     }
@@ -271,11 +276,11 @@ mod tests {
 
     #[test]
     fn the_features_of_a_class_are_the_specifications() {
-        // Virtio 1.2, §5.2.3: SIZE_MAX 1, SEG_MAX 2, GEOMETRY 4, RO 5, BLK_SIZE 6, FLUSH 9, TOPOLOGY 10, MQ 12, DISCARD 13,
-        // WRITE_ZEROES 14.
+        // Virtio 1.2, §5.2.3: SIZE_MAX 1, SEG_MAX 2, GEOMETRY 4, RO 5, BLK_SIZE 6, FLUSH 9,
+        // TOPOLOGY 10, MQ 12, DISCARD 13, WRITE_ZEROES 14.
         assert_eq!(BLOCK, 0x7676);
-        // §5.1.3: CSUM 0, GUEST_CSUM 1, GUEST_TSO4 7, _TSO6 8, _ECN 9, _UFO 10, HOST_TSO4 11, _TSO6 12, _ECN 13, _UFO 14,
-        // MRG_RXBUF 15; GUEST_USO4 54, GUEST_USO6 55, HOST_USO 56.
+        // §5.1.3: CSUM 0, GUEST_CSUM 1, GUEST_TSO4 7, _TSO6 8, _ECN 9, _UFO 10, HOST_TSO4 11, _TSO6
+        // 12, _ECN 13, _UFO 14, MRG_RXBUF 15; GUEST_USO4 54, GUEST_USO6 55, HOST_USO 56.
         assert_eq!(NET, 0x01c0_0000_0000_ff83);
     }
 }

@@ -14,12 +14,14 @@ pub struct ImportConfig {
     pub path: PathBuf,
     /// What it serves.
     pub class: Class,
-    /// Queues of the back end: 1 to 16 of a block device, two for each pair of a network device, of which there are 1 to 16. With several
-    /// pairs the guest gets a control queue besides ([`Class::device_queues`]).
+    /// Queues of the back end: 1 to 16 of a block device, two for each pair of a network device, of
+    /// which there are 1 to 16. With several pairs the guest gets a control queue besides
+    /// ([`Class::device_queues`]).
     pub queues: u16,
     /// Entries of each at most, a power of two.
     pub queue_size: u16,
-    /// The device is behind an IOMMU: the back end translates by what it is told over the connection.
+    /// The device is behind an IOMMU: the back end translates by what it is told over the
+    /// connection.
     pub has_iommu: bool,
     /// How long somebody has to listen before the start fails.
     pub patience: Duration,

@@ -5,14 +5,16 @@
 //! link thread ◀── commands: an entry, a refusal, an invalidation ── owner
 //! link thread ── released holds ──▶ owner
 //! ```
-//! **One order.** All commands are in one queue, which the owner fills and the link thread empties into one socket. An entry that
-//! was read from the tables before an invalidation is therefore told before it, and one that is told after it was read after it.
+//! **One order.** All commands are in one queue, which the owner fills and the link thread empties
+//! into one socket. An entry that was read from the tables before an invalidation is therefore told
+//! before it, and one that is told after it was read after it.
 //!
-//! **Sessions.** A connection's IOTLB begins empty and ends with it. Questions and commands belong to a session; when it has ended
-//! they mean nothing, and what they held is released.
+//! **Sessions.** A connection's IOTLB begins empty and ends with it. Questions and commands belong
+//! to a session; when it has ended they mean nothing, and what they held is released.
 //!
-//! **Bounds.** At most [`MISSES`] misses are asked at a time. Invalidations that follow each other join, and a guest's wait needs one
-//! hold of those that have joined; so there are never more of them than entries between them, and one.
+//! **Bounds.** At most [`MISSES`] misses are asked at a time. Invalidations that follow each other
+//! join, and a guest's wait needs one hold of those that have joined; so there are never more of
+//! them than entries between them, and one.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,13 +24,14 @@ use vhost_user::wire::{IotlbAccess, IotlbRange};
 
 use crate::memory::{Indices, RingPlace};
 
-/// Misses that the owner is asked about at a time. What comes beyond it waits in the channel's socket.
+/// Misses that the owner is asked about at a time. What comes beyond it waits in the channel's
+/// socket.
 pub(crate) const MISSES: usize = 64;
 /// Ranges of one invalidation; more become all there is.
 const RANGES: usize = 16;
 
-/// All IOVAs that entries are made for, which are below 2^63: a back end that adds size to address finds no overflow (DPDK drops
-/// such an invalidation).
+/// All IOVAs that entries are made for, which are below 2^63: a back end that adds size to address
+/// finds no overflow (DPDK drops such an invalidation).
 pub(crate) const EVERYTHING: IotlbRange = IotlbRange {
     first: 0,
     last: (1 << 63) - 1,
@@ -66,7 +69,8 @@ pub(crate) enum Command {
         miss: u64,
     },
     Invalidate(Invalidation),
-    /// The answer to [`Question::Rings`], behind entries for their pages; `None`: they cannot be read.
+    /// The answer to [`Question::Rings`], behind entries for their pages; `None`: they cannot be
+    /// read.
     Rings {
         number: u64,
         indices: Option<Vec<Indices>>,

@@ -1,14 +1,17 @@
-//! The owner's side of a back end behind an IOMMU: translates its misses, and tells it what is revoked.
+//! The owner's side of a back end behind an IOMMU: translates its misses, and tells it what is
+//! revoked.
 //!
-//! Translations are read from the guest's tables as they are now, silently, and past the unit's caches: for the back end keeps what it
-//! is told until it is revoked, as the unit does. It is told exactly the access that the tables allow, over as many pages as continue
-//! each other, and all of a region where nothing is translated.
+//! Translations are read from the guest's tables as they are now, silently, and past the unit's
+//! caches: for the back end keeps what it is told until it is revoked, as the unit does. It is told
+//! exactly the access that the tables allow, over as many pages as continue each other, and all of
+//! a region where nothing is translated.
 //!
-//! **Faults.** An access without a mapping is refused. The unit records it for the guest, as it would an access of the device, but
-//! only [`FAULTS`] at once and one each [`FAULT_EVERY_NS`]: a back end that misses a million times fills no log and raises no storm
-//! of fault interrupts.
+//! **Faults.** An access without a mapping is refused. The unit records it for the guest, as it
+//! would an access of the device, but only [`FAULTS`] at once and one each [`FAULT_EVERY_NS`]: a
+//! back end that misses a million times fills no log and raises no storm of fault interrupts.
 //!
-//! **Which invalidations matter** is known from the domains that entries were read from; those of other devices cost nothing.
+//! **Which invalidations matter** is known from the domains that entries were read from; those of
+//! other devices cost nothing.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -124,7 +127,8 @@ impl Follower {
         !self.waiting.is_empty()
     }
 
-    /// Answers a bounded number of questions. Whether there was anything to answer, and whether there is more.
+    /// Answers a bounded number of questions. Whether there was anything to answer, and whether
+    /// there is more.
     pub fn serve(
         &mut self,
         exchange: &Exchange,
@@ -184,7 +188,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Where the rings stand, behind entries for their pages: a back end that starts them then need not ask.
+    /// Where the rings stand, behind entries for their pages: a back end that starts them then need
+    /// not ask.
     fn rings(
         &mut self,
         exchange: &Exchange,
@@ -339,8 +344,8 @@ impl Follower {
         told
     }
 
-    /// The device is reset: no ring is served, so what is held is held for nothing. The back end forgets everything before it is
-    /// told of other rings.
+    /// The device is reset: no ring is served, so what is held is held for nothing. The back end
+    /// forgets everything before it is told of other rings.
     pub fn reset(&mut self, exchange: &Exchange) {
         if !self.given.is_nothing() {
             self.tell_revoked(exchange, EVERYTHING, None);
@@ -393,7 +398,8 @@ fn left(region: &RangeInclusive<u64>, gpa: Gpa) -> u64 {
     region.end() - gpa.raw() + 1
 }
 
-/// Bytes from `first` on that are mapped in one piece, up to `last`. Looking any further is not worth waiting.
+/// Bytes from `first` on that are mapped in one piece, up to `last`. Looking any further is not
+/// worth waiting.
 fn extended(memory: &dyn RemoteMemory, first: &Found, last: u64, budget: &mut Budget) -> u64 {
     let mut len = first.len;
     while let Some(at) = first.iova.checked_add(len)

@@ -43,7 +43,8 @@ impl Offer {
     }
 }
 
-/// Everything up to memory, which is shared here too; and the socket for what the back end asks, if it is behind an IOMMU.
+/// Everything up to memory, which is shared here too; and the socket for what the back end asks, if
+/// it is behind an IOMMU.
 pub(crate) fn negotiate(
     connection: &mut Connection,
     memory: &Memory,
@@ -63,7 +64,8 @@ pub(crate) fn negotiate(
     };
     let mut offer = connection.negotiate(Some(PROTOCOL | class.protocol() | asks))?;
     if has_iommu {
-        // A back end may offer ACCESS_PLATFORM only once it knows that it is asked for by a front end that can answer.
+        // A back end may offer ACCESS_PLATFORM only once it knows that it is asked for by a front
+        // end that can answer.
         offer.features = connection.value(Request::GetFeatures)?;
     }
     let missing = |what| Err(ImportError::NotOffered { what });
@@ -96,7 +98,8 @@ pub(crate) fn negotiate(
         true => Some(connection.open_channel()?),
         false => None,
     };
-    // Behind an IOMMU the device is, whether or not its driver knows: a back end that is not told reaches everything.
+    // Behind an IOMMU the device is, whether or not its driver knows: a back end that is not told
+    // reaches everything.
     let forced = match has_iommu {
         true => feature::ACCESS_PLATFORM,
         false => 0,
@@ -131,8 +134,9 @@ fn check_iommu(offer: &frontend::Offer) -> Result<(), ImportError> {
     Err(ImportError::NotOffered { what })
 }
 
-/// The descriptors of a device's rings, by queue number, and the one for errors. All eventfds that the back end has too: it can fill
-/// them and make them blocking ones at any time, so they are signalled by [`ring`] and emptied by [`sidecore::drain_eventfd`].
+/// The descriptors of a device's rings, by queue number, and the one for errors. All eventfds that
+/// the back end has too: it can fill them and make them blocking ones at any time, so they are
+/// signalled by [`ring`] and emptied by [`sidecore::drain_eventfd`].
 pub(crate) struct RingFds {
     pub kick: Vec<OwnedFd>,
     pub call: Vec<OwnedFd>,
@@ -149,7 +153,8 @@ impl RingFds {
         Ok(Self { kick, call, err })
     }
 
-    /// The owner's own: kicks, to pass on doorbells that reached it, and calls; it has both of a queue that it serves.
+    /// The owner's own: kicks, to pass on doorbells that reached it, and calls; it has both of a
+    /// queue that it serves.
     ///
     /// # Errors
     /// The host has no more descriptors.
@@ -182,7 +187,8 @@ impl RingFds {
     }
 }
 
-/// Signals an eventfd, which the back end may have too. One that is full has been signalled often enough.
+/// Signals an eventfd, which the back end may have too. One that is full has been signalled often
+/// enough.
 pub(crate) fn ring(fd: &OwnedFd) {
     // An error would say that it is no eventfd; all of them are ours.
     let _ = sidecore::signal_eventfd(fd.as_fd());

@@ -22,8 +22,9 @@ use crate::link::Link;
 use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
 
-/// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing to wait for but the kernel, which
-/// may close a descriptor that the back end has sent for as long as that likes (a file of a FUSE file system, a lingering socket).
+/// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing
+/// to wait for but the kernel, which may close a descriptor that the back end has sent for as long
+/// as that likes (a file of a FUSE file system, a lingering socket).
 const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the device is, whoever serves it.
@@ -78,15 +79,17 @@ impl fmt::Debug for Import {
 }
 
 impl Import {
-    /// Connects, negotiates, shares `ram`, and starts the thread that keeps the connection. `kick` and `call` are eventfds, one
-    /// for each queue: the first is what the guest's doorbell signals, the second what interrupts it. Blocks for at most
-    /// `patience`, and `reply_limit` for each of about a dozen requests.
+    /// Connects, negotiates, shares `ram`, and starts the thread that keeps the connection. `kick`
+    /// and `call` are eventfds, one for each queue: the first is what the guest's doorbell signals,
+    /// the second what interrupts it. Blocks for at most `patience`, and `reply_limit` for each of
+    /// about a dozen requests.
     ///
     /// # Errors
     /// Nobody listens, or the back end lacks something; see [`ImportError`].
     ///
     /// # Panics
-    /// If the number of descriptors is not that of the queues, or the numbers of `config` are outside their ranges.
+    /// If the number of descriptors is not that of the queues, or the numbers of `config` are
+    /// outside their ranges.
     pub fn connect(
         config: ImportConfig,
         ram: GuestRam,
@@ -124,8 +127,9 @@ impl Import {
         Self::with_link(outline, shared, memory, own, move || link.run())
     }
 
-    /// Has the kernel's `back_end` serve `config`'s device in `ram`, which is the memory that it was given, and starts the thread that
-    /// talks to it. `kick` and `call` as of [`connect`](Self::connect).
+    /// Has the kernel's `back_end` serve `config`'s device in `ram`, which is the memory that it
+    /// was given, and starts the thread that talks to it. `kick` and `call` as of
+    /// [`connect`](Self::connect).
     ///
     /// # Errors
     /// The back end lacks something, or the host refuses a descriptor or the thread.

@@ -1,8 +1,9 @@
-//! One session's IOTLB, seen by the link thread: what the back end has been told and has not answered, and what it has asked.
+//! One session's IOTLB, seen by the link thread: what the back end has been told and has not
+//! answered, and what it has asked.
 //!
-//! Messages are sent without waiting for the answers of those before, at most [`AWAITED`] at a time: the answer to an invalidation
-//! takes as long as the back end's requests in its range. Answers come in order. A miss is answered when its entry is in place,
-//! misses in their order.
+//! Messages are sent without waiting for the answers of those before, at most [`AWAITED`] at a
+//! time: the answer to an invalidation takes as long as the back end's requests in its range.
+//! Answers come in order. A miss is answered when its entry is in place, misses in their order.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

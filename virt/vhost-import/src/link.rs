@@ -1,10 +1,12 @@
 //! The link thread: talks to the back end, and connects again when it is gone.
 //!
-//! One thread a device. It sleeps until an order comes, the socket hangs up, a ring's error descriptor is signalled, or it is
-//! time to try to connect. Orders are done in turn, one at a time; each ends within the limits of its requests.
+//! One thread a device. It sleeps until an order comes, the socket hangs up, a ring's error
+//! descriptor is signalled, or it is time to try to connect. Orders are done in turn, one at a
+//! time; each ends within the limits of its requests.
 //!
-//! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was answered; in every other
-//! case (the connection broke while they were served) what the used ring says.
+//! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was
+//! answered; in every other case (the connection broke while they were served) what the used ring
+//! says.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -27,7 +29,8 @@ use crate::shared::{Order, Shared};
 
 mod stop;
 
-/// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that ends sooner is no better than none.
+/// A connection that lasted so long was a good one: after it, trying begins anew, at once. One that
+/// ends sooner is no better than none.
 const STEADY: Duration = Duration::from_millis(100);
 
 /// See the module's head.
@@ -165,8 +168,8 @@ impl Link {
         }
     }
 
-    /// Starts the rings, if there is a connection to start them on; otherwise the next connection does. Behind an IOMMU only the owner
-    /// can say where they stand, so it is asked first.
+    /// Starts the rings, if there is a connection to start them on; otherwise the next connection
+    /// does. Behind an IOMMU only the owner can say where they stand, so it is asked first.
     fn start(&mut self) {
         if !self.are_rings_wanted() || !self.settle() {
             return;
@@ -251,8 +254,9 @@ impl Link {
         if !self.settle() {
             return;
         }
-        // It has stopped when its last request has ended, and a disk may take long over that. Until it says so it may write the
-        // guest's memory: to go on without its answer, by closing the socket, would let it.
+        // It has stopped when its last request has ended, and a disk may take long over that. Until
+        // it says so it may write the guest's memory: to go on without its answer, by closing the
+        // socket, would let it.
         self.set_limit(None);
         if let Some(bases) = self.stop_rings() {
             self.set_limit(Some(self.config.reply_limit));
@@ -330,8 +334,8 @@ impl Link {
         }
     }
 
-    /// Waits until the back end has answered everything about its IOTLB, so that it can be asked something else. False: the connection
-    /// is lost.
+    /// Waits until the back end has answered everything about its IOTLB, so that it can be asked
+    /// something else. False: the connection is lost.
     fn settle(&mut self) -> bool {
         while let Some(iotlb) = &self.iotlb
             && !iotlb.is_settled()

@@ -1,8 +1,10 @@
 //! Guest RAM as it is told to the back end.
 //!
-//! A region's *user address* is a name that both sides of a socket agree upon, for ring addresses; ours says nothing about where this
-//! process has mapped anything. Behind an IOMMU rings are where the driver says, at IOVAs, and user addresses are where these go.
-//! The kernel's vhost takes the addresses of this process for it, which are the binding's to know ([`KernelBackEnd`](crate::KernelBackEnd)).
+//! A region's *user address* is a name that both sides of a socket agree upon, for ring addresses;
+//! ours says nothing about where this process has mapped anything. Behind an IOMMU rings are where
+//! the driver says, at IOVAs, and user addresses are where these go. The kernel's vhost takes the
+//! addresses of this process for it, which are the binding's to know
+//! ([`KernelBackEnd`](crate::KernelBackEnd)).
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -24,7 +26,8 @@ pub(crate) const fn user_addr(gpa: Gpa) -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(GuestRam);
 
-/// A split ring, checked: without an IOMMU each of its parts lies in one region, and else none wraps.
+/// A split ring, checked: without an IOMMU each of its parts lies in one region, and else none
+/// wraps.
 #[derive(Clone, Debug)]
 pub(crate) struct RingPlace {
     pub index: u16,

@@ -16,7 +16,8 @@ pub(crate) struct Reconnect {
     delay: Duration,
     /// The last reason that was looked at for the log.
     reason: String,
-    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time otherwise, fills no log.
+    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time
+    /// otherwise, fills no log.
     whole_at: Instant,
 }
 

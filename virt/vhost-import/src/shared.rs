@@ -1,8 +1,9 @@
 //! What the owner and the link thread have in common: orders one way, news the other.
 //!
-//! Orders are numbered, done in turn, and their completion is one number. The lock is held for a push or a pop. Each side has a
-//! descriptor that wakes it. Orders are rare (a few for each start of a driver), so nothing here is built for speed
-//! but [`Shared::has_news`], which the owner asks in every sweep.
+//! Orders are numbered, done in turn, and their completion is one number. The lock is held for a
+//! push or a pop. Each side has a descriptor that wakes it. Orders are rare (a few for each start
+//! of a driver), so nothing here is built for speed but [`Shared::has_news`], which the owner asks
+//! in every sweep.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -56,15 +57,17 @@ pub(crate) struct Shared {
     is_over: AtomicBool,
     /// The network has gone. Written by the thread.
     is_link_down: AtomicBool,
-    /// The connection is to be closed: the back end has been waited for long enough. Written by the owner, taken by the thread.
+    /// The connection is to be closed: the back end has been waited for long enough. Written by the
+    /// owner, taken by the thread.
     is_cut_off: AtomicBool,
     /// About the back end's IOTLB.
     pub exchange: Exchange,
     has_news: AtomicBool,
     /// Wakes the owner.
     news: OwnedFd,
-    /// `has_news` and `news` change together under it: news that set the one before and the other after they were taken would leave a
-    /// descriptor that nobody empties, and an owner that cannot sleep. The owner only tries it.
+    /// `has_news` and `news` change together under it: news that set the one before and the other
+    /// after they were taken would leave a descriptor that nobody empties, and an owner that cannot
+    /// sleep. The owner only tries it.
     telling: Mutex<()>,
     /// Wakes the thread between requests.
     ordered: OwnedFd,
@@ -106,7 +109,8 @@ impl Shared {
         number
     }
 
-    /// Whether that order has been done. What the thread did for it has happened (release and acquire).
+    /// Whether that order has been done. What the thread did for it has happened (release and
+    /// acquire).
     pub fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number
     }
@@ -138,7 +142,8 @@ impl Shared {
 
     /// Whether the network has gone.
     pub fn is_link_down(&self) -> bool {
-        // Relaxed: nothing else is read by it, and the news that it has changed orders it (SeqCst, in `tell`).
+        // Relaxed: nothing else is read by it, and the news that it has changed orders it (SeqCst,
+        // in `tell`).
         self.is_link_down.load(Ordering::Relaxed)
     }
 

@@ -1,5 +1,5 @@
-//! Requests of a driver, served by a real daemon's parts (`vhost-export` on a sidecore) in the same process: data both ways,
-//! and a daemon that goes away and comes back with requests in flight.
+//! Requests of a driver, served by a real daemon's parts (`vhost-export` on a sidecore) in the same
+//! process: data both ways, and a daemon that goes away and comes back with requests in flight.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! A network device of two queue pairs, served by `vhost-export`: frames of a pair come back by it once the driver uses it.
+//! A network device of two queue pairs, served by `vhost-export`: frames of a pair come back by it
+//! once the driver uses it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,12 +1,15 @@
-//! The front end's side: requests and their replies over one socket, in the order that back ends expect, which is QEMU's.
+//! The front end's side: requests and their replies over one socket, in the order that back ends
+//! expect, which is QEMU's.
 //!
 //! ```text
 //! Connection::open ─▶ negotiate ─▶ config ─▶ share_memory ─▶ set_features ─▶ give_inflight ─▶ start_rings … stop_ring
 //! ```
-//! A [`Connection`] is one socket, from its opening to its end. What outlives it (the memory, the rings' places and descriptors,
-//! the [`InflightRegion`]) is its user's, who says it all again over the next one. Replies are read by [`Reply::decode`].
+//! A [`Connection`] is one socket, from its opening to its end. What outlives it (the memory, the
+//! rings' places and descriptors, the [`InflightRegion`]) is its user's, who says it all again over
+//! the next one. Replies are read by [`Reply::decode`].
 //!
-//! What the back end asks of us, as a miss of its IOTLB, comes over a socket of its own, the [`BackEndChannel`].
+//! What the back end asks of us, as a miss of its IOTLB, comes over a socket of its own, the
+//! [`BackEndChannel`].
 //!
 //! A back end in a thread, and a front end that asks it for its configuration space:
 //!

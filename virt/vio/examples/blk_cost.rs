@@ -1,8 +1,9 @@
 //! What a block device costs per request: `cargo run --release -p vio --example blk_cost`.
 //!
-//! 4 KiB reads of a null and of a RAM disk, batches of 1 and 32, split and packed: one [`Blk::visit`] per batch. Same
-//! arrangement as `ring_cost`, and the same warning: all on one core, so no line comes from another cache. Prints the
-//! tenth percentile of 2000 laps, nanoseconds per request.
+//! 4 KiB reads of a null and of a RAM disk, batches of 1 and 32, split and packed: one
+//! [`Blk::visit`] per batch. Same arrangement as `ring_cost`, and the same warning: all on one
+//! core, so no line comes from another cache. Prints the tenth percentile of 2000 laps, nanoseconds
+//! per request.
 
 mod common;
 

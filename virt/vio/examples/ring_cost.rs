@@ -1,11 +1,13 @@
-//! What a ring costs the device per request: `cargo run --release -p vio --example ring_cost [NAME]`.
+//! What a ring costs the device per request:
+//! `cargo run --release -p vio --example ring_cost [NAME]`.
 //!
-//! Cases `layout/shape/batch`: has_available, peek, advance and stage of each of `batch` chains, then one publish; shape
-//! is `direct3` (header, data, status, as a block device has them) or `indirect3` (the same in a table). The memory is a
-//! guest's without an IOMMU, seen through a `View`; the driver fills the ring between the timed parts (in split rings it
-//! stores the index inside them, once per batch). All on one core, so no line comes from another cache: a floor, not a
-//! forecast. Prints the tenth percentile of 2000 laps, nanoseconds per request and per look at
-//! a ring with nothing new; no test: a shared machine's times say little.
+//! Cases `layout/shape/batch`: has_available, peek, advance and stage of each of `batch` chains,
+//! then one publish; shape is `direct3` (header, data, status, as a block device has them) or
+//! `indirect3` (the same in a table). The memory is a guest's without an IOMMU, seen through a
+//! `View`; the driver fills the ring between the timed parts (in split rings it stores the index
+//! inside them, once per batch). All on one core, so no line comes from another cache: a floor, not
+//! a forecast. Prints the tenth percentile of 2000 laps, nanoseconds per request and per look at a
+//! ring with nothing new; no test: a shared machine's times say little.
 
 mod common;
 

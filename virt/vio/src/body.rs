@@ -48,7 +48,8 @@ struct Core<C: DeviceClass> {
     /// The position of the queue that the next visit serves first: the others may find nothing left
     /// of the visit.
     first: usize,
-    /// That of [`DeviceClass::FIRST`], with which a visit begins unless the one before left something.
+    /// That of [`DeviceClass::FIRST`], with which a visit begins unless the one before left
+    /// something.
     home: usize,
     /// The clock at the last visit.
     now_ns: u64,
@@ -244,8 +245,8 @@ impl<C: DeviceClass> Device<C> {
         self.visit_beside(dma, irq, visit, None)
     }
 
-    /// As [`visit`](Self::visit), on a core with others: the visit ends early if `others` wait, which it asks every few
-    /// requests or frames.
+    /// As [`visit`](Self::visit), on a core with others: the visit ends early if `others` wait,
+    /// which it asks every few requests or frames.
     pub fn visit_beside<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -297,7 +298,8 @@ impl<C: DeviceClass> Device<C> {
         queues.for_each(|queue| each(&mut queue.ring));
     }
 
-    /// As [`for_each_ring`](Self::for_each_ring), of rings in which a chain would be work by itself.
+    /// As [`for_each_ring`](Self::for_each_ring), of rings in which a chain would be work by
+    /// itself.
     pub fn for_each_due_ring(&mut self, mut each: impl FnMut(&mut Ring)) {
         let Core { class, queues, .. } = &mut self.core;
         for queue in queues.iter_mut() {
@@ -307,9 +309,10 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
-    /// Whether the last visit has left something that it would have taken, or what it did has made some: as
-    /// [`has_work`](QueueDevice::has_work), for an owner that watches the [due rings](Self::for_each_due_ring) from then on.
-    /// Chains that have come to those since the visit looked are not counted, and their words not loaded.
+    /// Whether the last visit has left something that it would have taken, or what it did has made
+    /// some: as [`has_work`](QueueDevice::has_work), for an owner that watches the
+    /// [due rings](Self::for_each_due_ring) from then on. Chains that have come to those since the
+    /// visit looked are not counted, and their words not loaded.
     pub fn has_left<D: Dma>(&mut self, dma: &mut D) -> bool {
         self.core.has_work(dma, true)
     }

@@ -50,7 +50,8 @@ pub enum Service {
     Full,
     /// It takes nothing. What was taken is finished and shown.
     Finishing,
-    /// It touches no ring and no buffer, save by what is in flight. What ends is shown once the service is another one.
+    /// It touches no ring and no buffer, save by what is in flight. What ends is shown once the
+    /// service is another one.
     Stopped,
 }
 
@@ -66,12 +67,13 @@ pub enum NetworkRequest {
 /// On whose behalf requests in flight are cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
-    /// An unmap has waited for the drain limit. Only requests whose leases are [stale](guest_mem::Dma::is_stale) are cancelled, in
-    /// the next visit. What cannot be cancelled stays in flight, with its leases, and makes
-    /// [`needs_reset`](QueueDevice::needs_reset) true.
+    /// An unmap has waited for the drain limit. Only requests whose leases are
+    /// [stale](guest_mem::Dma::is_stale) are cancelled, in the next visit. What cannot be cancelled
+    /// stays in flight, with its leases, and makes [`needs_reset`](QueueDevice::needs_reset) true.
     Unmap,
-    /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the driver, and a reset is not over
-    /// before the last request: whoever could do nothing but break the device does nothing, and the reset goes on waiting.
+    /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the
+    /// driver, and a reset is not over before the last request: whoever could do nothing but break
+    /// the device does nothing, and the reset goes on waiting.
     Reset,
     /// The machine has ended, or the front end has gone: nobody will start the device again either.
     End,
@@ -100,12 +102,13 @@ pub enum Revoked {
 pub struct StoppedQueue {
     /// Where its ring stood.
     pub position: RingPosition,
-    /// Requests that have ended and that the driver will not hear of, because its ring cannot be written.
+    /// Requests that have ended and that the driver will not hear of, because its ring cannot be
+    /// written.
     pub unshown: u16,
 }
 
-/// Where a device's interrupts go. Called at most twice per queue and poll: once for what an earlier poll
-/// could not publish, once for its own.
+/// Where a device's interrupts go. Called at most twice per queue and poll: once for what an
+/// earlier poll could not publish, once for its own.
 pub trait Interrupt {
     /// Used buffers of `queue`, which the driver wants to hear of.
     fn queue(&mut self, queue: u16);
@@ -178,8 +181,8 @@ pub trait QueueDevice {
     /// Writes device configuration space; writes to read-only fields are ignored.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
-    /// Changes whenever the device has changed its configuration space (§2.5.1), and then there is a configuration interrupt.
-    /// What the driver has written is no such change.
+    /// Changes whenever the device has changed its configuration space (§2.5.1), and then there is
+    /// a configuration interrupt. What the driver has written is no such change.
     fn config_generation(&self) -> u8 {
         0
     }
@@ -202,9 +205,11 @@ pub trait QueueDevice {
     /// [`activate`](Self::activate).
     fn set_service(&mut self, service: Service);
 
-    /// Asks what `reason` concerns of what is in flight to end; how many requests ([`CancelReason::Unmap`] finds them later, and
-    /// answers 0). What has succeeded when it is cancelled, or in spite of it, is a success. Visits collect the ends; but for [`CancelReason::Unmap`] none is shown any more before a reset: what is
-    /// cancelled has not failed, and a successor may run it again. A pause cancels nothing.
+    /// Asks what `reason` concerns of what is in flight to end; how many requests
+    /// ([`CancelReason::Unmap`] finds them later, and answers 0). What has succeeded when it is
+    /// cancelled, or in spite of it, is a success. Visits collect the ends; but for
+    /// [`CancelReason::Unmap`] none is shown any more before a reset: what is cancelled has not
+    /// failed, and a successor may run it again. A pause cancels nothing.
     fn cancel(&mut self, reason: CancelReason) -> u32;
 
     /// Ends the activation: back to the state before [`activate`](Self::activate).
@@ -228,55 +233,65 @@ pub trait QueueDevice {
     /// SeqCst fence and [`has_work`](Self::has_work): what came before is not announced.
     fn arm<D: Dma>(&mut self, dma: &mut D);
 
-    /// Whether anything has arrived that a visit would take up: available buffers, completions, frames.
+    /// Whether anything has arrived that a visit would take up: available buffers, completions,
+    /// frames.
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool;
 
     /// Visits go on: tells the driver not to ring, as far as that is free.
     fn disarm<D: Dma>(&mut self, dma: &mut D);
 
-    /// Level-readable descriptors that become readable, once armed, when there is work. Ask after every
-    /// [`arm`](Self::arm): a source that cannot be served at the moment is left out.
+    /// Level-readable descriptors that become readable, once armed, when there is work. Ask after
+    /// every [`arm`](Self::arm): a source that cannot be served at the moment is left out.
     fn wake_fds(&self) -> Vec<RawFd>;
 
-    /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock: queues that a rate limit holds back
-    /// may go on then, and those whose ring faulted, or whose storage could not begin for want of the host, try again
-    /// ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left nothing behind because of one of these.
+    /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock:
+    /// queues that a rate limit holds back may go on then, and those whose ring faulted, or whose
+    /// storage could not begin for want of the host, try again
+    /// ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left nothing behind because
+    /// of one of these.
     fn opens_at_ns(&self) -> Option<u64> {
         None
     }
 
-    /// Those of `pages` that it reaches without asking memory again, by a host address outside a lease: they cannot be evicted
-    /// now. As it stands: of its rings' windows those that are current.
+    /// Those of `pages` that it reaches without asking memory again, by a host address outside a
+    /// lease: they cannot be evicted now. As it stands: of its rings' windows those that are
+    /// current.
     fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32;
 
-    /// Whether it keeps translations beyond a call, and so is to be told of revoked ones ([`invalidated`](Self::invalidated)). Windows
-    /// and leases are kept account of by the memory itself.
+    /// Whether it keeps translations beyond a call, and so is to be told of revoked ones
+    /// ([`invalidated`](Self::invalidated)). Windows and leases are kept account of by the memory
+    /// itself.
     fn hears_invalidations(&self) -> bool {
         false
     }
 
-    /// Mappings are revoked. Called between two visits, before the invalidation is complete; whether it waits for this device,
-    /// which then answers this name in [`take_released`](Self::take_released).
+    /// Mappings are revoked. Called between two visits, before the invalidation is complete;
+    /// whether it waits for this device, which then answers this name in
+    /// [`take_released`](Self::take_released).
     fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
         let _ = (what, hold);
         false
     }
 
-    /// An invalidation has waited for this device for the owner's limit. It is released at once, whatever that takes.
+    /// An invalidation has waited for this device for the owner's limit. It is released at once,
+    /// whatever that takes.
     fn hold_overdue(&mut self, hold: u64) {
         let _ = hold;
     }
 
-    /// Takes the name of an invalidation that need not wait any longer. Asked after each visit, until there is none.
+    /// Takes the name of an invalidation that need not wait any longer. Asked after each visit,
+    /// until there is none.
     fn take_released(&mut self) -> Option<u64> {
         None
     }
 
-    /// Requests that the back end has not finished; at least 1 if it cannot be known that there is none.
+    /// Requests that the back end has not finished; at least 1 if it cannot be known that there is
+    /// none.
     fn in_flight(&self) -> u32;
 
-    /// Whether what is in flight may still touch guest memory. Once it may not, after [`Service::Stopped`], Bus Master
-    /// is off; a reset waits for the last request all the same, since a write of before must not overtake one of after it.
+    /// Whether what is in flight may still touch guest memory. Once it may not, after
+    /// [`Service::Stopped`], Bus Master is off; a reset waits for the last request all the same,
+    /// since a write of before must not overtake one of after it.
     fn touches_memory(&self) -> bool {
         self.in_flight() != 0
     }

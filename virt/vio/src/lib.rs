@@ -16,10 +16,10 @@
 //! `body` and its `class`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`]; [`caged`], a
 //! disk whose device model is in another process.
 //!
-//! The guest is hostile: what it writes into rings, descriptors and headers is copied once, checked, then
-//! used; every loop it can drive is bounded; breaking the protocol ends in DEVICE_NEEDS_RESET, a bad
-//! address in a fault of the IOMMU. Memory is reached through [`guest_mem::Dma`] only, whose `Pending`
-//! answer parks a queue.
+//! The guest is hostile: what it writes into rings, descriptors and headers is copied once,
+//! checked, then used; every loop it can drive is bounded; breaking the protocol ends in
+//! DEVICE_NEEDS_RESET, a bad address in a fault of the IOMMU. Memory is reached through
+//! [`guest_mem::Dma`] only, whose `Pending` answer parks a queue.
 //!
 //! This crate knows no VMM, no PCI and no IOMMU model.
 #![deny(unsafe_code)]

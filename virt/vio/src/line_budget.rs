@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What one thing may say: 20 lines at once after a rest, then one a second. No clock: the time is given.
+/// What one thing may say: 20 lines at once after a rest, then one a second. No clock: the time is
+/// given.
 ///
 /// Used by the thread that has the thing; atomics only because that moves between threads.
 #[derive(Debug, Default)]
 pub struct LineBudget {
-    /// When the budget would be whole again, in nanoseconds (a leaky bucket: see [`throttle`](crate::throttle)).
+    /// When the budget would be whole again, in nanoseconds (a leaky bucket: see
+    /// [`throttle`](crate::throttle)).
     whole_at: AtomicU64,
     /// Lines not said since the last that was.
     unsaid: AtomicU64,
@@ -38,7 +40,8 @@ impl LineBudget {
         }
     }
 
-    /// How many lines have been left out since the last that was said: for the end, after which none comes.
+    /// How many lines have been left out since the last that was said: for the end, after which
+    /// none comes.
     pub fn take_unsaid(&self) -> u64 {
         self.unsaid.swap(0, Relaxed)
     }

@@ -29,7 +29,8 @@ pub enum ActivateError {
         /// Queue number.
         index: u16,
     },
-    /// A ring that does not lie in guest memory, of a device that is served elsewhere and could not fault later.
+    /// A ring that does not lie in guest memory, of a device that is served elsewhere and could not
+    /// fault later.
     #[error("queue {index} has a ring outside guest memory")]
     QueueMemory {
         /// Queue number.

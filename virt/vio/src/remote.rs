@@ -1,15 +1,18 @@
 //! A device whose rings somebody else serves, seen by its owner.
 //!
-//! Nothing of the data path is here: available buffers are announced to the other side by the driver's own doorbell, and
-//! used ones to the driver by the other side. What is left to the owner is the control path: configuration
-//! space, start, stop, reset, and the news that something broke. [`RemoteDevice`] is that much, without generics, so that this
-//! crate needs not know how the other side is spoken to; [`Remote`] makes a [`QueueDevice`] of it.
+//! Nothing of the data path is here: available buffers are announced to the other side by the
+//! driver's own doorbell, and used ones to the driver by the other side. What is left to the owner
+//! is the control path: configuration space, start, stop, reset, and the news that something broke.
+//! [`RemoteDevice`] is that much, without generics, so that this crate needs not know how the other
+//! side is spoken to; [`Remote`] makes a [`QueueDevice`] of it.
 //!
-//! A network device with several queue pairs has a control queue, and that is served here, as QEMU does it: the driver says by it how many
-//! pairs it uses, and the other side is told of that alone ([`RemoteDevice::set_pairs`]).
+//! A network device with several queue pairs has a control queue, and that is served here, as QEMU
+//! does it: the driver says by it how many pairs it uses, and the other side is told of that alone
+//! ([`RemoteDevice::set_pairs`]).
 //!
-//! A device behind an IOMMU hands translations on to the other side, which keeps them: [`RemoteMemory`] is where they are read, in
-//! the owner's poll, and [`RemoteDevice::invalidated`] where they end.
+//! A device behind an IOMMU hands translations on to the other side, which keeps them:
+//! [`RemoteMemory`] is where they are read, in the owner's poll, and [`RemoteDevice::invalidated`]
+//! where they end.
 //!
 //! Called by the owner's thread like any device; implementations may not block it.
 
@@ -24,7 +27,8 @@ use crate::device::{
 use crate::net::{Control, ControlClass};
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
 
-/// Guest memory as a device that is served elsewhere sees it: [`Dma`] without its generics, as far as the control path needs it.
+/// Guest memory as a device that is served elsewhere sees it: [`Dma`] without its generics, as far
+/// as the control path needs it.
 pub trait RemoteMemory {
     /// See [`Dma::attachment`].
     fn attachment(&self) -> Access<Attachment>;
@@ -90,12 +94,13 @@ pub trait RemoteDevice: Send {
     /// Whether [`take_news`](Self::take_news) has anything to take. One load.
     fn has_news(&self) -> bool;
 
-    /// Takes up what the other side, or the connection to it, has told. True: the device has just broken, and the driver
-    /// is to be told that it needs a reset.
+    /// Takes up what the other side, or the connection to it, has told. True: the device has just
+    /// broken, and the driver is to be told that it needs a reset.
     fn take_news(&mut self) -> bool;
 
-    /// Does what the other side has asked for and guest memory is needed for, a bounded amount. Called after
-    /// [`take_news`](Self::take_news), and in every poll while [`is_waiting`](Self::is_waiting). As it stands: it asks for nothing.
+    /// Does what the other side has asked for and guest memory is needed for, a bounded amount.
+    /// Called after [`take_news`](Self::take_news), and in every poll while
+    /// [`is_waiting`](Self::is_waiting). As it stands: it asks for nothing.
     fn serve(&mut self, memory: &mut dyn RemoteMemory, now_ns: u64) {
         let _ = (memory, now_ns);
     }
@@ -135,7 +140,8 @@ pub trait RemoteDevice: Send {
     /// Back to the state before [`start`](Self::start); only after a stop that is done.
     fn reset(&mut self);
 
-    /// Nobody waits for the stop any more: the other side is not heard. From now on the stop is done.
+    /// Nobody waits for the stop any more: the other side is not heard. From now on the stop is
+    /// done.
     fn give_up(&mut self);
 
     /// The device takes no more buffers until it is reset.
@@ -144,7 +150,8 @@ pub trait RemoteDevice: Send {
     /// Becomes readable when there is news.
     fn wake_fd(&self) -> RawFd;
 
-    /// Number of queue pairs of a network device. If there are several, it has a control queue behind them, which is served here.
+    /// Number of queue pairs of a network device. If there are several, it has a control queue
+    /// behind them, which is served here.
     fn pairs(&self) -> u16 {
         1
     }
@@ -290,8 +297,8 @@ impl QueueDevice for Remote {
         }
     }
 
-    /// The other side has the memory mapped and may write it until it says that it has stopped: a reset waits for that, and
-    /// only a machine that has ended does not.
+    /// The other side has the memory mapped and may write it until it says that it has stopped: a
+    /// reset waits for that, and only a machine that has ended does not.
     fn cancel(&mut self, reason: CancelReason) -> u32 {
         if let Some(control) = &mut self.control {
             control.cancel(reason);
@@ -393,7 +400,8 @@ impl QueueDevice for Remote {
         self.control.as_ref().and_then(Control::opens_at_ns)
     }
 
-    /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start to its reset.
+    /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start
+    /// to its reset.
     fn in_use<D: Dma>(&mut self, _dma: &D, pages: &Pages) -> u32 {
         if self.is_started { pages.all() } else { 0 }
     }

@@ -1,11 +1,13 @@
 //! Rate limits of one device: operations and bytes per second, each with a burst.
 //!
-//! Each limit is a generic cell rate algorithm, the leaky bucket without a timer: a *theoretical arrival time* that each
-//! operation moves on by what it costs at the limit's rate. A device may go on while that time is no more than the
-//! burst ahead of now, so one operation may overdraw, whatever its size, and none is ever refused. No drift, no rounding
-//! that adds up: times are in units of 2^-16 ns.
+//! Each limit is a generic cell rate algorithm, the leaky bucket without a timer: a *theoretical
+//! arrival time* that each operation moves on by what it costs at the limit's rate. A device may go
+//! on while that time is no more than the burst ahead of now, so one operation may overdraw,
+//! whatever its size, and none is ever refused. No drift, no rounding that adds up: times are in
+//! units of 2^-16 ns.
 
-/// A limit: at most `per_second` units (operations or bytes) each second, and `burst` units at once after a rest.
+/// A limit: at most `per_second` units (operations or bytes) each second, and `burst` units at once
+/// after a rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Units per second, at least 1.
@@ -90,7 +92,8 @@ impl Throttle {
         now_ns >= self.opens_at_ns
     }
 
-    /// When the next request may begin, in nanoseconds of the clock given to [`charge`](Throttle::charge).
+    /// When the next request may begin, in nanoseconds of the clock given to
+    /// [`charge`](Throttle::charge).
     pub fn opens_at_ns(&self) -> u64 {
         self.opens_at_ns
     }

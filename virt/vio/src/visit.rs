@@ -1,9 +1,11 @@
 //! What one visit of a poller to a device may cost, and what it did cost.
 //!
-//! The unit is a nanosecond of the sidecore's time, estimated, not measured: a clock read per request would cost as
-//! much as the request. The estimate decides who waits for whom, so it charges everything that a guest can make the
-//! core do: a request, each byte copied, each descriptor of an indirect table, a flush, a discard, a page dropped. Where a visit
-//! takes longer than that, as a large discard in memory does, its sidecore charges the time if others of it have work.
+//! The unit is a nanosecond of the sidecore's time, estimated, not measured: a clock read per
+//! request would cost as much as the request. The estimate decides who waits for whom, so it
+//! charges everything that a guest can make the core do: a request, each byte copied, each
+//! descriptor of an indirect table, a flush, a discard, a page dropped. Where a visit takes longer
+//! than that, as a large discard in memory does, its sidecore charges the time if others of it have
+//! work.
 
 /// What things cost, in nanoseconds.
 pub mod cost {
@@ -19,15 +21,17 @@ pub mod cost {
     pub const BYTES_PER_NS: u64 = 10;
     /// A flush, discard or write-zeroes request, on top of [`REQUEST`].
     pub const CONTROL: u64 = 2_000;
-    /// A page of guest memory that is dropped. Holes punched one by one, 32 at a time, were measured at 1,200 each.
+    /// A page of guest memory that is dropped. Holes punched one by one, 32 at a time, were
+    /// measured at 1,200 each.
     pub const PAGE: u64 = 1_000;
 }
 
-/// Between two looks whether others on the core wait, in nanoseconds: two small requests, or a few frames.
+/// Between two looks whether others on the core wait, in nanoseconds: two small requests, or a few
+/// frames.
 const ASK_EVERY: u64 = 200;
 
-/// One visit to a device. A request that has begun is finished, so a visit may cost more than it was allowed: the
-/// scheduler keeps the difference as a debt.
+/// One visit to a device. A request that has begun is finished, so a visit may cost more than it
+/// was allowed: the scheduler keeps the difference as a debt.
 #[derive(Clone, Copy, Debug)]
 pub struct Visit {
     now_ns: u64,
@@ -113,7 +117,8 @@ impl Visit {
         self.requests += requests;
     }
 
-    /// Requests taken so far: those that the driver would have waited longer for, had the visit come later.
+    /// Requests taken so far: those that the driver would have waited longer for, had the visit
+    /// come later.
     pub fn requests(&self) -> u64 {
         self.requests
     }

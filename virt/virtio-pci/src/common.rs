@@ -1,7 +1,9 @@
-//! The common configuration structure of virtio over PCI (Virtio 1.2, §4.1.4.3), without the device behind it.
+//! The common configuration structure of virtio over PCI (Virtio 1.2, §4.1.4.3), without the device
+//! behind it.
 //!
-//! What the driver writes is kept here and handed to the device in one piece at DRIVER_OK. The registers
-//! whose writes do something (device status, queue enable) answer with an [`Effect`] for the transport.
+//! What the driver writes is kept here and handed to the device in one piece at DRIVER_OK. The
+//! registers whose writes do something (device status, queue enable) answer with an [`Effect`] for
+//! the transport.
 
 use guest_mem::Iova;
 use vio::QueueConfig;
@@ -92,7 +94,8 @@ impl CommonConfig {
         *self = Self::new(self.offered, &sizes, self.vectors);
     }
 
-    /// A reset has been asked for and is draining: status reads non-zero until [`reset`](Self::reset).
+    /// A reset has been asked for and is draining: status reads non-zero until
+    /// [`reset`](Self::reset).
     pub fn is_resetting(&self) -> bool {
         self.resetting
     }
@@ -110,7 +113,8 @@ impl CommonConfig {
         fresh
     }
 
-    /// What `config_generation` reads from now on: the device's, which changes with its configuration space.
+    /// What `config_generation` reads from now on: the device's, which changes with its
+    /// configuration space.
     pub fn set_generation(&mut self, generation: u8) {
         self.generation = generation;
     }
@@ -196,8 +200,8 @@ impl CommonConfig {
         (true, word)
     }
 
-    /// A write. Widths and offsets the specification does not have are ignored, as are queue registers of
-    /// an enabled queue and everything but the status while a reset drains.
+    /// A write. Widths and offsets the specification does not have are ignored, as are queue
+    /// registers of an enabled queue and everything but the status while a reset drains.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         let value = match *data {
             [a] => u64::from(a),
@@ -236,7 +240,8 @@ impl CommonConfig {
 
     fn write_status(&mut self, value: u8) -> Effect {
         if value == 0 {
-            // An untouched device has nothing to drain, but going through the same door costs nothing.
+            // An untouched device has nothing to drain, but going through the same door costs
+            // nothing.
             self.resetting = self.status != 0;
             return if self.resetting {
                 Effect::Reset
@@ -251,7 +256,8 @@ impl CommonConfig {
         if new & status::FEATURES_OK != 0
             && (self.driver_features & !self.offered != 0 || self.driver_features & version_1 == 0)
         {
-            // Features that were not offered, or a legacy driver: §3.1.1 step 6, the bit stays clear.
+            // Features that were not offered, or a legacy driver: §3.1.1 step 6, the bit stays
+            // clear.
             new &= !status::FEATURES_OK;
         }
         if new & status::FEATURES_OK == 0 {

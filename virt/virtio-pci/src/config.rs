@@ -1,5 +1,5 @@
-//! Configuration space of a virtio function: identification and the capabilities that tell a driver where
-//! in the BAR each structure lies (Virtio 1.2, §4.1.2 and §4.1.4).
+//! Configuration space of a virtio function: identification and the capabilities that tell a driver
+//! where in the BAR each structure lies (Virtio 1.2, §4.1.2 and §4.1.4).
 
 use pci::bars::{BARS, BarKind};
 use pci::config::{ConfigSpace, Identity};
@@ -87,7 +87,8 @@ pub fn space(device_type: u16, vectors: u16) -> (ConfigSpace, u16) {
     (config, access)
 }
 
-/// `struct virtio_pci_cap` behind its id and link: length, type, BAR 0, id, padding, offset, length.
+/// `struct virtio_pci_cap` behind its id and link: length, type, BAR 0, id, padding, offset,
+/// length.
 fn body(kind: u8, offset: u64, len: u32) -> [u8; 14] {
     let mut body = [0; 14];
     body[0] = 16;

@@ -1,7 +1,9 @@
-//! One virtio device as a PCI function: what lies behind its BAR, and the state between driver and device.
+//! One virtio device as a PCI function: what lies behind its BAR, and the state between driver and
+//! device.
 //!
-//! Specification: Virtio 1.2, §4.1 (modern interface only). Everything here runs on the sidecore that owns
-//! the device; a vCPU's access arrives as a message and is answered from here. Layout of the one BAR:
+//! Specification: Virtio 1.2, §4.1 (modern interface only). Everything here runs on the sidecore
+//! that owns the device; a vCPU's access arrives as a message and is answered from here. Layout of
+//! the one BAR:
 //!
 //! | offset | what |
 //! |---|---|
@@ -18,11 +20,13 @@
 //! flight goes through buffers of ours and so reaches no guest memory. The end is a stop for good
 //! ([`Function::end`]), for which no driver waits.
 //!
-//! A device that keeps translations beyond a call is told of those that are revoked, and may hold the guest's wait for them until
-//! it has forgotten them too ([`QueueDevice::invalidated`]). Holds end with the device's reset.
+//! A device that keeps translations beyond a call is told of those that are revoked, and may hold
+//! the guest's wait for them until it has forgotten them too ([`QueueDevice::invalidated`]). Holds
+//! end with the device's reset.
 //!
-//! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here it is only kept true which
-//! message each queue's signal stands for, after every write that may have changed it.
+//! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here
+//! it is only kept true which message each queue's signal stands for, after every write that may
+//! have changed it.
 
 use std::os::fd::RawFd;
 
@@ -121,7 +125,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
         &self.device
     }
 
-    /// The device, for what its owner asks of it and no driver does: between two polls, with another to follow.
+    /// The device, for what its owner asks of it and no driver does: between two polls, with
+    /// another to follow.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -275,7 +280,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
         self.lifecycle.reset();
         self.isr = 0;
         self.common.reset();
-        // The MSI-X table is PCI state: a virtio reset leaves it (§4.1.4.3.1 resets the vector registers only).
+        // The MSI-X table is PCI state: a virtio reset leaves it (§4.1.4.3.1 resets the vector
+        // registers only).
         self.route_lines(out);
         if let Some(lines) = &mut self.lines {
             (0..)
@@ -358,8 +364,8 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         self.kick(queue);
     }
 
-    /// None while it may not run: nobody would read what has arrived. But for a device that keeps translations, which may have to
-    /// say that it has forgotten some.
+    /// None while it may not run: nobody would read what has arrived. But for a device that keeps
+    /// translations, which may have to say that it has forgotten some.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
         let may_hold = self.lifecycle.is_active() && self.device.hears_invalidations();
         if self.lifecycle.is_live() || may_hold {
@@ -451,7 +457,8 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
     }
 }
 
-/// The data path through a view of memory: the unit's, or past it for a device that the unit itself is asked by.
+/// The data path through a view of memory: the unit's, or past it for a device that the unit itself
+/// is asked by.
 impl<D: QueueDevice> VirtioFunction<D> {
     /// As [`DataPath::poll`], at `now` (ns).
     pub fn poll_through<C>(
@@ -466,8 +473,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
         let is_stopping = !self.is_stopped();
         if is_stopping {
-            // Before the device is polled: a function that may not do DMA takes nothing from its rings. Leases may
-            // end here, which the IOMMU wants to see, so this is activity.
+            // Before the device is polled: a function that may not do DMA takes nothing from its
+            // rings. Leases may end here, which the IOMMU wants to see, so this is activity.
             self.device.set_service(Service::Stopped);
         }
         let Self {
@@ -490,7 +497,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
                 .drain(self.device.in_flight(), touches_memory);
         }
         if self.device.needs_reset() {
-            // The device has sent the configuration interrupt; who looks because of it is answered after this poll.
+            // The device has sent the configuration interrupt; who looks because of it is answered
+            // after this poll.
             self.common.set_needs_reset();
         }
         self.finish_reset(effects);
@@ -521,8 +529,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
-    /// As [`DataPath::in_use`]. Nothing before the device is activated and after its reset. While it may do no DMA its windows
-    /// are kept, and count.
+    /// As [`DataPath::in_use`]. Nothing before the device is activated and after its reset. While
+    /// it may do no DMA its windows are kept, and count.
     pub fn in_use_through(&mut self, dma: &impl Dma, pages: &Pages) -> u32 {
         if self.lifecycle.is_active() {
             self.device.in_use(dma, pages)

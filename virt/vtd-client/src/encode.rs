@@ -11,8 +11,8 @@ use vtd::spec::registers::Capability;
 /// Most descriptors of one range; a range in more aligned pieces is covered by one larger piece.
 const PIECES: usize = 4;
 
-/// Most descriptors of one batch, its wait apart: more become one domain-wide descriptor. The smallest queue holds
-/// two such batches less one descriptor.
+/// Most descriptors of one batch, its wait apart: more become one domain-wide descriptor. The
+/// smallest queue holds two such batches less one descriptor.
 pub(super) const BATCH: usize = 126;
 
 /// What the unit can do.

@@ -1,10 +1,11 @@
 //! One unit's queue: space, tickets, completion, errors.
 //!
-//! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W, half of the queue's descriptors, is also
-//! the most batches in flight (a batch has at least two descriptors). *t* is complete when its word holds its low
-//! 32 bits: the last ticket of that word was *t* − kW, which differs. Or when it lies below `reclaimed`: a
-//! submitter has seen its word, then given descriptors and word to later batches. Tickets below `void_below`
-//! were in flight when the queue stopped, or older.
+//! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W, half of the queue's
+//! descriptors, is also the most batches in flight (a batch has at least two descriptors). *t* is
+//! complete when its word holds its low 32 bits: the last ticket of that word was *t* − kW, which
+//! differs. Or when it lies below `reclaimed`: a submitter has seen its word, then given
+//! descriptors and word to later batches. Tickets below `void_below` were in flight when the queue
+//! stopped, or older.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,7 +26,8 @@ use crate::encode::{BATCH, Encoder};
 /// Time between two looks at the fault status register while a batch is waited for, in nanoseconds.
 pub const CHECK_NS: u64 = 2_000;
 
-/// As the status of [`InvalidateError::Stopped`]: queue or status words are not in memory any more. No bit of FSTS.
+/// As the status of [`InvalidateError::Stopped`]: queue or status words are not in memory any more.
+/// No bit of FSTS.
 pub const MEMORY_LOST: u64 = 1 << 32;
 
 /// FSTS bits that stop the queue.
@@ -88,7 +90,8 @@ pub enum EnableError {
         /// Its extended capabilities.
         ecap: u64,
     },
-    /// The unit caches entries that are not present, does not read the processor's caches, or has a write buffer.
+    /// The unit caches entries that are not present, does not read the processor's caches, or has a
+    /// write buffer.
     #[error("the unit needs more than invalidations after unmap (CAP {cap:#x}, ECAP {ecap:#x})")]
     Unsupported {
         /// Its capabilities.
@@ -147,9 +150,9 @@ pub struct InvalidationQueue<R, M, C> {
 }
 
 impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
-    /// Turns the queue of a unit on. Nobody else submits to it, or writes GCMD meanwhile; later GCMD is written
-    /// through [`with_registers`](Self::with_registers) only. `memory` is what the unit reads and does not pend;
-    /// the places that `config` names are the queue's alone.
+    /// Turns the queue of a unit on. Nobody else submits to it, or writes GCMD meanwhile; later
+    /// GCMD is written through [`with_registers`](Self::with_registers) only. `memory` is what the
+    /// unit reads and does not pend; the places that `config` names are the queue's alone.
     ///
     /// # Errors
     /// [`EnableError`].
@@ -205,7 +208,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(queue)
     }
 
-    /// Calls `f` with the registers while nobody submits and the queue is not restarted: for whoever writes GCMD.
+    /// Calls `f` with the registers while nobody submits and the queue is not restarted: for
+    /// whoever writes GCMD.
     pub fn with_registers<T>(&self, f: impl FnOnce(&R) -> T) -> T {
         let _state = self.state.lock();
         f(&self.registers)
@@ -247,7 +251,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         }
     }
 
-    /// Room for the batch and its wait descriptor. A queue whose head is its tail is empty, so one place is left free.
+    /// Room for the batch and its wait descriptor. A queue whose head is its tail is empty, so one
+    /// place is left free.
     fn has_room(&self, state: &State) -> bool {
         let free = self.config.entries() - 1 - (state.written - state.freed);
         let in_flight = state.next - self.reclaimed.load(Ordering::Relaxed);
@@ -293,7 +298,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(Ticket(ticket))
     }
 
-    /// Whether the unit has done all it was told, or cannot any more: whoever submits then hears why.
+    /// Whether the unit has done all it was told, or cannot any more: whoever submits then hears
+    /// why.
     pub(super) fn is_idle(&self) -> bool {
         let last = self.submitted.load(Ordering::Relaxed);
         // The last batch is complete, and was never 0.
@@ -320,7 +326,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         if self.status(ticket)? == ticket as u32 {
             return Ok(true);
         }
-        // Acquire, and in this order: who sees a `reclaimed` past a void ticket sees that it is void.
+        // Acquire, and in this order: who sees a `reclaimed` past a void ticket sees that it is
+        // void.
         let reclaimed = self.reclaimed.load(Ordering::Acquire);
         if ticket < self.void_below.load(Ordering::Acquire) {
             let status = self.stopped_with.load(Ordering::Relaxed);

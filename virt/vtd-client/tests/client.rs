@@ -1,4 +1,5 @@
-//! A driver behind a real unit: what `DmaMapper` unmaps, the unit stops translating when the policy says so.
+//! A driver behind a real unit: what `DmaMapper` unmaps, the unit stops translating when the policy
+//! says so.
 
 mod driver;
 
@@ -44,7 +45,8 @@ fn after_a_strict_unmap_the_unit_refuses() {
     }
 }
 
-/// The unit's IOTLB does keep what it saw: without that the test above would prove nothing about the queue.
+/// The unit's IOTLB does keep what it saw: without that the test above would prove nothing about
+/// the queue.
 #[test]
 fn deferred_mappings_translate_until_the_flush() {
     let world = World::trap(Policy::DEFERRED);
@@ -131,7 +133,8 @@ fn a_freed_table_that_is_still_linked_is_noticed() {
     let middle = mem.get_u64(Gpa::new(world.mapper.root().raw())) & !0xfff;
     let entry = Gpa::new(middle + (first >> 9) * 8);
     let link = mem.get_u64(entry);
-    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and nobody walks but the device.
+    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and nobody walks but the
+    // device.
     unsafe { world.memory.free(PhysAddr::new(link & !0xfff)) };
     assert_eq!(world.access(iova), Ok(POISON));
     mem.put_u64(entry, 0);
@@ -293,7 +296,8 @@ fn a_unit_that_does_not_work_is_waited_for_no_longer_than_said() {
     invalidator.flush(&[Command::Domain]).unwrap();
 }
 
-/// Somebody overwrites a descriptor: IQE. What was in flight fails, the mapper keeps it, the next flush covers it.
+/// Somebody overwrites a descriptor: IQE. What was in flight fails, the mapper keeps it, the next
+/// flush covers it.
 #[test]
 fn a_stopped_queue_fails_what_is_in_flight_and_starts_again() {
     let world = World::trap(Policy::STRICT);
@@ -376,7 +380,8 @@ fn page_selective_invalidations_leave_other_pages_alone() {
     core.unmap(mapping).unwrap();
 }
 
-/// Submitters and pollers on four threads, each batch its own; the queue restarts under them now and then.
+/// Submitters and pollers on four threads, each batch its own; the queue restarts under them now
+/// and then.
 #[test]
 fn tickets_of_many_threads_do_not_mix() {
     let guest = Guest::new();

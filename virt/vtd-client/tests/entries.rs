@@ -1,5 +1,5 @@
-//! Second-level entries are known twice: where a driver writes such tables (`dma-map`, as words) and where a unit walks them
-//! (`vtd`, by field), which do not know each other. Here they meet.
+//! Second-level entries are known twice: where a driver writes such tables (`dma-map`, as words)
+//! and where a unit walks them (`vtd`, by field), which do not know each other. Here they meet.
 
 use address::PhysAddr;
 use dma_map::table::{Entry, Format, VtdSecondLevel};

@@ -1,8 +1,9 @@
 //! What arming and disarming a register page costs on this host.
 //!
-//! It depends on the host's kernel (an SRCU grace period, a TLB shoot-down) and differs from host to host by a
-//! factor of 50: 0.2 ms and less natively, 5 to 14 ms in the lab. The idle policy weighs it against the time a
-//! sidecore would sleep, so a constant would have it sleep far too eagerly on one and too rarely on the other.
+//! It depends on the host's kernel (an SRCU grace period, a TLB shoot-down) and differs from host
+//! to host by a factor of 50: 0.2 ms and less natively, 5 to 14 ms in the lab. The idle policy
+//! weighs it against the time a sidecore would sleep, so a constant would have it sleep far too
+//! eagerly on one and too rarely on the other.
 
 use std::time::Instant;
 
@@ -32,8 +33,8 @@ impl ArmCost {
         self.armed_ns = elapsed_ns(start);
     }
 
-    /// It was disarmed, which began at `start`. Each pair counts a quarter, so that one delay of the host's is soon
-    /// forgotten.
+    /// It was disarmed, which began at `start`. Each pair counts a quarter, so that one delay of
+    /// the host's is soon forgotten.
     pub(super) fn disarmed(&mut self, start: Instant) {
         let arming = std::mem::take(&mut self.armed_ns);
         self.add(arming.saturating_add(elapsed_ns(start)));

@@ -1,5 +1,5 @@
-//! A VT-d unit behind one of three register front ends, as a remapping unit of a machine's owner, with what that front
-//! end needs to be woken by.
+//! A VT-d unit behind one of three register front ends, as a remapping unit of a machine's owner,
+//! with what that front end needs to be woken by.
 //!
 //! | mode | memory slot | how a write arrives | how a sleeping owner is woken |
 //! |---|---|---|---|
@@ -7,7 +7,8 @@
 //! | logged | read-only | an entry in the hypervisor's log | logging is switched off: writes exit and become messages |
 //! | shared | writable | it is in the page | the page is write-protected by userfaultfd |
 //!
-//! The memory slot and the log are the hypervisor's, which implements [`WriteLog`]. Called on the owner's thread only.
+//! The memory slot and the log are the hypervisor's, which implements [`WriteLog`]. Called on the
+//! owner's thread only.
 
 mod arm_cost;
 
@@ -32,12 +33,13 @@ const LOG_BATCH: usize = 256;
 
 /// The hypervisor's log of writes to a read-only slot (KVM's coalesced-MMIO ring; in tests a list).
 pub trait WriteLog: Send {
-    /// Hands the waiting entries to `take`, in order, and answers how many. Of the hypervisor's log it reads at most `max`, which
-    /// may be writes to other units as well.
+    /// Hands the waiting entries to `take`, in order, and answers how many. Of the hypervisor's log
+    /// it reads at most `max`, which may be writes to other units as well.
     fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize;
     /// Whether entries wait.
     fn is_empty(&self) -> bool;
-    /// From its return on, writes exit to user space instead of being logged. Entries from before stay.
+    /// From its return on, writes exit to user space instead of being logged. Entries from before
+    /// stay.
     fn unregister(&mut self) -> io::Result<()>;
     /// Writes are logged again.
     fn register(&mut self) -> io::Result<()>;
@@ -62,15 +64,15 @@ enum Front {
     },
 }
 
-/// Stores that waited at the protected page have been let through, but are not in it yet: a vCPU needs some time to
-/// wake up and to try again. Arming before that would stop it once more, and an owner that sleeps at its first
-/// idle sweep would do so again and again.
+/// Stores that waited at the protected page have been let through, but are not in it yet: a vCPU
+/// needs some time to wake up and to try again. Arming before that would stop it once more, and an
+/// owner that sleeps at its first idle sweep would do so again and again.
 struct Due {
     stores: u64,
     /// The unit's count of register writes before them.
     writes: u64,
-    /// No longer than this: a vCPU may be paused, and a store of an equal value is never seen. In ns, known from
-    /// the first poll on.
+    /// No longer than this: a vCPU may be paused, and a store of an equal value is never seen. In
+    /// ns, known from the first poll on.
     until: Option<u64>,
 }
 
@@ -125,7 +127,8 @@ impl VtdPort {
         Self::with_front(unit, Front::Trap, 0)
     }
 
-    /// A unit behind a page the guest reads, and a log of its writes. `page` becomes a read-only slot.
+    /// A unit behind a page the guest reads, and a log of its writes. `page` becomes a read-only
+    /// slot.
     pub fn logged(unit: Unit, page: RegisterPage, log: Box<dyn WriteLog>) -> Self {
         let front = Logged::enter(&unit, &page);
         let front = Front::Logged {
@@ -165,8 +168,8 @@ impl VtdPort {
         }
     }
 
-    /// Why a sleeping owner could not be woken by what the guest stores to its page, so that it never sleeps; `None` where it
-    /// can be.
+    /// Why a sleeping owner could not be woken by what the guest stores to its page, so that it
+    /// never sleeps; `None` where it can be.
     pub fn keeps_awake(&self) -> Option<&str> {
         match &self.front {
             Front::Shared {
@@ -374,7 +377,8 @@ impl UnitControl for VtdPort {
     }
 
     fn has_work(&mut self) -> bool {
-        // Besides what the guest wrote: a fault to tell it of, or a wait whose last lease has ended.
+        // Besides what the guest wrote: a fault to tell it of, or a wait whose last lease has
+        // ended.
         self.unit.needs_step()
             || match &self.front {
                 Front::Trap => false,
@@ -383,7 +387,8 @@ impl UnitControl for VtdPort {
             }
     }
 
-    /// A wait that nears its drain limit; at once (a moment long past) while a store is due that has met the protected page.
+    /// A wait that nears its drain limit; at once (a moment long past) while a store is due that
+    /// has met the protected page.
     fn deadline(&self) -> Option<u64> {
         match self.front {
             Front::Shared { due: Some(_), .. } => Some(0),
@@ -400,10 +405,10 @@ impl UnitControl for VtdPort {
     }
 }
 
-/// Forgets what was due once it has come, or for too long not; until then gives the CPU away after each look. The
-/// kernel likes to put a thread that it wakes on the CPU of its waker, where it would wait for our time slice to
-/// end: on two CPUs with other load, a wake-up took 0.5 to 7 ms without this and 0.2 to 3 ms with it. On a CPU of its
-/// own a sidecore is back at once.
+/// Forgets what was due once it has come, or for too long not; until then gives the CPU away after
+/// each look. The kernel likes to put a thread that it wakes on the CPU of its waker, where it
+/// would wait for our time slice to end: on two CPUs with other load, a wake-up took 0.5 to 7 ms
+/// without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore is back at once.
 #[cold]
 fn await_stores(due: &mut Option<Due>, unit: &Unit, now: u64) {
     if let Some(pending) = due {

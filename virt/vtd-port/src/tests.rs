@@ -24,9 +24,9 @@ fn wait_readable(fd: RawFd) {
     assert_eq!(unsafe { libc::poll(&mut wanted, 1, 10_000) }, 1);
 }
 
-/// Linux's thread of a vCPU needs some time from the end of the protection to its store. An owner that protects
-/// the page again meanwhile stops it again: a guest whose sidecore slept at its first idle sweep got through at
-/// every 90th try.
+/// Linux's thread of a vCPU needs some time from the end of the protection to its store. An owner
+/// that protects the page again meanwhile stops it again: a guest whose sidecore slept at its first
+/// idle sweep got through at every 90th try.
 #[test]
 fn after_a_fault_the_owner_asks_not_to_sleep_until_the_store_has_come() {
     let page = RegisterPage::new().unwrap();
@@ -42,7 +42,8 @@ fn after_a_fault_the_owner_asks_not_to_sleep_until_the_store_has_come() {
     let address = iqt.addr();
     let vcpu = std::thread::spawn(move || {
         let iqt = std::ptr::with_exposed_provenance_mut::<u32>(address);
-        // SAFETY: an aligned word of the mapping, which `port` keeps; other accesses of it are atomic or the kernel's.
+        // SAFETY: an aligned word of the mapping, which `port` keeps; other accesses of it are
+        // atomic or the kernel's.
         unsafe { std::ptr::write_volatile(iqt, 32) };
     });
     wait_readable(fd);
@@ -71,7 +72,8 @@ fn a_store_that_never_comes_is_not_waited_for_for_ever() {
     assert!(due.is_none());
 }
 
-/// Without userfaultfd nothing wakes an owner that sleeps: it may not, and whoever built the machine can say why.
+/// Without userfaultfd nothing wakes an owner that sleeps: it may not, and whoever built the
+/// machine can say why.
 #[test]
 fn an_owner_that_may_never_sleep_knows_why() {
     let page = RegisterPage::new().unwrap();

@@ -12,7 +12,8 @@ pub const FRCD_LEN: u16 = 16;
 pub struct FaultRecording {
     #[bits(12)]
     __: u16,
-    /// FI: number of the faulting 4 KiB page (for interrupts, the index in bits 63:48 of the register).
+    /// FI: number of the faulting 4 KiB page (for interrupts, the index in bits 63:48 of the
+    /// register).
     #[bits(52)]
     pub fi: u64,
     /// SID: source of the request.

@@ -1,7 +1,7 @@
 //! Invalidation descriptors (§6.5.2), 128 bits each, in the legacy layout.
 //!
-//! Codes that a guest writes are open: [`DescriptorType`] and [`Granularity`] have a value for every bit
-//! pattern, so that decoding never fails; the engine decides what is an error.
+//! Codes that a guest writes are open: [`DescriptorType`] and [`Granularity`] have a value for
+//! every bit pattern, so that decoding never fails; the engine decides what is an error.
 
 use bitfield_struct::bitfield;
 

@@ -1,7 +1,8 @@
 //! Registers of a remapping unit, in the order of the specification's register chapter (§11.4).
 //!
 //! Offsets are bytes from the base of the unit's 4 KiB page. Access classes: RO read-only, WO
-//! write-only, RW plain, RW1C a written 1 clears. A field name of the document is kept in lower case.
+//! write-only, RW plain, RW1C a written 1 clears. A field name of the document is kept in lower
+//! case.
 
 use bitfield_struct::bitfield;
 

@@ -97,7 +97,8 @@ pub struct SlPte {
     /// Ignored.
     #[bits(5)]
     pub ign0: u8,
-    /// PS: a leaf, where it may be one: at level 2 (2 MiB) and 3 (1 GiB). Ignored at level 1, reserved at level 4.
+    /// PS: a leaf, where it may be one: at level 2 (2 MiB) and 3 (1 GiB). Ignored at level 1,
+    /// reserved at level 4.
     pub ps: bool,
     /// Ignored.
     #[bits(3)]

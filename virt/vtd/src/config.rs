@@ -70,8 +70,8 @@ impl LargePages {
 pub struct Config {
     /// Widest guest address.
     pub width: AddressWidth,
-    /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only: it
-    /// makes stock Linux strict everywhere.
+    /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only:
+    /// it makes stock Linux strict everywhere.
     pub caching_mode: bool,
     /// Large pages that tables may have; PS at another level is a reserved bit. A unit whose
     /// mappings are repeated in an IOMMU of the host offers no others than that one has.
@@ -84,7 +84,8 @@ pub struct Config {
     pub fault_records: usize,
     /// Most asynchronous pieces in flight, 0 to [`guest_mem::MAX_LEASES`].
     pub max_leases: usize,
-    /// How long an invalidation may wait for stale leases before [`Event::DrainLimit`](crate::Event::DrainLimit), in ns.
+    /// How long an invalidation may wait for stale leases before
+    /// [`Event::DrainLimit`](crate::Event::DrainLimit), in ns.
     pub drain_limit_ns: u64,
 }
 

@@ -1,8 +1,9 @@
 //! Intel VT-d: the remapping unit of a virtual machine, without the virtual machine.
 //!
 //! An emulated DMA remapping unit for unmodified guests, after *Intel Virtualization Technology for
-//! Directed I/O, Architecture Specification*, revision 4.1, legacy mode. Memory is a trait, devices are
-//! callers, interrupts go to a trait; the unit has no clock and no thread, and there is no `unsafe`.
+//! Directed I/O, Architecture Specification*, revision 4.1, legacy mode. Memory is a trait, devices
+//! are callers, interrupts go to a trait; the unit has no clock and no thread, and there is no
+//! `unsafe`.
 //!
 //! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts,
 //! queued and register-based invalidation by page, domain and globally, draining of reads and
@@ -13,8 +14,10 @@
 //!
 //! Modules in reading order:
 //! * [`spec`]: layouts only, a crate of its own.
-//! * [`mod@unit`]: the engine. [`Unit::read`], [`Unit::write`] and [`Unit::step`] are the `trap` front end.
-//! * [`front`]: the same engine behind a register page that the guest reads (`logged`) or owns (`shared`).
+//! * [`mod@unit`]: the engine. [`Unit::read`], [`Unit::write`] and [`Unit::step`] are the `trap`
+//!   front end.
+//! * [`front`]: the same engine behind a register page that the guest reads (`logged`) or owns
+//!   (`shared`).
 //! * [`dmar`]: the ACPI table that announces a unit.
 //! * [`saved_state`]: what is kept when a machine is paused.
 //!

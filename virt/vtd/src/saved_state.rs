@@ -1,12 +1,14 @@
 //! What is kept of a unit while its machine is paused.
 //!
 //! [`SavedUnit`] is plain, versioned and complete: registers as the guest wrote them, what commands
-//! latched from them, and what no register shows (the pending bits and the place of the next fault).
+//! latched from them, and what no register shows (the pending bits and the place of the next
+//! fault).
 //!
 //! Derived, and therefore absent:
 //! * IOTLB and context cache: come back cold.
 //! * A parked wait descriptor: IQH stands on it, so it is fetched again.
-//! * Leases and awaited tickets: the machine is paused with its devices quiesced, so there are none.
+//! * Leases and awaited tickets: the machine is paused with its devices quiesced, so there are
+//!   none.
 //! * Statistics and the generation: of this process; windows are made anew.
 //!
 //! [`Unit::restore`](crate::Unit::restore) distrusts the state: it comes from a file.

@@ -21,7 +21,8 @@ proptest! {
         let mut keys: Vec<u64> = Vec::new();
         let mut model: BTreeMap<u64, u32> = BTreeMap::new();
         for (key, op) in ops {
-            // Twice as many insertions as removals: trees get large, and every one is emptied in the end.
+            // Twice as many insertions as removals: trees get large, and every one is emptied in
+            // the end.
             if op < 2 {
                 let number = keys.len() as u32;
                 keys.push(key);

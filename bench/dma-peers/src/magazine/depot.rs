@@ -45,8 +45,8 @@ impl Depot {
         true
     }
 
-    /// An empty magazine for a full one. A full one for which there is no room is handed back: its ranges
-    /// belong to the space.
+    /// An empty magazine for a full one. A full one for which there is no room is handed back: its
+    /// ranges belong to the space.
     fn empty_for_full(&self, magazine: &mut Magazine, size: usize) -> Option<Magazine> {
         let mut inner = self.inner.lock();
         let empty = inner.empty.pop();
@@ -135,8 +135,9 @@ impl Rack {
                 return None;
             }
         }
-        // Both are full. One goes, the other becomes the previous one, and the loaded one is empty: as many frees
-        // as a magazine holds, and as many allocations, before the depot is needed again.
+        // Both are full. One goes, the other becomes the previous one, and the loaded one is empty:
+        // as many frees as a magazine holds, and as many allocations, before the depot is needed
+        // again.
         core::mem::swap(&mut self.loaded, &mut self.previous);
         depot.empty_for_full(&mut self.loaded, size)
     }

@@ -1,5 +1,5 @@
-//! A loom model of the exchange of magazines: in every order in which cores and depot can meet, each range is in one
-//! place, and none is lost. Run with
+//! A loom model of the exchange of magazines: in every order in which cores and depot can meet,
+//! each range is in one place, and none is lost. Run with
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p dma-peers --lib --release model

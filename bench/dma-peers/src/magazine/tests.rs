@@ -1,4 +1,5 @@
-//! What the papers promise: few visits to the depot, bounded caches; and what is done about limits and exhaustion.
+//! What the papers promise: few visits to the depot, bounded caches; and what is done about limits
+//! and exhaustion.
 
 use std::vec::Vec;
 
@@ -23,7 +24,8 @@ fn wide() -> Aperture {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Between two visits to the depot lie at least a magazine's worth of operations, whatever the pattern.
+    /// Between two visits to the depot lie at least a magazine's worth of operations, whatever the
+    /// pattern.
     #[test]
     fn a_magazine_of_operations_lies_between_two_visits(
         runs in prop::collection::vec((any::<bool>(), 1..3 * SIZE), 1..60),

@@ -72,8 +72,8 @@ impl Class {
         self.slabs.contains_key(&(first >> SLAB_ORDER))
     }
 
-    /// Takes back a free object of one of its slabs. The number of a slab that is all free now, and the class's no
-    /// more.
+    /// Takes back a free object of one of its slabs. The number of a slab that is all free now, and
+    /// the class's no more.
     pub(super) fn push(&mut self, first: u64) -> Option<u64> {
         let number = first >> SLAB_ORDER;
         let slab = self.slabs.get_mut(&number)?;
@@ -97,8 +97,8 @@ impl Class {
         self.partial.insert(number);
     }
 
-    /// Gives up every slab with a free object: its number, and the first pages of its objects that are out or in
-    /// lists.
+    /// Gives up every slab with a free object: its number, and the first pages of its objects that
+    /// are out or in lists.
     pub(super) fn dissolve(&mut self) -> impl Iterator<Item = (u64, Vec<u64>)> {
         let order = self.order;
         let partial = core::mem::take(&mut self.partial).into_iter();

@@ -1,5 +1,6 @@
-//! What loops do not show, ours beside Linux's: an allocation that fails, what a core that is out of addresses costs its
-//! neighbour, what an idle core keeps, the first allocations, and bytes of bookkeeping.
+//! What loops do not show, ours beside Linux's: an allocation that fails, what a core that is out
+//! of addresses costs its neighbour, what an idle core keeps, the first allocations, and bytes of
+//! bookkeeping.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -137,7 +138,8 @@ fn failing(turns: &Turns, record: &mut Record, linux: Option<&'static Linux>) {
     }
 }
 
-/// a-1 on one core, beside a core that is quiet and beside one that asks below 4 GiB, where nothing is free.
+/// a-1 on one core, beside a core that is quiet and beside one that asks below 4 GiB, where nothing
+/// is free.
 fn neighbours<S: Subject>(subject: &S, is_starving: bool) -> Result<Tasks> {
     let mut tasks = windows(subject, 1, Window::of(WINDOW))?;
     tasks.push(match is_starving {

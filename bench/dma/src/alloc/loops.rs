@@ -1,9 +1,11 @@
-//! The loops: windows with random and with first-in-first-out replacement, and a ring from one core to another.
+//! The loops: windows with random and with first-in-first-out replacement, and a ring from one core
+//! to another.
 //!
-//! A window holds `live` ranges. With a burst of 0 a random one is freed and another allocated into its slot, otherwise the
-//! `burst` oldest are freed together and as many allocated. A ring has one thread allocate a batch of single pages and the
-//! other one free it. Of two threads that exchange, each has a window of its own, and every so-manieth range that it would free
-//! goes to the other, which frees it. A slot is a word for every allocator.
+//! A window holds `live` ranges. With a burst of 0 a random one is freed and another allocated into
+//! its slot, otherwise the `burst` oldest are freed together and as many allocated. A ring has one
+//! thread allocate a batch of single pages and the other one free it. Of two threads that exchange,
+//! each has a window of its own, and every so-manieth range that it would free goes to the other,
+//! which frees it. A slot is a word for every allocator.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -19,7 +21,8 @@ use crate::measure::{BATCH, Random, Task, Tasks};
 /// Slots of the loops with several ranges in flight.
 pub const WINDOW: usize = 256;
 
-/// What a thread of a window loop does. Sizes are `from` pages and up to `mask` more, by bits of a random number.
+/// What a thread of a window loop does. Sizes are `from` pages and up to `mask` more, by bits of a
+/// random number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Ranges held: a power of two, and a multiple of `burst`.
@@ -32,7 +35,8 @@ pub struct Window {
     pub mask: u64,
     /// The highest page.
     pub last: u64,
-    /// Of the first ranges held so many, evenly spread, are freed by another core, which rests from then on.
+    /// Of the first ranges held so many, evenly spread, are freed by another core, which rests from
+    /// then on.
     pub strays: usize,
 }
 
@@ -85,7 +89,8 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
             random: Random::of_core(id),
             slots: Vec::with_capacity(window.live),
             oldest: 0,
-            // So that no size and no limit is a constant to the compiler, which knows who calls this with what.
+            // So that no size and no limit is a constant to the compiler, which knows who calls
+            // this with what.
             window: std::hint::black_box(window),
             rests: None,
         };
@@ -131,7 +136,8 @@ impl<W: Worker> Held<W> {
             window,
             ..
         } = self;
-        // Of its own, so that it stays in registers: each load of the loop's waits for stores of the allocator's before it.
+        // Of its own, so that it stays in registers: each load of the loop's waits for stores of
+        // the allocator's before it.
         let mut numbers = random.clone();
         let mask = slots.len() - 1;
         for _ in 0..BATCH {
@@ -200,7 +206,8 @@ impl<W: Worker> Task for Held<W> {
     }
 }
 
-/// The two threads of a ring: core 0 allocates `burst` pages at a time, core 1 frees them; `burst` divides 256.
+/// The two threads of a ring: core 0 allocates `burst` pages at a time, core 1 frees them; `burst`
+/// divides 256.
 ///
 /// # Errors
 /// The subject has no two workers.
@@ -224,7 +231,8 @@ pub fn ring<S: Subject>(subject: &S, burst: usize) -> Result<Tasks> {
     ])
 }
 
-/// Two threads with a window of `live` single pages each, every `every`th of which, once it is done with, is freed by the other.
+/// Two threads with a window of `live` single pages each, every `every`th of which, once it is done
+/// with, is freed by the other.
 ///
 /// # Errors
 /// The subject has no two workers.
@@ -286,7 +294,8 @@ impl<W: Worker> Task for Exchange<W> {
             let r = numbers.bits();
             let at = (r >> 32) as usize & mask;
             let is_others = pair % self.every == 0;
-            // Acquire, with the other's release. Where the other thread does not run, this one frees.
+            // Acquire, with the other's release. Where the other thread does not run, this one
+            // frees.
             if is_others && self.head - self.to.tail.load(Ordering::Acquire) < WINDOW as u64 {
                 self.to
                     .slot(self.head)

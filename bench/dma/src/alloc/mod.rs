@@ -32,7 +32,8 @@ pub fn space() -> Result<Aperture, ApertureError> {
     Aperture::new(IovaPfn::new(FIRST_PAGE), IovaPfn::new(LAST_PAGE), &[])
 }
 
-/// Linux's allocator and tables, if `EXITLESS_LINUX_IOVA` names what `scripts/linux-iova.sh` built; says why not, once.
+/// Linux's allocator and tables, if `EXITLESS_LINUX_IOVA` names what `scripts/linux-iova.sh` built;
+/// says why not, once.
 pub fn linux() -> Option<&'static Linux> {
     static FOUND: OnceLock<Option<&'static Linux>> = OnceLock::new();
     *FOUND.get_or_init(|| {

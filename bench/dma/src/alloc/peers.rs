@@ -1,4 +1,5 @@
-//! Allocators of other people, as one would use them between threads: behind a mutex of the standard library.
+//! Allocators of other people, as one would use them between threads: behind a mutex of the
+//! standard library.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

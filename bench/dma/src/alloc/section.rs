@@ -78,7 +78,8 @@ const fn exchange(name: &'static str, title: &'static str, every: u64) -> Worklo
 const ONE: Window = Window::of(WINDOW);
 const MANY: Window = Window::of(65_536);
 
-/// All of them. Those of the papers (a-1, c-1, rings) are run by every allocator, the others by ours and Linux's.
+/// All of them. Those of the papers (a-1, c-1, rings) are run by every allocator, the others by
+/// ours and Linux's.
 #[rustfmt::skip]
 pub const WORKLOADS: [Workload; 27] = [
     window("a1", "1 page, 256 live, random (a-1)", 1, "linux_a1_ratio", ONE),
@@ -124,7 +125,8 @@ impl Workload {
         }
     }
 
-    /// Whether it is one of one thread and of single pages, where a bare stack says what is the least.
+    /// Whether it is one of one thread and of single pages, where a bare stack says what is the
+    /// least.
     fn has_least(&self) -> bool {
         matches!(
             self.kind,
@@ -150,7 +152,8 @@ impl Workload {
     }
 }
 
-/// Names of allocators in keys: Linux's own, ours, ours inlined, what the papers describe, and other people's.
+/// Names of allocators in keys: Linux's own, ours, ours inlined, what the papers describe, and
+/// other people's.
 pub const ALLOCATORS: [&str; 11] = [
     "linux",
     "chunk",

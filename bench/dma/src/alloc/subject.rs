@@ -1,8 +1,8 @@
-//! What the loops allocate from: our allocators through the traits of `iova`, Linux's, other people's, all through one
-//! trait whose ranges are a word.
+//! What the loops allocate from: our allocators through the traits of `iova`, Linux's, other
+//! people's, all through one trait whose ranges are a word.
 //!
-//! Every allocator is one call that is not inlined ([`Called`]), with sizes and limits that the compiler does not know.
-//! [`Core`] alone is inlined, as a caller in Rust may have it.
+//! Every allocator is one call that is not inlined ([`Called`]), with sizes and limits that the
+//! compiler does not know. [`Core`] alone is inlined, as a caller in Rust may have it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use super::FIRST_PAGE;
 /// How far up a slot has the number of pages.
 const PAGES_SHIFT: u32 = 48;
 
-/// What a range is in a window or a ring, of every allocator: a word of its first page and, above, how many there are.
+/// What a range is in a window or a ring, of every allocator: a word of its first page and, above,
+/// how many there are.
 #[inline(always)]
 pub fn slot(first: u64, pages: u64) -> u64 {
     first | pages << PAGES_SHIFT
@@ -34,8 +35,9 @@ pub trait Worker: Send + 'static {
     /// Called by a thread before it goes on with what another one did.
     fn enter(&mut self) {}
 
-    /// A range of `pages` pages, aligned to the power of two that holds them where the allocator can align, none above
-    /// `last`, as a [`slot`]; 0 where there is none. Some give more pages than were asked for.
+    /// A range of `pages` pages, aligned to the power of two that holds them where the allocator
+    /// can align, none above `last`, as a [`slot`]; 0 where there is none. Some give more pages
+    /// than were asked for.
     fn alloc(&mut self, pages: u64, last: u64) -> u64;
 
     /// Takes it back.
@@ -125,8 +127,8 @@ impl<C: CoreAllocator + 'static> Worker for Core<C> {
     }
 }
 
-/// Linux's: the kernel's own functions, called through a pointer; caches are emptied before an allocation fails, as the
-/// kernel's DMA API has it.
+/// Linux's: the kernel's own functions, called through a pointer; caches are emptied before an
+/// allocation fails, as the kernel's DMA API has it.
 pub struct OfLinux(pub Arc<Domain>);
 
 impl OfLinux {
@@ -179,7 +181,8 @@ impl Worker for LinuxCore {
     }
 }
 
-/// Several spaces of the same kind, so that threads share nothing: thread `t` is core `t / n` of space `t % n`.
+/// Several spaces of the same kind, so that threads share nothing: thread `t` is core `t / n` of
+/// space `t % n`.
 pub struct Apart<S>(pub Vec<S>);
 
 impl<S: Subject> Subject for Apart<S> {
@@ -192,7 +195,8 @@ impl<S: Subject> Subject for Apart<S> {
     }
 }
 
-/// The identity allocator wants memory to name: every allocation is of other pages than those still mapped.
+/// The identity allocator wants memory to name: every allocation is of other pages than those still
+/// mapped.
 pub struct Identity(pub IdentityAllocator);
 
 impl Subject for Identity {
@@ -208,8 +212,8 @@ impl Subject for Identity {
     }
 }
 
-/// Physical pages that one core's buffers lie in, 16 GiB: a window of 65,536 has long let go of a page when its turn
-/// comes again.
+/// Physical pages that one core's buffers lie in, 16 GiB: a window of 65,536 has long let go of a
+/// page when its turn comes again.
 const IDENTITY_PAGES: u64 = 1 << 22;
 
 /// A core's handle and the memory its buffers lie in.
@@ -239,7 +243,8 @@ impl Worker for IdentityWorker {
     }
 }
 
-/// The least that an allocator of single pages can be: one core's own stack, which checks nothing and knows no limits.
+/// The least that an allocator of single pages can be: one core's own stack, which checks nothing
+/// and knows no limits.
 pub struct Unchecked;
 
 /// The stack, and the last page that was never in it.

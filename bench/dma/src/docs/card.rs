@@ -1,4 +1,5 @@
-//! The tables of what goes through mappers: a network card's load, reuse, memory of page tables, and the model.
+//! The tables of what goes through mappers: a network card's load, reuse, memory of page tables,
+//! and the model.
 
 use report::Object;
 

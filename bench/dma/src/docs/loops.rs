@@ -1,4 +1,5 @@
-//! The tables of the loops: allocation, two threads against one, page tables, deferred and strict policies.
+//! The tables of the loops: allocation, two threads against one, page tables, deferred and strict
+//! policies.
 
 use report::Object;
 

@@ -1,5 +1,5 @@
-//! The results page, from the figures of one run and the [`remarks`] on them: what was not measured stays a dash, what missed
-//! its target says so.
+//! The results page, from the figures of one run and the [`remarks`] on them: what was not measured
+//! stays a dash, what missed its target says so.
 
 mod card;
 mod goals;

@@ -1,8 +1,9 @@
 //! Remarks written by hand, beside the figures they are about: `bench/dma/remarks.md`.
 //!
-//! A section of that file begins with a line `## missed: KEY, KEY` and stands on the page if one of these targets was missed, or
-//! with `## always`. `{KEY}` in its text becomes that figure of the run, so that a remark never contradicts the table
-//! above it. What stands before the first section is for whoever edits the file.
+//! A section of that file begins with a line `## missed: KEY, KEY` and stands on the page if one of
+//! these targets was missed, or with `## always`. `{KEY}` in its text becomes that figure of the
+//! run, so that a remark never contradicts the table above it. What stands before the first section
+//! is for whoever edits the file.
 
 use std::fmt::Write as _;
 

@@ -1,9 +1,11 @@
-//! A map and an unmap as a driver makes them, ours beside Linux's: an address is found and a table entry written; cleared, the
-//! device made to forget, the address freed. No hardware on either side.
+//! A map and an unmap as a driver makes them, ours beside Linux's: an address is found and a table
+//! entry written; cleared, the device made to forget, the address freed. No hardware on either
+//! side.
 //!
-//! Linux's is `alloc_iova_fast`, `generic_pt` and `free_iova_fast` behind one call each for map and unmap, strict, without
-//! the lock of its invalidation queue: also what ours deferred and ours that give tables back are compared with. A slot
-//! of the window is what the interface gives: a `Mapping` of ours, an address of Linux's.
+//! Linux's is `alloc_iova_fast`, `generic_pt` and `free_iova_fast` behind one call each for map and
+//! unmap, strict, without the lock of its invalidation queue: also what ours deferred and ours that
+//! give tables back are compared with. A slot of the window is what the interface gives: a
+//! `Mapping` of ours, an address of Linux's.
 #![expect(
     unsafe_code,
     reason = "a mapper that gives tables back trusts its allocator; Linux's unmap trusts its caller"
@@ -63,9 +65,9 @@ pub fn mapper(cores: usize, policy: Policy, reclaims: bool) -> Result<Mapper> {
         return Ok(DmaMapper::new(domain, policy, limits)?);
     }
     let domain = domain(Best::retiring(space()?, cores)?)?;
-    // SAFETY: the allocators of `iova` give out nothing of a chunk between `retire` and `recycle`, nor anything that is
-    // allocated, which their tests check; there is no hardware to forget anything; and nobody else has the table or the
-    // allocator, which were made here.
+    // SAFETY: the allocators of `iova` give out nothing of a chunk between `retire` and `recycle`,
+    // nor anything that is allocated, which their tests check; there is no hardware to forget
+    // anything; and nobody else has the table or the allocator, which were made here.
     Ok(unsafe { DmaMapper::new_reclaiming(domain, policy, limits) }?)
 }
 
@@ -208,7 +210,8 @@ pub const ROWS: [(&str, &str, usize, &str, usize, u64); 5] = [
     ("mu2m", "the same", 2, "", 256, 2 << 20),
 ];
 
-/// Ours: name in keys, policy, whether tables are given back. The target for 2 MiB is about the one that gives them back.
+/// Ours: name in keys, policy, whether tables are given back. The target for 2 MiB is about the one
+/// that gives them back.
 pub const POLICIES: [(&str, Policy, bool); 4] = [
     ("strict", Policy::STRICT, false),
     ("strict_reclaiming", Policy::STRICT, true),

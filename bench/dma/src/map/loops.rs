@@ -1,4 +1,5 @@
-//! d-def and d-str: a window of 256 one-page mappings per thread; the oldest is unmapped, another is mapped.
+//! d-def and d-str: a window of 256 one-page mappings per thread; the oldest is unmapped, another
+//! is mapped.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,10 +38,12 @@ impl Sink {
 /// The memory that is mapped: a gigabyte per core.
 const PAGES: u64 = 1 << 18;
 
-/// Pairs between two looks at the clock: a quarter of a millisecond where a pair takes a microsecond.
+/// Pairs between two looks at the clock: a quarter of a millisecond where a pair takes a
+/// microsecond.
 const LOOK: u64 = 256;
 
-/// One page of core `id`'s memory; which one counts up, so that what was unmapped lately is not mapped again soon.
+/// One page of core `id`'s memory; which one counts up, so that what was unmapped lately is not
+/// mapped again soon.
 #[inline]
 fn page(id: usize, count: u64) -> Segment {
     let page = (1 << 20) + id as u64 * PAGES + (count & (PAGES - 1));
@@ -97,7 +100,8 @@ impl<T: IoMap + 'static> Task for Window<T> {
             let mapping = self
                 .core
                 .map(&[page(self.id, self.count)], Direction::FromDevice);
-            // Not `expect`: it takes the error by reference, so that the mapping goes through memory with it.
+            // Not `expect`: it takes the error by reference, so that the mapping goes through
+            // memory with it.
             let Ok(mapping) = mapping else {
                 panic!("the space is far larger than the window")
             };
@@ -119,8 +123,8 @@ impl<T: IoMap + 'static> Task for Window<T> {
     }
 }
 
-/// The same with nothing but an allocator, one lock, and a busy wait of `flush_ns` under it: a free on serial hardware
-/// in the fewest instructions.
+/// The same with nothing but an allocator, one lock, and a busy wait of `flush_ns` under it: a free
+/// on serial hardware in the fewest instructions.
 ///
 /// # Errors
 /// The subject has not so many workers.

@@ -1,4 +1,5 @@
-//! DMA mapping: a mapper of `dma-map` under each policy, on hardware that takes a fixed time for a command.
+//! DMA mapping: a mapper of `dma-map` under each policy, on hardware that takes a fixed time for a
+//! command.
 
 pub mod linux;
 pub mod loops;

@@ -1,4 +1,5 @@
-//! A table that translates nothing: what is left is the bookkeeping, which is what the loops d measure.
+//! A table that translates nothing: what is left is the bookkeeping, which is what the loops d
+//! measure.
 
 use std::convert::Infallible;
 

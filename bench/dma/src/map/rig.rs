@@ -1,7 +1,8 @@
-//! A mapper ready to be measured: allocator, table, hardware that takes a fixed time, clock, and ticks.
+//! A mapper ready to be measured: allocator, table, hardware that takes a fixed time, clock, and
+//! ticks.
 //!
-//! The threads that are measured tick themselves, as the timer interrupt of a busy core would: a thread of its own would wait
-//! for a CPU, and take one away.
+//! The threads that are measured tick themselves, as the timer interrupt of a busy core would: a
+//! thread of its own would wait for a CPU, and take one away.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +57,8 @@ impl Time {
     pub fn shared() -> Arc<Self> {
         static PRECISE: std::sync::OnceLock<report::clock::Clock> = std::sync::OnceLock::new();
         let precise = *PRECISE.get_or_init(report::clock::Clock::new);
-        // It has been running for as long as the program: at 0, what is stamped before the first tick looked that old.
+        // It has been running for as long as the program: at 0, what is stamped before the first
+        // tick looked that old.
         let coarse = CachePadded::new(AtomicU64::new(precise.now()));
         Arc::new(Self { precise, coarse })
     }
@@ -123,16 +125,18 @@ pub struct Facts {
     pub flushed_ns: f64,
     /// Commands.
     pub commands: u64,
-    /// Pairs of an unmap and a map that the threads did, of all cores together, where the loop counts them.
+    /// Pairs of an unmap and a map that the threads did, of all cores together, where the loop
+    /// counts them.
     pub pairs: u64,
     /// Stale mappings.
     pub risk: Risk,
     /// Hits and misses, and what had to go.
     pub reuse: Counts,
-    /// The longest time between two ticks: while the machine keeps every thread from running nobody ticks, and the bounds
-    /// on ages hold up to that.
+    /// The longest time between two ticks: while the machine keeps every thread from running nobody
+    /// ticks, and the bounds on ages hold up to that.
     pub tick_max_ns: u64,
-    /// Whether the documented bound held, up to the longest time between two ticks and 100 µs for what a tick does.
+    /// Whether the documented bound held, up to the longest time between two ticks and 100 µs for
+    /// what a tick does.
     pub is_within_bound: bool,
 }
 
@@ -178,7 +182,8 @@ impl<T: IoMap + 'static> Rig<T> {
         }))
     }
 
-    /// Ticks if the last tick is [`TICK`] old: to be called by every thread of the load every now and then.
+    /// Ticks if the last tick is [`TICK`] old: to be called by every thread of the load every now
+    /// and then.
     #[inline]
     pub fn tick_when_due(&self) {
         let now = self.clock.now();

@@ -129,8 +129,8 @@ fn run(
     keyed
 }
 
-/// What two threads reach together through a policy where a command takes 500 ns, against strict behind a lock. Ratios of
-/// throughput: above 1 is faster.
+/// What two threads reach together through a policy where a command takes 500 ns, against strict
+/// behind a lock. Ratios of throughput: above 1 is faster.
 fn against_lock(record: &mut Record, found: &[(String, Result<Outcome>)]) {
     let of = |policy: &str| {
         let key = format!("d_{policy}_f500");
@@ -149,8 +149,9 @@ fn against_lock(record: &mut Record, found: &[(String, Result<Outcome>)]) {
     }
 }
 
-/// Combining where commands cost what they may: 500 ns for pages and 1 µs for a domain. Where a domain cost no more than a
-/// page, a leader that takes two cores' pages together would save a whole command.
+/// Combining where commands cost what they may: 500 ns for pages and 1 µs for a domain. Where a
+/// domain cost no more than a page, a leader that takes two cores' pages together would save a
+/// whole command.
 fn true_costs(turns: &Turns, record: &mut Record) {
     record.section("d: two threads; 500 ns a command for pages, 1 us for a domain");
     let cases = D_POLICIES.map(|(name, policy)| {

@@ -1,6 +1,7 @@
 //! What this machine can do at all: printed beside the figures, which are as measured.
 //!
-//! * **floor**: an object taken from an array that its core owns and put back, two calls that are not inlined;
+//! * **floor**: an object taken from an array that its core owns and put back, two calls that are
+//!   not inlined;
 //! * **private loop**: random numbers on one and on two threads that share nothing;
 //! * **lock**: an uncontended [`lines::Lock`], taken and given back;
 //! * **round trip**: a cache line there and back between the two CPUs.

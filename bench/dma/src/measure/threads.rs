@@ -11,10 +11,11 @@ use report::host;
 /// Pairs between two looks at the flag.
 pub const BATCH: u64 = 1024;
 
-/// What one thread does. It is made, and after the run cleaned up, by the thread that starts the run.
+/// What one thread does. It is made, and after the run cleaned up, by the thread that starts the
+/// run.
 pub trait Task: Send {
-    /// Does [`BATCH`] pairs and returns how many of them count; a thread that waits for another one looks at
-    /// `stop` while it waits, and returns early.
+    /// Does [`BATCH`] pairs and returns how many of them count; a thread that waits for another one
+    /// looks at `stop` while it waits, and returns early.
     fn batch(&mut self, stop: &AtomicBool) -> u64;
 
     /// Gives back what it holds, after all threads have ended.
@@ -27,7 +28,8 @@ pub type Tasks = Vec<Box<dyn Task>>;
 /// What one run found.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Nanoseconds of a pair, per thread: the longest thread's time on the wall × threads that count / pairs.
+    /// Nanoseconds of a pair, per thread: the longest thread's time on the wall × threads that
+    /// count / pairs.
     pub wall_ns: f64,
     /// The same in processor time of the threads that count.
     pub cpu_ns: f64,

@@ -1,11 +1,13 @@
 //! Figures that are compared take turns; two threads that were disturbed are run again.
 //!
-//! A processor that shares a core with somebody else's runs faster or slower from second to second, so cases are compared
-//! turn by turn, and a cache line's round trip is measured before each run of two threads.
-//! A turn, and a run that is repeated, waits a little for CPUs that are not idle. A run of two threads counts if both were running for 98.5 % of
-//! it (time that the hypervisor gave to others is none of theirs); it has three attempts, and what was disturbed in
-//! all of them is counted, and left out where another turn was not. Runs so short that they are no measurement have one attempt,
-//! and few looks at the round trip: on a machine that is busy each of them waits for a CPU.
+//! A processor that shares a core with somebody else's runs faster or slower from second to second,
+//! so cases are compared turn by turn, and a cache line's round trip is measured before each run of
+//! two threads. A turn, and a run that is repeated, waits a little for CPUs that are not idle. A
+//! run of two threads counts if both were running for 98.5 % of it (time that the hypervisor gave
+//! to others is none of theirs); it has three attempts, and what was disturbed in all of them is
+//! counted, and left out where another turn was not. Runs so short that they are no measurement
+//! have one attempt, and few looks at the round trip: on a machine that is busy each of them waits
+//! for a CPU.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -21,8 +23,8 @@ const UNDISTURBED: f64 = 0.985;
 const IDLE: f64 = 0.9;
 /// Looks at the CPUs before a turn begins all the same.
 const LOOKS: usize = 3;
-/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement, wait for nobody and are not
-/// run again.
+/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement,
+/// wait for nobody and are not run again.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// One thing to time. Its threads and what they work on are made anew for every run.
@@ -69,7 +71,8 @@ impl<'a> Case<'a> {
 /// One run, and what was measured right before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Nanoseconds of a pair, per thread: of one thread its processor time, of two the time on the wall.
+    /// Nanoseconds of a pair, per thread: of one thread its processor time, of two the time on the
+    /// wall.
     pub ns: f64,
     /// Millions of pairs per second, all threads; of one thread by its processor time.
     pub mps: f64,
@@ -77,11 +80,13 @@ pub struct Turn {
     pub pairs: u64,
     /// Before two threads: a cache line's round trip, nanoseconds.
     pub rtt_ns: Option<f64>,
-    /// Two threads of which one was kept from running, in this attempt and in those that were worse.
+    /// Two threads of which one was kept from running, in this attempt and in those that were
+    /// worse.
     pub is_disturbed: bool,
 }
 
-/// What was found about one case. Its figures are of the runs that nothing disturbed; of all, where all were.
+/// What was found about one case. Its figures are of the runs that nothing disturbed; of all, where
+/// all were.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Nanoseconds of a pair, per thread, as measured.
@@ -97,8 +102,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What each turn says about this case and another one of the same turns: of the turns in which neither was disturbed; of
-    /// all, where there is none. A machine that becomes slower from turn to turn does so for both.
+    /// What each turn says about this case and another one of the same turns: of the turns in which
+    /// neither was disturbed; of all, where there is none. A machine that becomes slower from turn
+    /// to turn does so for both.
     pub fn turn_by_turn(
         &self,
         other: &Self,
@@ -177,7 +183,8 @@ impl Turns {
         }
     }
 
-    /// A cache line's round trip between the first two CPUs, nanoseconds; `None` where there is one CPU.
+    /// A cache line's round trip between the first two CPUs, nanoseconds; `None` where there is one
+    /// CPU.
     pub fn round_trip(&self) -> Option<f64> {
         let [here, there, ..] = self.cpus[..] else {
             return None;

@@ -42,7 +42,8 @@ pub struct Packets {
     pub pad_ns: u64,
 }
 
-/// Threads of the load; what the mapper says goes to `sink`, and with `stamps` the time of each map and unmap there.
+/// Threads of the load; what the mapper says goes to `sink`, and with `stamps` the time of each map
+/// and unmap there.
 ///
 /// # Errors
 /// The mapper has not so many cores, or the rings cannot be filled.

@@ -203,9 +203,9 @@ fn shares(
     }
 }
 
-/// What a packet costs beyond one without protection, as measured: a map and an unmap each, of which so many find a mapping;
-/// what the hardware took for commands, and what is left for the processor. Of the last run, but for the first column, a
-/// median.
+/// What a packet costs beyond one without protection, as measured: a map and an unmap each, of
+/// which so many find a mapping; what the hardware took for commands, and what is left for the
+/// processor. Of the last run, but for the first column, a median.
 fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]) {
     println!(
         "\na packet's budget (one map and one unmap each)\n{:24} {:>14} {:>12} {:>12} {:>14} {:>12} {:>14}",

@@ -65,8 +65,8 @@ pub struct Sequence {
     pub reuse: Reuse,
 }
 
-/// Added to pages with every turn of the recording: what was new to the kernel is new in every turn, or a recording
-/// that is played again would find everything it ever mapped.
+/// Added to pages with every turn of the recording: what was new to the kernel is new in every
+/// turn, or a recording that is played again would find everything it ever mapped.
 const RECORDING_APART: u64 = 1 << 22;
 /// The same with every turn of a sequence, and how many turns differ.
 const SEQUENCE_APART: u64 = 1 << 26;
@@ -239,8 +239,8 @@ impl Supply {
     }
 }
 
-/// What a cache would find, by the rule of the recordings; the sequence is counted twice and its first turn taken off, so that
-/// pages that come again in the next turn count as they do in a run.
+/// What a cache would find, by the rule of the recordings; the sequence is counted twice and its
+/// first turn taken off, so that pages that come again in the next turn count as they do in a run.
 fn reuse_of(start: &[Op], steps: &[Op], shift: u64) -> Reuse {
     let mut slots = vec![None; SLOTS];
     let mut events = Vec::new();

@@ -47,13 +47,15 @@ impl Work {
             self.at = 0;
         }
         if let Some(end) = end {
-            // Without a pause, which takes 140 cycles on many processors and would round the padding up.
+            // Without a pause, which takes 140 cycles on many processors and would round the
+            // padding up.
             while self.time.now() < end {}
         }
     }
 }
 
-/// The internet checksum: the complement of the ones' complement sum of 16-bit words, big-endian (RFC 1071).
+/// The internet checksum: the complement of the ones' complement sum of 16-bit words, big-endian
+/// (RFC 1071).
 pub fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u64;
     let mut words = bytes.chunks_exact(4);

@@ -90,8 +90,8 @@ pub fn pairs<T: Pages>(table: &Arc<T>, threads: usize, pages: u64, split: Split)
         .collect()
 }
 
-/// The same with pages that each thread was given by its own core of an allocator: S/2 each. Thread `t` works on space
-/// `t % n` of the `n`, which are a table and an allocator each.
+/// The same with pages that each thread was given by its own core of an allocator: S/2 each. Thread
+/// `t` works on space `t % n` of the `n`, which are a table and an allocator each.
 ///
 /// # Errors
 /// The tables cannot be made, or an allocator has not so many cores.

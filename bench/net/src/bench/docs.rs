@@ -77,7 +77,8 @@ fn page(keys: &Object) -> String {
     };
     let rate = |whose: &str| keys.get(&format!("interruptions_{whose}_per_s"));
     let both = rate("server").zip(rate("client"));
-    // One round trip in a hundred has one of them where it takes a hundredth of the time between two.
+    // One round trip in a hundred has one of them where it takes a hundredth of the time between
+    // two.
     let from = both.map_or("-".to_owned(), |(server, client)| {
         format!("{:.1}", 1e6 / 100.0 / (server + client).max(1.0))
     });

@@ -27,7 +27,8 @@ use super::server::{Behind, Offer, Peer};
 const FRAME: usize = 64_000;
 /// Bytes before TCP's payload: Ethernet, IPv4, TCP.
 const HEADERS: u16 = 14 + 20 + 20;
-/// Frames that are written in turn, each from a buffer of its own: as many as the client's ring has.
+/// Frames that are written in turn, each from a buffer of its own: as many as the client's ring
+/// has.
 const BUFFERS: usize = 256;
 /// Bytes of payload in a segment.
 const SEGMENT: u16 = 1448;

@@ -1,8 +1,9 @@
-//! A front end behind an IOMMU that never answers for a translation, and a neighbour on the same core.
+//! A front end behind an IOMMU that never answers for a translation, and a neighbour on the same
+//! core.
 //!
-//! Time is taken from when the miss has come, to when the ring's error descriptor says that the device needs a reset. Meanwhile
-//! the neighbour has one frame under way; its latency at the 99th percentile is compared with that of a window without the
-//! other one, in the same round.
+//! Time is taken from when the miss has come, to when the ring's error descriptor says that the
+//! device needs a reset. Meanwhile the neighbour has one frame under way; its latency at the 99th
+//! percentile is compared with that of a window without the other one, in the same round.
 
 use std::hint::spin_loop;
 use std::path::{Path, PathBuf};

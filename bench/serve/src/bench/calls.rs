@@ -1,4 +1,5 @@
-//! A guest at depth 1 that sleeps after each request: how soon it is called. CPUs halt, as those of a guest do.
+//! A guest at depth 1 that sleeps after each request: how soon it is called. CPUs halt, as those of
+//! a guest do.
 //!
 //! Two times decide: whether the call arrives while the guest's processor is still on its way to
 //! halt (100 ns later halve what the reference reaches, and a few requests in a hundred that come
@@ -7,7 +8,8 @@
 //! second, and makes a factor of eight. So windows are short, servers take turns, each window is
 //! sorted by its *regime*, and a ratio is of two windows of one round and of the same regime.
 //!
-//! The reference is a server that does nothing but return the request and write the call ([`ceiling`]): no server calls sooner.
+//! The reference is a server that does nothing but return the request and write the call
+//! ([`ceiling`]): no server calls sooner.
 
 use std::time::Duration;
 
@@ -25,8 +27,8 @@ use vhost_blk::stats::Report;
 const ROUNDS: usize = 12;
 /// Seconds of a window.
 const WINDOW: f64 = 0.4;
-/// A window's p50 below which the guest's processor has been awake or been kept running, in nanoseconds: a halted one takes 16 µs
-/// and more.
+/// A window's p50 below which the guest's processor has been awake or been kept running, in
+/// nanoseconds: a halted one takes 16 µs and more.
 const AWAKE_NS: u64 = 10_000;
 
 /// Who serves in a window.
@@ -76,7 +78,8 @@ struct Window {
     p50_ns: f64,
 }
 
-/// The section. Keys: `calls_REGIME_SERVER_iops`, `…_p50_ns` and `…_windows`, `calls_REGIME_vs_SERVER` of IOPS.
+/// The section. Keys: `calls_REGIME_SERVER_iops`, `…_p50_ns` and `…_windows`,
+/// `calls_REGIME_vs_SERVER` of IOPS.
 pub fn calls(bench: &mut Bench) -> Result<()> {
     bench.keep_awake(false)?;
     let outcome = rounds(bench);

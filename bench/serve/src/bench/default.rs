@@ -1,9 +1,10 @@
-//! What is served when nothing is said about idling, beside a core that always polls. Without spinners: CPUs halt, as those of
-//! a host do.
+//! What is served when nothing is said about idling, beside a core that always polls. Without
+//! spinners: CPUs halt, as those of a host do.
 //!
-//! A ratio is of two figures of one round, so that what the machine does meanwhile falls on both. That a policy holds what it
-//! promises all the time, and does not change between two habits, is seen in ten windows after each other on one server: the slowest
-//! beside the median, and that by what polling has in the same run (`…_slowest_window_vs_poll`).
+//! A ratio is of two figures of one round, so that what the machine does meanwhile falls on both.
+//! That a policy holds what it promises all the time, and does not change between two habits, is
+//! seen in ten windows after each other on one server: the slowest beside the median, and that by
+//! what polling has in the same run (`…_slowest_window_vs_poll`).
 
 use anyhow::{Context, Result};
 use report::{Measured, median};
@@ -19,7 +20,8 @@ const WINDOW: f64 = 2.0;
 /// Size of the RAM disk, MiB: more than any cache.
 const MIB: u32 = 256;
 
-/// The section. Keys: `event_d1_vs_poll` and so on, `event_d1_slowest_window`, `open20k_poisson_p50_us` and so on.
+/// The section. Keys: `event_d1_vs_poll` and so on, `event_d1_slowest_window`,
+/// `open20k_poisson_p50_us` and so on.
 pub fn default(bench: &mut Bench) -> Result<()> {
     bench.keep_awake(false)?;
     let outcome = closed(bench)

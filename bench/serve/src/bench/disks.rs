@@ -81,8 +81,9 @@ fn keys(bench: &mut Bench, name: &str, depth: u16, mode: Mode, results: &[Option
     }
 }
 
-/// Keys `ROW_vs_qsd` of IOPS, `ROW_p50_vs_qsd`, `ROW_p99_vs_qsd` of times: ours / the better of qemu-storage-daemon's; likewise
-/// `…_vs_spdk`, and `ROW_vs_qsd_uring` of IOPS. `peers` as [`Bench::peers`] has them, without ours.
+/// Keys `ROW_vs_qsd` of IOPS, `ROW_p50_vs_qsd`, `ROW_p99_vs_qsd` of times: ours / the better of
+/// qemu-storage-daemon's; likewise `…_vs_spdk`, and `ROW_vs_qsd_uring` of IOPS. `peers` as
+/// [`Bench::peers`] has them, without ours.
 pub fn versus(
     bench: &mut Bench,
     row: &str,

@@ -15,7 +15,8 @@ use vhost_blk::ring::feature;
 /// Size of a disk that has worked, MiB.
 const MIB: u32 = 2;
 
-/// What connected disks cost: null disks that have done nothing, and files in memory that have worked.
+/// What connected disks cost: null disks that have done nothing, and files in memory that have
+/// worked.
 pub fn idle(bench: &mut Bench) -> Result<()> {
     bench.record.section("Connected disks without load");
     for count in [8, 256] {
@@ -49,7 +50,8 @@ pub fn idle(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Percent of a CPU, KiB of its own more than before, KiB in all. Disks of files are loaded first, at depth 32.
+/// Percent of a CPU, KiB of its own more than before, KiB in all. Disks of files are loaded first,
+/// at depth 32.
 fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f64, i64, u64)> {
     let server = server::start(&bench.settings, peer, &Disk::many(kind, count))?;
     let gone = || format!("the server is gone: {}", server.last_words());

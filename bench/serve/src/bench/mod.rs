@@ -1,8 +1,10 @@
-//! `vhost-blk serve-bench`: our server and its peers in one run, on the same CPUs, under the same client.
+//! `vhost-blk serve-bench`: our server and its peers in one run, on the same CPUs, under the same
+//! client.
 //!
-//! Server and client have a CPU each. Every measurement starts its server anew, warms up, and is repeated
-//! with the servers taking turns, so that a machine that gets slower does so for all; tables hold medians, and
-//! the spread is beside them. Spinners of the idle class keep both CPUs out of HLT unless a row says otherwise.
+//! Server and client have a CPU each. Every measurement starts its server anew, warms up, and is
+//! repeated with the servers taking turns, so that a machine that gets slower does so for all;
+//! tables hold medians, and the spread is beside them. Spinners of the idle class keep both CPUs
+//! out of HLT unless a row says otherwise.
 //!
 //! | section | what |
 //! |---|---|
@@ -19,10 +21,11 @@
 //! | `default` | the default idle policy beside a core that polls: guests that sleep, 20,000 requests a second, prices |
 //! | `pairs` | this build and another of ours in turns, if there is one |
 //!
-//! qemu-storage-daemon reads files by io_uring (`qsd`) and by threads (`qsdthr`); `…_vs_qsd` compares with the better of them in
-//! that row. SPDK's vhost target stands beside them where a build of it is given. A peer that is missing leaves its rows empty and
-//! its keys null; nothing is measured against a guess. What
-//! other people's programs reached on the machine of our notes is printed as quoted, and never a key.
+//! qemu-storage-daemon reads files by io_uring (`qsd`) and by threads (`qsdthr`); `…_vs_qsd`
+//! compares with the better of them in that row. SPDK's vhost target stands beside them where a
+//! build of it is given. A peer that is missing leaves its rows empty and its keys null; nothing is
+//! measured against a guess. What other people's programs reached on the machine of our notes is
+//! printed as quoted, and never a key.
 
 mod calls;
 mod default;
@@ -198,7 +201,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Who is measured on such a disk: ours first, then qemu-storage-daemon in each way, then SPDK if there is a build of it.
+    /// Who is measured on such a disk: ours first, then qemu-storage-daemon in each way, then SPDK
+    /// if there is a build of it.
     fn peers(&self, kind: Kind) -> Vec<Peer> {
         let spdk = self.settings.spdk.is_some().then_some(Peer::Spdk);
         let others = kind.qsds().iter().cloned().chain(spdk);
@@ -271,8 +275,8 @@ impl Bench {
         Ok(summaries)
     }
 
-    /// IOPS of two servers, round by round. Each goes first in every other round, so that what the machine does meanwhile falls on
-    /// both.
+    /// IOPS of two servers, round by round. Each goes first in every other round, so that what the
+    /// machine does meanwhile falls on both.
     fn in_turns(
         &mut self,
         peers: &[Peer; 2],
@@ -301,8 +305,8 @@ impl Bench {
         reports.pop().context("measured nothing")
     }
 
-    /// So many loads after each other on one server. Requests that failed are no measurement: a server may fail faster than it
-    /// serves.
+    /// So many loads after each other on one server. Requests that failed are no measurement: a
+    /// server may fail faster than it serves.
     fn several(
         &mut self,
         peer: &Peer,
@@ -342,7 +346,8 @@ fn none_failed(report: &Report) -> Result<()> {
     }
 }
 
-/// Writes RAM disks of `mib` MiB to their ends, so that reads do not all copy the same page of zeroes.
+/// Writes RAM disks of `mib` MiB to their ends, so that reads do not all copy the same page of
+/// zeroes.
 fn fill(run: &Run, mib: u32) -> Result<()> {
     let mut fill = run.clone();
     for vm in &mut fill.vms {

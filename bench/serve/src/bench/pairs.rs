@@ -1,5 +1,5 @@
-//! This build beside another of ours: a ratio is of two figures of one round, so that what the machine does meanwhile falls
-//! on both.
+//! This build beside another of ours: a ratio is of two figures of one round, so that what the
+//! machine does meanwhile falls on both.
 
 use anyhow::Result;
 use report::Measured;
@@ -12,7 +12,8 @@ const ROUNDS: usize = 11;
 /// Size of RAM and tmpfs disks, MiB.
 const MIB: u32 = 256;
 
-/// Six rows: null, RAM and tmpfs disks at depth 1 and 32, the guest polling. Keys: `ROW_vs_old`, of IOPS.
+/// Six rows: null, RAM and tmpfs disks at depth 1 and 32, the guest polling. Keys: `ROW_vs_old`, of
+/// IOPS.
 pub fn pairs(bench: &mut Bench) -> Result<()> {
     let Some(beside) = bench.settings.beside.clone() else {
         return Ok(());

@@ -10,8 +10,8 @@ use super::plots;
 use super::{Peer, Settings};
 use vhost_blk::stats::{Report, micros};
 
-/// Other people's programs, measured by another client on the machine of our notes: name, depth 1 and 32
-/// polling, depth 1 sleeping (IOPS; p50/p99 in µs).
+/// Other people's programs, measured by another client on the machine of our notes: name, depth 1
+/// and 32 polling, depth 1 sleeping (IOPS; p50/p99 in µs).
 const QUOTED: [[&str; 4]; 6] = [
     [
         "SPDK null",

@@ -1,5 +1,6 @@
-//! One measurement in a process of its own: `vtd-case NAME LEASES` prints nanoseconds. `vtd-bench` runs this program and
-//! the one that was built from the same source over the crates of an old commit in turns (see `scripts/old.sh vtd-case`).
+//! One measurement in a process of its own: `vtd-case NAME LEASES` prints nanoseconds. `vtd-bench`
+//! runs this program and the one that was built from the same source over the crates of an old
+//! commit in turns (see `scripts/old.sh vtd-case`).
 #![forbid(unsafe_code)]
 
 #[path = "../cases.rs"]

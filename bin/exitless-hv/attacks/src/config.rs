@@ -1,5 +1,5 @@
-//! Configuration space of what is not the guest's: the host bridge's window (ecam), the power base (powerbase), the messages of another
-//! device (otherdevice).
+//! Configuration space of what is not the guest's: the host bridge's window (ecam), the power base
+//! (powerbase), the messages of another device (otherdevice).
 
 use bare::{pci, port};
 
@@ -52,7 +52,8 @@ pub fn powerbase(run: &Run) {
 
 static RECEIVED: Page = Page::new();
 
-/// Twenty messages of the machine's own disk controller, which is not assigned: the other processor's NMIs.
+/// Twenty messages of the machine's own disk controller, which is not assigned: the other
+/// processor's NMIs.
 pub fn otherdevice(run: &Run) {
     const TIMES: u64 = 20;
     const MESSAGE: u8 = 5;

@@ -1,5 +1,6 @@
-//! A device's interrupts where they should not go: the host's vector (e10vector), another processor (e10cpu, bar), all of them
-//! (broadcast_message), and as a level that is not ended (level_message).
+//! A device's interrupts where they should not go: the host's vector (e10vector), another processor
+//! (e10cpu, bar), all of them (broadcast_message), and as a level that is not ended
+//! (level_message).
 
 use crate::interrupts::{self, HOST, OWN};
 use crate::nvme::Nvme;
@@ -10,7 +11,8 @@ use crate::{Run, WINDOW_MS, end, time};
 const COMMANDS: u32 = 50;
 /// How long each interrupt is waited for, milliseconds.
 const PAUSE: u64 = WINDOW_MS / COMMANDS as u64;
-/// A message's address, and in it a processor's place, and what makes it a logical one of all processors.
+/// A message's address, and in it a processor's place, and what makes it a logical one of all
+/// processors.
 const ADDRESS: u32 = 0xfee0_0000;
 const PROCESSOR: u32 = 1 << 12;
 const ALL: u32 = 0xff << 12 | 3 << 2;
@@ -46,7 +48,8 @@ pub fn level_message(run: &Run) {
     nvme.clear_interrupt();
 }
 
-/// The device's registers moved, its message table with them, and a message there that is another processor's NMI.
+/// The device's registers moved, its message table with them, and a message there that is another
+/// processor's NMI.
 pub fn bar(run: &Run) {
     /// Fewer: what does not answer is waited for.
     const FEW: u64 = 10;

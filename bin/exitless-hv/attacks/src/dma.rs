@@ -1,4 +1,5 @@
-//! Addresses in the assigned device's commands: the hypervisor's memory (e11), where a write is another processor's NMI (e12).
+//! Addresses in the assigned device's commands: the hypervisor's memory (e11), where a write is
+//! another processor's NMI (e12).
 
 use crate::device::find;
 use crate::tables::Page;
@@ -33,8 +34,9 @@ pub fn e11(run: &Run) {
     run.result(format_args!("identified={identified}"));
 }
 
-/// Data of the device where processors take messages: of every 32 bytes the upper half, which names an entry of
-/// a table where interrupts are remapped, is NMIs; the lower half, which is a message as it is, is of no vector.
+/// Data of the device where processors take messages: of every 32 bytes the upper half, which names
+/// an entry of a table where interrupts are remapped, is NMIs; the lower half, which is a message
+/// as it is, is of no vector.
 pub fn e12(run: &Run) {
     let mut nvme = find(run);
     for at in 0..64 {

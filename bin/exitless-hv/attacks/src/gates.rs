@@ -1,4 +1,5 @@
-//! The guest's interrupt table: another in its place (e3), and a gate of its own that is not present (gate).
+//! The guest's interrupt table: another in its place (e3), and a gate of its own that is not
+//! present (gate).
 
 use core::sync::atomic::Ordering::SeqCst;
 
@@ -7,7 +8,8 @@ use bare::apic;
 use crate::interrupts::{self, OWN};
 use crate::{Run, WINDOW_MS, tables, time};
 
-/// For more than a second, the interrupt table's virtual page shows another, which takes what is the host's. No LIDT, only INVLPG.
+/// For more than a second, the interrupt table's virtual page shows another, which takes what is
+/// the host's. No LIDT, only INVLPG.
 pub fn e3(run: &Run) {
     let own = run.measured(|| {
         if !run.is_calm {
@@ -26,7 +28,8 @@ pub fn e3(run: &Run) {
     run.result(format_args!("stolen={} own={own}", interrupts::stolen()));
 }
 
-/// An interrupt for a gate that is not present: the guest's own fault, once, and nothing is lost after its repair.
+/// An interrupt for a gate that is not present: the guest's own fault, once, and nothing is lost
+/// after its repair.
 pub fn gate(run: &Run) {
     let ((faults, code), is_recovered) = run.measured(|| {
         if !run.is_calm {

@@ -1,5 +1,6 @@
-//! Instructions and registers: data breakpoints on the stack of their own delivery (db), caches dropped (invd) or written back (halts), MONITOR and MWAIT (mwait),
-//! model-specific registers that are the host's too (msr_*), and what no guest has (fixed).
+//! Instructions and registers: data breakpoints on the stack of their own delivery (db), caches
+//! dropped (invd) or written back (halts), MONITOR and MWAIT (mwait), model-specific registers that
+//! are the host's too (msr_*), and what no guest has (fixed).
 
 use core::arch::asm;
 
@@ -20,7 +21,8 @@ pub fn db(run: &Run) {
         let at = tables::exceptions_stack() - 16;
         let switch = if run.is_calm { 0 } else { ON };
         let is_hit = attempt(|| {
-            // SAFETY: the word is of the exceptions' stack, which is not in use; the exception has a handler.
+            // SAFETY: the word is of the exceptions' stack, which is not in use; the exception has
+            // a handler.
             unsafe {
                 asm!("mov dr0, {}", "mov dr7, {}", in(reg) at, in(reg) switch, options(nostack));
                 asm!("mov qword ptr [{}], 0", "nop", in(reg) at, options(nostack));
@@ -70,7 +72,8 @@ pub fn halts(run: &Run) {
     run.result(format_args!("turns={times}"));
 }
 
-/// MONITOR and MWAIT: the processor stops in a state that the guest chooses. CPUID says that there is none.
+/// MONITOR and MWAIT: the processor stops in a state that the guest chooses. CPUID says that there
+/// is none.
 pub fn mwait(run: &Run) {
     repeated(run, || {
         // SAFETY: interrupts are on, so it goes on.
@@ -81,7 +84,8 @@ pub fn mwait(run: &Run) {
     });
 }
 
-/// What no guest has, whatever its hypervisor's defences are: SVM's instructions and registers, RSM; and its own APIC base stays as it is.
+/// What no guest has, whatever its hypervisor's defences are: SVM's instructions and registers,
+/// RSM; and its own APIC base stays as it is.
 pub fn fixed(run: &Run) {
     const UNDEFINED: Result<(), u8> = Err(6);
     const HSAVE: u32 = 0xc001_0117;
@@ -90,8 +94,8 @@ pub fn fixed(run: &Run) {
     let wrong = run.measured(|| {
         macro_rules! is_undefined {
             ($text:literal) => {
-                // SAFETY: each is refused; a handler goes on behind the attempt. Where one were not, nothing of this program's is
-                // at address 0.
+                // SAFETY: each is refused; a handler goes on behind the attempt. Where one were
+                // not, nothing of this program's is at address 0.
                 attempt(|| unsafe { asm!($text, in("rax") 0_u64, in("ecx") 0_u32, options(nostack)) }) == UNDEFINED
             };
         }

@@ -115,20 +115,23 @@ pub fn set_enabled(is_enabled: bool) {
     }
 }
 
-/// Writes a model-specific register of the local APIC. Returns whether the processor (or its hypervisor) let it.
+/// Writes a model-specific register of the local APIC. Returns whether the processor (or its
+/// hypervisor) let it.
 pub fn try_write(register: u32, value: u64) -> bool {
-    // SAFETY: a refusal goes on behind the instruction; all vectors have handlers, and the local APIC is the guest's.
+    // SAFETY: a refusal goes on behind the instruction; all vectors have handlers, and the local
+    // APIC is the guest's.
     unsafe { attacks_wrmsr(register, value) != 0 }
 }
 
-/// Runs what may raise an exception: its vector, if it did. What `code` has begun then stays undone, so it holds nothing that must be
-/// dropped.
+/// Runs what may raise an exception: its vector, if it did. What `code` has begun then stays
+/// undone, so it holds nothing that must be dropped.
 pub fn attempt<F: FnMut()>(mut code: F) -> Result<(), u8> {
     extern "C" fn call<F: FnMut()>(argument: *mut c_void) {
         // SAFETY: `attempt` passes its closure, and waits for this.
         (unsafe { &mut *argument.cast::<F>() })();
     }
-    // SAFETY: the closure is of this type. An exception ends the call as a return does, with the registers that a call keeps.
+    // SAFETY: the closure is of this type. An exception ends the call as a return does, with the
+    // registers that a call keeps.
     let ended = unsafe { attacks_attempt(call::<F>, (&raw mut code).cast()) };
     match ended {
         0 => Ok(()),
@@ -184,7 +187,8 @@ pub fn order() -> impl Iterator<Item = u32> {
         .take_while(|vector| *vector != 0)
 }
 
-/// Sends itself interrupts, one after another, each waited for, a second at most. Returns how many came.
+/// Sends itself interrupts, one after another, each waited for, a second at most. Returns how many
+/// came.
 pub fn send_and_count(vector: u8, times: u32) -> u32 {
     (0..times).fold(0, |arrived, _| {
         let before = count(vector);

@@ -45,7 +45,8 @@ pub fn e6(run: &Run) {
         let before = interrupts::count(HOST);
         for _ in 0..WINDOW_MS / 2 {
             if !run.is_calm {
-                // SAFETY: all vectors have handlers, which save all registers, and have stacks of their own.
+                // SAFETY: all vectors have handlers, which save all registers, and have stacks of
+                // their own.
                 unsafe { asm!("int {}", const HOST) }
             }
             time::wait(2);
@@ -55,7 +56,8 @@ pub fn e6(run: &Run) {
     run.result(format_args!("ran={ran}"));
 }
 
-/// The host's vector, as the guest's own: 100 of them, each waited for. The host must have moved its tick away.
+/// The host's vector, as the guest's own: 100 of them, each waited for. The host must have moved
+/// its tick away.
 pub fn moved(run: &Run) {
     let vector = if run.is_calm { OWN } else { HOST };
     let ran = run.measured(|| {

@@ -1,4 +1,5 @@
-//! The local APIC: commands to another processor (e8init, e8nmi, e8memory), and sources of its own (e9lint0, e9timer, period).
+//! The local APIC: commands to another processor (e8init, e8nmi, e8memory), and sources of its own
+//! (e9lint0, e9timer, period).
 
 use bare::{apic, port};
 
@@ -7,7 +8,8 @@ use crate::{Run, WINDOW_MS, time};
 
 /// The processor that is not the guest's.
 const OTHER: u64 = 1 << 32;
-/// In a command: NMI (in a line of the vector table, too), INIT, the line is asserted, it is a level.
+/// In a command: NMI (in a line of the vector table, too), INIT, the line is asserted, it is a
+/// level.
 const NMI: u64 = 4 << 8;
 const INIT: u64 = 5 << 8;
 const ASSERT: u64 = 1 << 14;
@@ -29,8 +31,8 @@ pub fn e8nmi(run: &Run) {
     command(run, NMI | ASSERT, 20, WINDOW_MS / 20);
 }
 
-/// The same as an interrupt message, written to where a local APIC has its registers in memory: where the processor's own writes there
-/// are messages too (QEMU), it needs no command register.
+/// The same as an interrupt message, written to where a local APIC has its registers in memory:
+/// where the processor's own writes there are messages too (QEMU), it needs no command register.
 pub fn e8memory(run: &Run) {
     const MESSAGE: *mut u32 = 0xfee0_1000 as *mut u32;
     let sent = run.measured(|| {
@@ -66,7 +68,8 @@ pub fn e9lint0(run: &Run) {
         let (before, mut faults) = (interrupts::non_maskable(), 0);
         let mut set_line =
             |value| faults += u32::from(!interrupts::try_write(apic::LVT_LINT0, value));
-        // The line first: firmware leaves it as ExtINT, and an interrupt taken so would stay in service in the 8259.
+        // The line first: firmware leaves it as ExtINT, and an interrupt taken so would stay in
+        // service in the 8259.
         set_line(if run.is_calm { MASKED } else { NMI });
         set_timer_chip(true);
         for _ in 0..WINDOW_MS {
@@ -80,7 +83,8 @@ pub fn e9lint0(run: &Run) {
     run.result(format_args!("nmis={nmis} faults={faults}"));
 }
 
-/// The timer chip through the 8259 as an interrupt of the 8259's own vector, which is of the host's class; it ends each by itself.
+/// The timer chip through the 8259 as an interrupt of the 8259's own vector, which is of the host's
+/// class; it ends each by itself.
 pub fn pic(run: &Run) {
     const EXTERNAL: u64 = 7 << 8;
     const BASES: (u8, u8) = (0xf0, 0x30);
@@ -90,7 +94,8 @@ pub fn pic(run: &Run) {
         let mut faults = 0;
         let mut set_line =
             |value| faults += u32::from(!interrupts::try_write(apic::LVT_LINT0, value));
-        // Four words: start, vectors, where the other chip is, and that interrupts end by themselves.
+        // Four words: start, vectors, where the other chip is, and that interrupts end by
+        // themselves.
         for (register, value) in [
             (MASTER, 0x11),
             (MASTER + 1, base),
@@ -113,7 +118,8 @@ pub fn pic(run: &Run) {
 /// Starts the timer chip at 1 kHz and lets its line through the first 8259, or stops both.
 fn set_timer_chip(is_on: bool) {
     let (mode, divisor) = (0x34, 1193_u16.to_le_bytes());
-    // SAFETY: the chips' own registers. The line reaches the local APIC's LINT0, as what that is set to.
+    // SAFETY: the chips' own registers. The line reaches the local APIC's LINT0, as what that is
+    // set to.
     unsafe {
         if is_on {
             port::out8(CHANNEL + 3, mode);
@@ -128,8 +134,8 @@ fn set_timer_chip(is_on: bool) {
     }
 }
 
-/// Ends what the first 8259 has in service, takes its request back, and lets it be made again: as an NMI, no processor acknowledges it,
-/// and its line would stay up.
+/// Ends what the first 8259 has in service, takes its request back, and lets it be made again: as
+/// an NMI, no processor acknowledges it, and its line would stay up.
 fn repeat() {
     for (register, value) in [(MASTER + 1, 0xff), (MASTER, 0x20), (MASTER + 1, 0xfe)] {
         // SAFETY: as above.
@@ -180,7 +186,8 @@ pub fn period_chip(run: &Run) {
     run.result(format_args!("survived=1"));
 }
 
-/// The local APIC's timer, about 1000 times in a second, on the host's vector. The host must have moved its tick away.
+/// The local APIC's timer, about 1000 times in a second, on the host's vector. The host must have
+/// moved its tick away.
 pub fn e9timer(run: &Run) {
     let vector = if run.is_calm { OWN } else { HOST };
     let (ran, faults) = run.measured(|| {

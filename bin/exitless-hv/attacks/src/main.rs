@@ -1,12 +1,16 @@
-//! A guest that attacks its hypervisor, or is only demanding: one payload in each run, named on the command line.
+//! A guest that attacks its hypervisor, or is only demanding: one payload in each run, named on the
+//! command line.
 //!
-//! **What.** `NAME [calm]`: with `calm`, the same without the step that attacks. Text goes to the first serial line:
-//! `attack NAME: key=value ...`, and in the end `attack NAME: done`; then the machine is switched off. What was measured is
-//! between two writes to port 0xe0, of 1 and of 2. Windows are longer than a second.
+//! **What.** `NAME [calm]`: with `calm`, the same without the step that attacks. Text goes to the
+//! first serial line: `attack NAME: key=value ...`, and in the end `attack NAME: done`; then the
+//! machine is switched off. What was measured is between two writes to port 0xe0, of 1 and of 2.
+//! Windows are longer than a second.
 //!
-//! **Who.** `exitless-hv`'s tests. The hypervisor delivers the vectors 0x31, 0x41 and 0x61 directly, and has class 0xf.
+//! **Who.** `exitless-hv`'s tests. The hypervisor delivers the vectors 0x31, 0x41 and 0x61
+//! directly, and has class 0xf.
 //!
-//! **Left out.** More of a second processor than some instructions of real mode, and any defence: what goes wrong unexpectedly is printed, and is the end.
+//! **Left out.** More of a second processor than some instructions of real mode, and any defence:
+//! what goes wrong unexpectedly is printed, and is the end.
 #![no_std]
 #![no_main]
 

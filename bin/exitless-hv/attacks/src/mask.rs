@@ -1,4 +1,5 @@
-//! Masking interrupts: for ever (e2, e2shadow, e2halt), by turns (e2turns, e2phase), by priority (e7, e7tpr).
+//! Masking interrupts: for ever (e2, e2shadow, e2halt), by turns (e2turns, e2phase), by priority
+//! (e7, e7tpr).
 
 use core::arch::asm;
 
@@ -20,7 +21,8 @@ pub fn e2(run: &Run) {
     });
 }
 
-/// Spins for ever with interrupts on, as the flag says, but only in the shadow of the instruction that sets it: none is ever taken.
+/// Spins for ever with interrupts on, as the flag says, but only in the shadow of the instruction
+/// that sets it: none is ever taken.
 pub fn e2shadow(run: &Run) {
     spin(run, || {
         // SAFETY: no register, memory or stack is touched, and it does not return.
@@ -69,8 +71,8 @@ pub fn e2phase(run: &Run) {
     });
 }
 
-/// At which millisecond of its period the watchdog looks: with interrupts masked, time is lost then and not otherwise. Masked for less
-/// than five of its periods.
+/// At which millisecond of its period the watchdog looks: with interrupts masked, time is lost then
+/// and not otherwise. Masked for less than five of its periods.
 fn watchdog_phase() -> u64 {
     let mut lost = [0_u64; WATCHDOG_MS as usize];
     interrupts::set_enabled(false);
@@ -119,7 +121,8 @@ pub fn e7tpr(run: &Run) {
     });
 }
 
-/// An interrupt that is sent while masked must come afterwards, and not earlier. Calm, it comes at once.
+/// An interrupt that is sent while masked must come afterwards, and not earlier. Calm, it comes at
+/// once.
 fn masked(run: &Run, set_class: impl Fn(u64)) {
     let has_come = || interrupts::count(OWN) != 0;
     let (is_early, is_late) = run.measured(|| {

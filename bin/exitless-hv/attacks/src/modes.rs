@@ -1,7 +1,9 @@
-//! Processor modes: out of long mode against the rules (modes_efer, modes_compat), where gates have 8 bytes and no limit that was made for
-//! 16 protects the host's; and by the rules (legacy), which is conformance.
+//! Processor modes: out of long mode against the rules (modes_efer, modes_compat), where gates have
+//! 8 bytes and no limit that was made for 16 protects the host's; and by the rules (legacy), which
+//! is conformance.
 //!
-//! A page is shown in the interrupt table's place that has 32-bit gates for every vector; the host's are taken by it, if they come.
+//! A page is shown in the interrupt table's place that has 32-bit gates for every vector; the
+//! host's are taken by it, if they come.
 
 use core::arch::global_asm;
 use core::cell::UnsafeCell;
@@ -29,7 +31,8 @@ struct Order {
     root_both: u32,
     root_32: u32,
     root_64: u32,
-    /// The page table entry of the interrupt table, its value in 32-bit mode, and otherwise (the low halves).
+    /// The page table entry of the interrupt table, its value in 32-bit mode, and otherwise (the
+    /// low halves).
     slot: u32,
     slot_32: u32,
     slot_64: u32,
@@ -83,7 +86,8 @@ unsafe extern "C" {
     static attacks_modes_fault: u8;
 }
 
-/// The root that is right in both modes, and its next level: a page that both take for a large one at 0.
+/// The root that is right in both modes, and its next level: a page that both take for a large one
+/// at 0.
 static ROOT_BOTH: Page = Page::new();
 static NEXT_BOTH: Page = Page::new();
 static ROOT_32: Page = Page::new();
@@ -168,8 +172,8 @@ fn change(without: u32, by_rules: bool) -> (u32, u32, u32) {
         _efer: 0,
         _stack: 0,
     };
-    // SAFETY: one processor; handlers of the other mode alone write to it meanwhile. The code leaves registers, stack and tables as
-    // they were.
+    // SAFETY: one processor; handlers of the other mode alone write to it meanwhile. The code
+    // leaves registers, stack and tables as they were.
     unsafe {
         attacks_modes.0.get().write_volatile(order);
         attacks_other_mode();

@@ -1,5 +1,5 @@
-//! The least of an NVMe driver (NVM Express 1.4): two pairs of queues, Identify, reads and writes of one
-//! block, and the first MSI-X entry. It polls.
+//! The least of an NVMe driver (NVM Express 1.4): two pairs of queues, Identify, reads and writes
+//! of one block, and the first MSI-X entry. It polls.
 
 use core::arch::asm;
 use core::sync::atomic::{Ordering::SeqCst, fence};
@@ -16,7 +16,8 @@ const COMMAND_ON: u32 = 6;
 /// Switches of MSI-X.
 const MSIX_ENABLE: u32 = 1 << 31;
 const MSIX_MASKED: u32 = 1 << 30;
-/// Registers: capabilities' high half, configuration, status, queue sizes, queue addresses, the first doorbells.
+/// Registers: capabilities' high half, configuration, status, queue sizes, queue addresses, the
+/// first doorbells.
 const CAP_HIGH: u64 = 4;
 const CC: u64 = 0x14;
 const CSTS: u64 = 0x1c;
@@ -137,7 +138,8 @@ impl Nvme {
     pub fn move_to(&mut self, place: u64) {
         const BAR: u8 = 0x10;
         for (register, half) in [(BAR, place as u32), (BAR + 4, (place >> 32) as u32)] {
-            // SAFETY: what is there is no memory; the driver reaches its registers nowhere else from now on.
+            // SAFETY: what is there is no memory; the driver reaches its registers nowhere else
+            // from now on.
             unsafe { pci::write(self.function, register, half) }
         }
         self.entry = self.entry - self.registers + place;
@@ -212,7 +214,8 @@ impl Nvme {
         fence(SeqCst);
         poke(self.registers + doorbell, next);
 
-        // The last word of a completion: in bits 32 to 47 the command, then the phase, which is 1 in the first round.
+        // The last word of a completion: in bits 32 to 47 the command, then the phase, which is 1
+        // in the first round.
         let last = || COMPLETIONS[pair].get(2 * index as usize + 1);
         let is_done = || last() >> 48 & 1 == u64::from(round + 1) & 1;
         if !time::until(milliseconds, is_done) {
@@ -226,7 +229,8 @@ impl Nvme {
 
 fn peek(address: u64) -> u32 {
     let value;
-    // SAFETY: the address is in a BAR of the driver's function, below 512 GiB, which is mapped as it is.
+    // SAFETY: the address is in a BAR of the driver's function, below 512 GiB, which is mapped as
+    // it is.
     unsafe {
         asm!("mov {:e}, [{}]", out(reg) value, in(reg) address, options(nostack, preserves_flags))
     }
@@ -234,7 +238,8 @@ fn peek(address: u64) -> u32 {
 }
 
 fn poke(address: u64, value: u32) {
-    // SAFETY: as above; the queues and the buffer that the device is told of are pages that nothing else uses.
+    // SAFETY: as above; the queues and the buffer that the device is told of are pages that nothing
+    // else uses.
     unsafe {
         asm!("mov [{}], {:e}", in(reg) address, in(reg) value, options(nostack, preserves_flags))
     }

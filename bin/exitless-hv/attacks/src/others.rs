@@ -1,12 +1,14 @@
-//! A guest with two processors: commands at a core that is not the guest's (`ipi_watcher`, `ipi_init`), and between its own (`ipi_other`,
-//! and `ipi`, which is honest). The second one runs some instructions of real mode, which count its interrupts.
+//! A guest with two processors: commands at a core that is not the guest's (`ipi_watcher`,
+//! `ipi_init`), and between its own (`ipi_other`, and `ipi`, which is honest). The second one runs
+//! some instructions of real mode, which count its interrupts.
 
 use bare::apic;
 
 use crate::interrupts::{self, HOST};
 use crate::{Run, WINDOW_MS, time};
 
-/// APIC identifiers: the guest's second processor, the core that watches, and one that there is not.
+/// APIC identifiers: the guest's second processor, the core that watches, and one that there is
+/// not.
 const SECOND: u64 = 1;
 const WATCHER: u64 = 2;
 const NO_ONE: u64 = 9;
@@ -17,7 +19,8 @@ const INIT: u64 = 5 << 8;
 const START_UP: u64 = 6 << 8;
 const ASSERT: u64 = 1 << 14;
 
-/// Where the second processor begins, and its handlers; a page of low memory that nothing else uses.
+/// Where the second processor begins, and its handlers; a page of low memory that nothing else
+/// uses.
 const CODE: usize = 0x9000;
 const HANDLER: usize = 0x9080;
 const NMI_HANDLER: usize = 0x90c0;
@@ -89,7 +92,8 @@ fn send(to: u64, command: u64) -> bool {
     interrupts::try_write(apic::ICR, to << 32 | command)
 }
 
-/// A fixed interrupt of the host's vector and an NMI, at the core that watches and at none, 20 times each.
+/// A fixed interrupt of the host's vector and an NMI, at the core that watches and at none, 20
+/// times each.
 pub fn ipi_watcher(run: &Run) {
     let sent = run.measured(|| {
         let mut sent = 0;
@@ -136,7 +140,8 @@ pub fn ipi_other(run: &Run) {
     run.result(format_args!("ran={}", second.interrupts()));
 }
 
-/// Interrupts of the host's vector, and NMIs, at the guest's second processor, 100 of each and each waited for.
+/// Interrupts of the host's vector, and NMIs, at the guest's second processor, 100 of each and each
+/// waited for.
 pub fn ipi(run: &Run) {
     let Some(second) = Second::start() else {
         return run.result(format_args!("error=no second processor"));

@@ -1,4 +1,5 @@
-//! The I/O APIC's pin of the timer chip: an interrupt that is a level (level_pin), or for all processors (broadcast_pin, broadcast_beat).
+//! The I/O APIC's pin of the timer chip: an interrupt that is a level (level_pin), or for all
+//! processors (broadcast_pin, broadcast_beat).
 
 use bare::port;
 

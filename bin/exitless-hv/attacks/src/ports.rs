@@ -1,5 +1,6 @@
-//! Ports that end the machine or reach its memory: system management (smi), resets (fastreset, resetport, kbd), the address line A20
-//! (a20), firmware's configuration device (fwcfg), power (poweroff).
+//! Ports that end the machine or reach its memory: system management (smi), resets (fastreset,
+//! resetport, kbd), the address line A20 (a20), firmware's configuration device (fwcfg), power
+//! (poweroff).
 
 use core::arch::asm;
 
@@ -48,7 +49,8 @@ pub fn poweroff(run: &Run) {
     write(run, || unsafe { port::out16(POWER, POWER_OFF) });
 }
 
-/// Firmware's configuration device copies over the hypervisor: 64 MiB of what is behind the end of a short item, zeroes.
+/// Firmware's configuration device copies over the hypervisor: 64 MiB of what is behind the end of
+/// a short item, zeroes.
 pub fn fwcfg(run: &Run) {
     /// Select (item 0, the signature), and read.
     const READ: u32 = 8 | 2;
@@ -81,10 +83,12 @@ fn byte(port: u16, value: u8) {
     unsafe { port::out8(port, value) }
 }
 
-/// The address line A20 masked, by the system port. What is at an odd MiB is then at the even one below: the interrupt window, which is
-/// hidden from a guest, is reached an MiB above. 20 messages there are NMIs of the other processor's.
+/// The address line A20 masked, by the system port. What is at an odd MiB is then at the even one
+/// below: the interrupt window, which is hidden from a guest, is reached an MiB above. 20 messages
+/// there are NMIs of the other processor's.
 ///
-/// The program itself is at an odd one. It is copied to where it is found then, and what it changes meanwhile is lost.
+/// The program itself is at an odd one. It is copied to where it is found then, and what it changes
+/// meanwhile is lost.
 pub fn a20(run: &Run) {
     const START: u64 = 0x10_0000;
     const ABOVE: u64 = 0xfef0_1000;
@@ -97,8 +101,9 @@ pub fn a20(run: &Run) {
     assert!(len < 0x9_f000, "the program is too long");
     run.measured(|| {
         let pause = time::cycles_per_ms() * WINDOW_MS / TIMES;
-        // SAFETY: low memory is free, but for the processor's own tables, which are the program's. Between the two writes of the port
-        // no memory of the program's is written that is read behind them.
+        // SAFETY: low memory is free, but for the processor's own tables, which are the program's.
+        // Between the two writes of the port no memory of the program's is written that is read
+        // behind them.
         unsafe {
             asm!(
                 "rep movsb",

@@ -1,5 +1,5 @@
-//! Interrupts that are not ended: e4, e4turns, and of the host's class class_self, class_lvt. Two honest guests whose handlers take long:
-//! longhandler, busyhandler.
+//! Interrupts that are not ended: e4, e4turns, and of the host's class class_self, class_lvt. Two
+//! honest guests whose handlers take long: longhandler, busyhandler.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -79,7 +79,8 @@ pub fn held(run: &Run, send: impl FnOnce(u8)) {
     run.result(format_args!("ran={ran}"));
 }
 
-/// A handler of 400 ms with interrupts on. The second window says whether it cost more than the time it took.
+/// A handler of 400 ms with interrupts on. The second window says whether it cost more than the
+/// time it took.
 pub fn longhandler(run: &Run) {
     honest(run, |is_calm| {
         HANDLER_MS.store(if is_calm { 0 } else { 400 }, Relaxed);
@@ -98,7 +99,8 @@ pub fn busyhandler(run: &Run) {
     });
 }
 
-/// `work`, a second's rest, and then 1000 interrupts to itself over another one, in a window of their own.
+/// `work`, a second's rest, and then 1000 interrupts to itself over another one, in a window of
+/// their own.
 fn honest(run: &Run, work: impl FnOnce(bool)) {
     run.measured(|| {
         work(run.is_calm);

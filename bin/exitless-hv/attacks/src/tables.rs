@@ -1,11 +1,12 @@
 //! The processor's tables: pages, segments, and two interrupt tables, the own one and the thief's.
 //!
-//! Both interrupt tables are a page each, as Linux's is. The 2 MiB around the own one are mapped by 4 KiB pages, so that its
-//! virtual page can be made to show the thief's without an instruction that a hypervisor could intercept.
+//! Both interrupt tables are a page each, as Linux's is. The 2 MiB around the own one are mapped by
+//! 4 KiB pages, so that its virtual page can be made to show the thief's without an instruction
+//! that a hypervisor could intercept.
 //!
-//! Handlers have stacks of their own, by the task state segment: the precompiled core writes below its stack pointer (the
-//! red zone), where the processor would put an interrupt's frame. Interrupts nest only into a higher class, so one stack for
-//! each class in use is enough.
+//! Handlers have stacks of their own, by the task state segment: the precompiled core writes below
+//! its stack pointer (the red zone), where the processor would put an interrupt's frame. Interrupts
+//! nest only into a higher class, so one stack for each class in use is enough.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
@@ -52,8 +53,8 @@ impl Page {
 
     /// Writes a word.
     pub fn set(&self, index: usize, value: u64) {
-        // SAFETY: within the page, to which there are no references; what a processor's table does with the value is this
-        // module's concern.
+        // SAFETY: within the page, to which there are no references; what a processor's table does
+        // with the value is this module's concern.
         unsafe {
             self.0
                 .get()
@@ -132,14 +133,16 @@ pub unsafe fn init() {
     SEGMENTS.set(4, state >> 32);
     SEGMENTS.set(CODE_32 as usize / 8, 0x00cf_9b00_0000_ffff);
     for index in 0..STACKS_LEN {
-        // The stacks' addresses begin at offset 36, which is odd: low half, high half (it is 0: the image is low).
+        // The stacks' addresses begin at offset 36, which is odd: low half, high half (it is 0: the
+        // image is low).
         let top = STACKS[2 * index].address() + 2 * PAGE as u64;
         let at = (STATE as usize + 36 + 8 * index) / 8;
         SEGMENTS.set(at, SEGMENTS.get(at) & 0xffff_ffff | top << 32);
         SEGMENTS.set(at + 1, top >> 32);
     }
 
-    // SAFETY: the caller's: the new tables map what the old ones did, and the segments are the same.
+    // SAFETY: the caller's: the new tables map what the old ones did, and the segments are the
+    // same.
     unsafe {
         bare_pdpt.set(0, DIRECTORY.address() | MAPPED);
         asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) _, options(nostack));
@@ -188,7 +191,8 @@ pub fn exceptions_stack() -> u64 {
     STACKS[2 * (stack(6) - 1)].address() + 2 * PAGE as u64
 }
 
-/// Loads an interrupt table from another address; the own one's is [`own_table`]. A short limit leaves no gate.
+/// Loads an interrupt table from another address; the own one's is [`own_table`]. A short limit
+/// leaves no gate.
 pub fn load_interrupts(address: u64, limit: u16) {
     load_at(
         address,

@@ -16,8 +16,8 @@ const READS_MAX: u32 = 5_000_000;
 /// Cycles in a millisecond; until measured, those of 1 GHz.
 static CYCLES_PER_MS: AtomicU64 = AtomicU64::new(1_000_000);
 
-/// Measures the time-stamp counter, three times: a busy machine may stop this one between two reads. Returns its cycles in a millisecond
-/// (the median), or `None` if there is no ACPI timer.
+/// Measures the time-stamp counter, three times: a busy machine may stop this one between two
+/// reads. Returns its cycles in a millisecond (the median), or `None` if there is no ACPI timer.
 pub fn calibrate() -> Option<u64> {
     let mut found = [measure()?, measure()?, measure()?];
     found.sort_unstable();

@@ -6,7 +6,8 @@ use core::arch::asm;
 /// As C's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
-    // SAFETY: the caller's: `len` bytes are readable at `from` and writable at `to`, and do not overlap.
+    // SAFETY: the caller's: `len` bytes are readable at `from` and writable at `to`, and do not
+    // overlap.
     unsafe {
         asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") len => _, options(nostack, preserves_flags));
     }
@@ -45,7 +46,8 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, len: usize) -> i32 {
     for at in 0..len {
-        // SAFETY: the caller's: `len` bytes are readable at both. Volatile, or the compiler would call this function.
+        // SAFETY: the caller's: `len` bytes are readable at both. Volatile, or the compiler would
+        // call this function.
         let (a, b) = unsafe { (one.add(at).read_volatile(), other.add(at).read_volatile()) };
         if a != b {
             return i32::from(a) - i32::from(b);

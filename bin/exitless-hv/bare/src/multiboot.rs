@@ -40,7 +40,8 @@ pub struct Range {
 
 impl Information {
     /// # Safety
-    /// `address` is what the loader left, that and all it points to is mapped, and nobody changes it any more.
+    /// `address` is what the loader left, that and all it points to is mapped, and nobody changes
+    /// it any more.
     #[must_use]
     pub unsafe fn new(address: u32) -> Self {
         Self(address)
@@ -105,7 +106,8 @@ impl Information {
 }
 
 fn peek32(address: u64) -> u32 {
-    // SAFETY: [`Information::new`]'s caller: the loader's information, and what it points to, is mapped and unchanging.
+    // SAFETY: [`Information::new`]'s caller: the loader's information, and what it points to, is
+    // mapped and unchanging.
     unsafe { (address as *const u32).read_unaligned() }
 }
 

@@ -1,4 +1,5 @@
-//! PCI configuration space: a function by its class, a capability, memory behind a BAR. Functions are bus << 8 | device << 3 | function.
+//! PCI configuration space: a function by its class, a capability, memory behind a BAR. Functions
+//! are bus << 8 | device << 3 | function.
 
 use crate::port::{in32, out32};
 
@@ -28,7 +29,8 @@ fn select(function: u16, register: u8) {
 #[must_use]
 pub fn read(function: u16, register: u8) -> u32 {
     select(function, register);
-    // SAFETY: reading configuration space changes nothing. One processor runs these programs, so nobody selects in between.
+    // SAFETY: reading configuration space changes nothing. One processor runs these programs, so
+    // nobody selects in between.
     unsafe { in32(0xcfc) }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::port::out8;
 
-/// Gives the first one vectors from `base` on, the second the eight behind, and masks all lines. Firmware leaves them among the exceptions.
+/// Gives the first one vectors from `base` on, the second the eight behind, and masks all lines.
+/// Firmware leaves them among the exceptions.
 ///
 /// # Safety
 /// Interrupts are off, and what comes later has handlers.

@@ -54,7 +54,8 @@ impl Output {
             // SAFETY: the debug console takes any byte.
             Self::Debug => unsafe { port::out8(DEBUG_CONSOLE, byte) },
             Self::Serial(line) => {
-                // A line that is not there reads as all ones, and one that is stuck is not waited for.
+                // A line that is not there reads as all ones, and one that is stuck is not waited
+                // for.
                 // SAFETY: as above.
                 let is_ready = |_: &u32| unsafe { port::in8(line + 5) } & 0x20 != 0;
                 let _ = (0..100_000).find(is_ready);

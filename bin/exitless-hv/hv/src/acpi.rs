@@ -1,8 +1,9 @@
-//! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the guest must not find there.
+//! Firmware's tables (ACPI 6.5, §5.2): where power is switched off, where the HPET is, and what the
+//! guest must not find there.
 //!
-//! The HPET and the IOMMU are ours, and cores beside the guest's are not its own: the tables of the former are given another name, and
-//! the entries of the latter are marked not enabled, where they lie. So is the table of configuration space in memory (MCFG), if the guest
-//! does not have that.
+//! The HPET and the IOMMU are ours, and cores beside the guest's are not its own: the tables of the
+//! former are given another name, and the entries of the latter are marked not enabled, where they
+//! lie. So is the table of configuration space in memory (MCFG), if the guest does not have that.
 
 use eli::policy::ports::Firmware;
 use eli::policy::{PROCESSORS_MAX, Processors};
@@ -155,8 +156,8 @@ impl Tables {
         unsafe { check(table) };
     }
 
-    /// Divides the processors: this one, `own`, and as many others as make `cpus` are the guest's, which finds them in its table again; the
-    /// next one watches. Returns the guest's.
+    /// Divides the processors: this one, `own`, and as many others as make `cpus` are the guest's,
+    /// which finds them in its table again; the next one watches. Returns the guest's.
     ///
     /// # Errors
     /// There are fewer: how many there are.

@@ -12,7 +12,8 @@ pub fn length(table: u64) -> u32 {
 
 /// A word of a table.
 pub fn read32(address: u64) -> u32 {
-    // SAFETY: below 4 GiB everything is mapped, and firmware's tables, and what they point to, are memory.
+    // SAFETY: below 4 GiB everything is mapped, and firmware's tables, and what they point to, are
+    // memory.
     unsafe { (address as *const u32).read_unaligned() }
 }
 

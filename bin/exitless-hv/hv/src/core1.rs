@@ -1,9 +1,10 @@
-//! The core that watches, the first one on which no guest runs: parked, hidden from the guest, counting its own beats.
+//! The core that watches, the first one on which no guest runs: parked, hidden from the guest,
+//! counting its own beats.
 //!
-//! It shows that a guest reaches no processor that is not its own, and it watches the guest's cores:
-//! when one has not exited for two seconds, nothing else could say so, and when its watchdog
-//! has not ticked for as long, nothing else would. And it measures how long the host, at the first core, got
-//! none of its ticks.
+//! It shows that a guest reaches no processor that is not its own, and it watches the guest's
+//! cores: when one has not exited for two seconds, nothing else could say so, and when its watchdog
+//! has not ticked for as long, nothing else would. And it measures how long the host, at the first
+//! core, got none of its ticks.
 //!
 //! Every interrupt but its beat is foreign. The beat's timer is set anew at each, and a beat that
 //! comes before that has run out, by the timer's own count or by the HPET, is one that another
@@ -37,7 +38,8 @@ pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
 /// Non-maskable ones, which `run.s` counts.
 #[unsafe(export_name = "CORE1_NMIS")]
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
-/// The guest's cores say that they are alive, by counting exits; 0: one has not entered the guest yet.
+/// The guest's cores say that they are alive, by counting exits; 0: one has not entered the guest
+/// yet.
 pub static ALIVE: [AtomicU64; PROCESSORS_MAX] = [const { AtomicU64::new(0) }; PROCESSORS_MAX];
 /// Where each of the guest's cores is, for the report of one that is lost: see [`place`].
 pub static PLACES: [AtomicU8; PROCESSORS_MAX] =
@@ -84,7 +86,8 @@ static mut STACK: Stack = Stack::EMPTY;
 /// Starts it (INIT, start-up), with the host's ticks its own, or not; whether it came.
 ///
 /// # Safety
-/// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called again.
+/// `id` is another processor, which runs nothing; page 8 is free until it has come. Not called
+/// again.
 pub unsafe fn start(id: u32, clock: Clock, has_ticks: bool) -> bool {
     let own = Own {
         clock,
@@ -125,8 +128,8 @@ fn timer_counts(clock: Clock) -> u64 {
 /// What this core alone keeps.
 fn own() -> Option<&'static mut Own> {
     let own = &raw mut OWN;
-    // SAFETY: `start` has written it before this core ran. Since then the core's interrupts alone use it, of which none comes
-    // within another, and `core1_main` before the first of them.
+    // SAFETY: `start` has written it before this core ran. Since then the core's interrupts alone
+    // use it, of which none comes within another, and `core1_main` before the first of them.
     unsafe { (*own).as_mut() }
 }
 
@@ -199,7 +202,8 @@ impl Own {
         let now = self.clock.now();
         let period = self.clock.period();
         let beat = period.counts(BEAT_MS);
-        // One eighth is what the two clocks may differ by: one was measured by the other, for ten milliseconds.
+        // One eighth is what the two clocks may differ by: one was measured by the other, for ten
+        // milliseconds.
         if apic::read(apic::TIMER_CURRENT) != 0 || now - self.set_at < beat - beat / 8 {
             BEATS_EXTRA.fetch_add(1, Ordering::Relaxed);
             return;

@@ -1,7 +1,7 @@
 //! Starting another core: from real mode to a function on a stack of its own.
 //!
-//! One after the other, by the first core. The way goes by a page of low memory, in which nothing of the guest's is yet; it is free
-//! again when the core says that it has come ([`came`]).
+//! One after the other, by the first core. The way goes by a page of low memory, in which nothing
+//! of the guest's is yet; it is free again when the core says that it has come ([`came`]).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,7 +40,8 @@ static CAME: AtomicU32 = AtomicU32::new(0);
 /// Starts core `id` (INIT, start-up) in `main`; whether it came.
 ///
 /// # Safety
-/// `id` is another processor, which runs nothing; page 8 is free; `stack` is its own, and stays. `main` calls [`came`].
+/// `id` is another processor, which runs nothing; page 8 is free; `stack` is its own, and stays.
+/// `main` calls [`came`].
 pub unsafe fn start(id: u32, clock: Clock, main: extern "C" fn(), stack: *mut Stack) -> bool {
     let code = &raw const core_begin as u64;
     let len = &raw const core_end as u64 - code;

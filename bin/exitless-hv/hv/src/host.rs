@@ -1,5 +1,5 @@
-//! The host's side of interrupts, on each core of the guest's: its descriptor table, what its handlers noted ([`Area`]), and the one
-//! window in which they run.
+//! The host's side of interrupts, on each core of the guest's: its descriptor table, what its
+//! handlers noted ([`Area`]), and the one window in which they run.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -64,7 +64,8 @@ fn load(table: &mut Page, stubs: u64) {
     #[repr(C, packed)]
     struct Pointer(u16, u64);
     let pointer = Pointer(4095, table.address());
-    // SAFETY: the table has a handler for every vector, and stays where it is: it is one of the statics of `main.rs`.
+    // SAFETY: the table has a handler for every vector, and stays where it is: it is one of the
+    // statics of `main.rs`.
     unsafe { core::arch::asm!("lidt [{}]", in(reg) &raw const pointer, options(nostack)) };
 }
 
@@ -118,7 +119,8 @@ impl Area {
         self.nmis.load(Ordering::Relaxed)
     }
 
-    /// Lets pending interrupts in, on this area's core; which they were, in order, and what is in service then.
+    /// Lets pending interrupts in, on this area's core; which they were, in order, and what is in
+    /// service then.
     pub fn window<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
         // SAFETY: interrupts come here and nowhere else, and have handlers.
         self.noted(taken, || unsafe { host_window() })

@@ -1,7 +1,8 @@
 //! Two of the HPET's timers: the watchdog's, whose message is a non-maskable interrupt, and the
 //! host's own tick (HPET 1.0a, §2.3); and its counter, the host's clock.
 //!
-//! An interrupt that exits whatever the guest does stands in for VMX's preemption timer. The guest never sees the HPET.
+//! An interrupt that exits whatever the guest does stands in for VMX's preemption timer. The guest
+//! never sees the HPET.
 //!
 //! Both timers are set while the counter stands at 0, and it is started once. Started again it
 //! would have to arm the first timer again, at a comparator that it may have just passed: a timer
@@ -142,7 +143,8 @@ impl Hpet {
         self.clock
     }
 
-    /// Sets a non-maskable interrupt every `ms`, once it is started; whether it is the host's tick as well.
+    /// Sets a non-maskable interrupt every `ms`, once it is started; whether it is the host's tick
+    /// as well.
     pub fn set_watchdog(&mut self, ms: u32, is_tick: bool) -> Result<(), Unfit> {
         let counts = self.set(WATCHDOG, ms, DELIVERY_NMI, OWN)?;
         self.watchdog = Some(counts);
@@ -187,7 +189,8 @@ impl Hpet {
         Some(self.clock.period.microseconds(self.tick?))
     }
 
-    /// A non-maskable interrupt once, at this time, which is ahead. It may be lost, if the counter passes it before it is set.
+    /// A non-maskable interrupt once, at this time, which is ahead. It may be lost, if the counter
+    /// passes it before it is set.
     pub fn sample(&self, at_us: u64) {
         const CAN_MESSAGE: u32 = 1 << 15;
         // Message, enabled; once; edges; 32 bits.

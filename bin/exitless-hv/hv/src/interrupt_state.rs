@@ -170,7 +170,8 @@ impl Interrupts {
         self.wants_nmi = true;
     }
 
-    /// Begins the next entry with it, if one is requested, none is handled, and no other event comes first. Whether it does.
+    /// Begins the next entry with it, if one is requested, none is handled, and no other event
+    /// comes first. Whether it does.
     pub fn inject_nmi(&mut self, vmcb: &mut Vmcb) -> bool {
         let can = self.wants_nmi && !self.is_in_nmi && !vmcb.has_event();
         if can {
@@ -206,8 +207,8 @@ impl Interrupts {
         });
     }
 
-    /// Hands acknowledged interrupts to the mode machine, and ends those that it says. Returns whether the host's tick is among
-    /// them.
+    /// Hands acknowledged interrupts to the mode machine, and ends those that it says. Returns
+    /// whether the host's tick is among them.
     pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &Counters) -> bool {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         let (mut has_tick, mut has_completion) = (false, false);
@@ -233,8 +234,8 @@ impl Interrupts {
         has_tick
     }
 
-    /// Takes the time of a tick of the host's, which was found waiting for a guest that masks it, or not. Returns its delay, µs, if
-    /// there is injection from now on because of it.
+    /// Takes the time of a tick of the host's, which was found waiting for a guest that masks it,
+    /// or not. Returns its delay, µs, if there is injection from now on because of it.
     pub fn took_tick(&mut self, now_us: u64, was_found: bool) -> Option<u64> {
         let tick = self.tick.as_mut()?;
         let late_us = tick.due.take(now_us);
@@ -276,7 +277,8 @@ impl Interrupts {
         self.tick.as_mut()?.samples.next(now_us, entropy)
     }
 
-    /// Takes a tick of the watchdog's, at which `real` is in service. Returns how many EOIs end it, if it is to be ended.
+    /// Takes a tick of the watchdog's, at which `real` is in service. Returns how many EOIs end it,
+    /// if it is to be ended.
     pub fn watchdog(&mut self, real: VectorSet) -> Option<u8> {
         let is_held = self.core.is_held(real);
         self.service
@@ -311,7 +313,8 @@ impl Interrupts {
         self.core.claim(vector)
     }
 
-    /// Takes an interrupt of the guest's to itself. Returns whether the real local APIC is to send it.
+    /// Takes an interrupt of the guest's to itself. Returns whether the real local APIC is to send
+    /// it.
     pub fn send(&mut self, vector: Vector) -> bool {
         self.core.send(vector)
     }

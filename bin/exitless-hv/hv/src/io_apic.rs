@@ -78,7 +78,8 @@ impl IoApic {
         (at < 2 * PINS).then_some((at / 2, at % 2 * 32))
     }
 
-    /// Offsets in its page, and the values that an access reads there: of an entry what the guest wrote, and the chip's status.
+    /// Offsets in its page, and the values that an access reads there: of an entry what the guest
+    /// wrote, and the chip's status.
     pub fn shown(&self) -> [(u64, u32); 2] {
         let real = self.read(self.select);
         let window = match self.selected() {

@@ -72,7 +72,8 @@ impl Lapic {
         }
     }
 
-    /// Measures the timer's clock, which takes 2 ms: a periodic timer has a least period from now on.
+    /// Measures the timer's clock, which takes 2 ms: a periodic timer has a least period from now
+    /// on.
     pub fn limit_period(&mut self, clock: Clock) {
         const MEASURED_US: u64 = 2_000;
         const DIVIDE_BY_1: u64 = 0xb;

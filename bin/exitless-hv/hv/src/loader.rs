@@ -1,11 +1,12 @@
-//! The guest's start: a Linux kernel by the 32-bit boot protocol (Documentation/arch/x86/boot.rst), or a multiboot image whose header
-//! gives addresses.
+//! The guest's start: a Linux kernel by the 32-bit boot protocol (Documentation/arch/x86/boot.rst),
+//! or a multiboot image whose header gives addresses.
 
 use bare::multiboot::{MAGIC, Module};
 
 use crate::memory::{self, Guest, OWN};
 
-/// Where the boot parameters, the command line and the descriptor of a multiboot image are: low memory, which no kernel is in.
+/// Where the boot parameters, the command line and the descriptor of a multiboot image are: low
+/// memory, which no kernel is in.
 const PARAMETERS: u64 = 0x9_0000;
 const COMMAND_LINE: u64 = 0x9_1000;
 const COMMAND_LINE_MAX: usize = 4095;

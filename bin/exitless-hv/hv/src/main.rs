@@ -12,13 +12,13 @@
 //! table §3.5.1, injection mode §3.5.1, vectors §3.5.3, completion §3.5.4, protection §3.7.2,
 //! timers and interrupts to oneself §3.9.
 //!
-//! **Trust.** What a guest can use, and what contains it, is a table ([`eli::surface`], docs/eli.md);
-//! rows without a test are counted at the start. Firmware is trusted. The assigned device is kept to
-//! the guest's memory by the machine's IOMMU ([`remapping`]); without one it reaches all memory, which
-//! is said at the start (`contained_dma=false`).
+//! **Trust.** What a guest can use, and what contains it, is a table ([`eli::surface`],
+//! docs/eli.md); rows without a test are counted at the start. Firmware is trusted. The assigned
+//! device is kept to the guest's memory by the machine's IOMMU ([`remapping`]); without one it
+//! reaches all memory, which is said at the start (`contained_dma=false`).
 //!
-//! **Cores.** Each of the guest's processors has one, from the first on (`cpus=`); the next one is parked, and watches ([`core1`]). What
-//! they share, and what guards it, is said at [`machine`].
+//! **Cores.** Each of the guest's processors has one, from the first on (`cpus=`); the next one is
+//! parked, and watches ([`core1`]). What they share, and what guards it, is said at [`machine`].
 //!
 //! **Left out.** Devices other than NVMe; Intel's VMX.
 #![no_std]
@@ -189,7 +189,8 @@ fn start_others(machine: &Machine) {
         };
         STARTING.store(index, Ordering::Relaxed);
         let stacks = &raw mut STACKS;
-        // SAFETY: firmware says that the core is there; nothing of the guest's runs yet, so page 8 is free; the stack is its own.
+        // SAFETY: firmware says that the core is there; nothing of the guest's runs yet, so page 8
+        // is free; the stack is its own.
         let came = unsafe { cores::start(id, clock, other_main, &raw mut (*stacks)[index]) };
         if !came {
             refuse(&format_args!("core {id} does not start"));

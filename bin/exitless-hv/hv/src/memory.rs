@@ -9,8 +9,8 @@ pub const OWN: core::ops::Range<u64> = 0x3000_0000..0x3400_0000;
 /// Beyond this nothing is mapped, neither here (`boot.s`) nor for the guest.
 pub const MAPPED: u64 = 512 << 30;
 
-/// The last page of the hypervisor's own, in which nothing is but a pattern: a write of the guest's or
-/// of its device's that reaches this memory is seen there.
+/// The last page of the hypervisor's own, in which nothing is but a pattern: a write of the guest's
+/// or of its device's that reaches this memory is seen there.
 pub struct Canary;
 
 impl Canary {
@@ -103,8 +103,9 @@ impl Guest {
         if !self.contains(address, 8) {
             return None;
         }
-        // SAFETY: it is memory, mapped, and the guest's: nothing of ours is there, and the guest does not run now. A device that
-        // writes there meanwhile makes it any value, which is what a guest's memory holds.
+        // SAFETY: it is memory, mapped, and the guest's: nothing of ours is there, and the guest
+        // does not run now. A device that writes there meanwhile makes it any value, which is what
+        // a guest's memory holds.
         Some(unsafe { (address as *const u64).read_unaligned() })
     }
 

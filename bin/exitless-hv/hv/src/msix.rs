@@ -1,5 +1,5 @@
-//! The assigned device's message table: the guest sees a copy of its page, and what it writes there goes to the device when it has
-//! been looked at.
+//! The assigned device's message table: the guest sees a copy of its page, and what it writes there
+//! goes to the device when it has been looked at.
 
 use bare::pci;
 use eli::policy::Message;
@@ -91,7 +91,8 @@ impl Msix {
         if entries > ENTRIES_MAX - offset / 16 || start >= memory::MAPPED {
             return Err(Unfit::Place);
         }
-        // Registers begin at the BAR's start. What else is behind the table is not known; NVMe has its doorbells in front of it.
+        // Registers begin at the BAR's start. What else is behind the table is not known; NVMe has
+        // its doorbells in front of it.
         if bits & !(PAGE - 1) == page || registers == page {
             return Err(Unfit::Shared);
         }

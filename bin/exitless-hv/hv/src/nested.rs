@@ -1,5 +1,5 @@
-//! Nested page tables: the guest's physical addresses are the machine's, but for the hypervisor's own 64 MiB and single pages that
-//! show something else, or that exit when they are written.
+//! Nested page tables: the guest's physical addresses are the machine's, but for the hypervisor's
+//! own 64 MiB and single pages that show something else, or that exit when they are written.
 
 use crate::memory::{self, OWN, PAGE, Page};
 

@@ -1,4 +1,5 @@
-//! Ports of the machine as they are: those that exit whatever the list says, and accesses that policy has let through.
+//! Ports of the machine as they are: those that exit whatever the list says, and accesses that
+//! policy has let through.
 
 use bare::port;
 use eli::policy::pit;
@@ -14,12 +15,14 @@ pub const CONFIG_ADDRESS: u16 = 0xcf8;
 /// There: the first byte of the data.
 pub const CONFIG_DATA: u16 = 0xcfc;
 
-/// Whether a port is one of configuration space. The reset register among them, of one byte, is not.
+/// Whether a port is one of configuration space. The reset register among them, of one byte, is
+/// not.
 pub const fn is_config(number: u16) -> bool {
     matches!(number, CONFIG_ADDRESS | CONFIG_DATA..=0xcff)
 }
 
-/// Starts the first counter of the 8254 at its longest period: what its next byte is, is known then.
+/// Starts the first counter of the 8254 at its longest period: what its next byte is, is known
+/// then.
 pub fn start_timer() {
     for (number, value) in [
         (pit::CONTROL, pit::START),

@@ -7,8 +7,8 @@
 //!        ── message: a handle ─▶ interrupt entry: vector, processor, this source ─▶ local APIC
 //! ```
 //! The guest sees neither the unit nor its formats: firmware's table is hidden, the unit's page is
-//! not mapped, and what the guest writes into the device's message table or the I/O APIC is answered
-//! from what it wrote ([`Msix`](crate::msix), [`IoApic`](crate::io_apic)).
+//! not mapped, and what the guest writes into the device's message table or the I/O APIC is
+//! answered from what it wrote ([`Msix`](crate::msix), [`IoApic`](crate::io_apic)).
 //!
 //! **Bounds.** Each wait for the unit is a number of reads; recorded faults are taken at the
 //! watchdog's ticks, as many as the unit has registers.
@@ -453,8 +453,8 @@ impl Remapping {
     }
 
     fn write64(&self, register: u16, value: u64) {
-        // Halves: each of these registers is read by the unit when it is told to, but the queue's tail,
-        // whose upper half is 0.
+        // Halves: each of these registers is read by the unit when it is told to, but the queue's
+        // tail, whose upper half is 0.
         self.write32(register + 4, (value >> 32) as u32);
         self.write32(register, value as u32);
     }

@@ -103,9 +103,11 @@ pub enum Count {
     NmisSent,
     /// Unmaskable interrupts at random moments, which look at a guest that masks others.
     Samples,
-    /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a fault.
+    /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a
+    /// fault.
     DeviceCaught,
-    /// Exits on account of assigned interrupts that came in direct mode, for delivery or completion: there must be none.
+    /// Exits on account of assigned interrupts that came in direct mode, for delivery or
+    /// completion: there must be none.
     DeviceExitsDirect,
     /// Device interrupts injected.
     DeviceInjected,

@@ -51,7 +51,8 @@ impl ShadowTable {
         (self.base, self.limit) = (base, limit);
     }
 
-    /// Takes the levels of the page tables, none outside of long mode. Returns whether they were others.
+    /// Takes the levels of the page tables, none outside of long mode. Returns whether they were
+    /// others.
     pub fn set_levels(&mut self, levels: Option<u8>) -> bool {
         let were_others = self.levels != levels;
         self.levels = levels;

@@ -128,8 +128,8 @@ impl SingleStep {
         flags & FLAG_INTERRUPTS != 0
     }
 
-    /// The guest's DR6 for a trap of its own, if the trap that ends the step is one: it steps itself, or the instruction met a
-    /// breakpoint.
+    /// The guest's DR6 for a trap of its own, if the trap that ends the step is one: it steps
+    /// itself, or the instruction met a breakpoint.
     pub fn own_trap(&self, vmcb: &Vmcb) -> Option<u64> {
         let step = self.under_way?;
         let met = vmcb.get(vmcb::DR6) & STATUS_BREAKPOINTS;

@@ -1,4 +1,5 @@
-//! The virtual machine control block (APM 2, appendix B): what exits, how an entry begins, and the guest's state that VMRUN loads.
+//! The virtual machine control block (APM 2, appendix B): what exits, how an entry begins, and the
+//! guest's state that VMRUN loads.
 
 use crate::memory::Page;
 
@@ -207,7 +208,8 @@ impl Vmcb {
         self.set::<u64>(at(offset + 8), 0);
     }
 
-    /// The state in which a boot loader of the 32-bit protocol enters a kernel: flat segments, no paging.
+    /// The state in which a boot loader of the 32-bit protocol enters a kernel: flat segments, no
+    /// paging.
     pub fn protected_mode(&mut self, entry: u64) {
         const DATA: u16 = 0xc93;
         const CODE: u16 = 0xc9b;

@@ -2,9 +2,9 @@
 //!
 //! The closed set of functions is wrapped, and of the one function everything but its poll is as it
 //! was: its ring is not looked at, so that requests lie there unanswered, as under a device whose
-//! thread hangs. Requests that it has taken are answered before: they were taken by a poll, and each
-//! poll shows what the unit has answered. Whoever asks whether there is work is told the truth, so that the
-//! sidecore does not go to sleep over requests that only time will let it take.
+//! thread hangs. Requests that it has taken are answered before: they were taken by a poll, and
+//! each poll shows what the unit has answered. Whoever asks whether there is work is told the
+//! truth, so that the sidecore does not go to sleep over requests that only time will let it take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! `--fault mapper:stale`: reads and writes that a host's kernel does and the swapper avoids, done to
-//! be counted.
+//! `--fault mapper:stale`: reads and writes that a host's kernel does and the swapper avoids, done
+//! to be counted.
 
 use swap::book::{FaultOrigin, IoPolicy};
 

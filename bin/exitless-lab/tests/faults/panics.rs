@@ -1,4 +1,5 @@
-//! A core that panics takes the process with it: guests and front ends learn of it, where they would wait for ever.
+//! A core that panics takes the process with it: guests and front ends learn of it, where they
+//! would wait for ever.
 
 use std::io::Write;
 use std::process::Stdio;

@@ -1,5 +1,6 @@
-//! A guest with less memory than it uses, whose swap store fails once: it is paused with the reason, goes on when trying again has
-//! succeeded, finds all that it stored, and ends; or it is ended while it is paused.
+//! A guest with less memory than it uses, whose swap store fails once: it is paused with the
+//! reason, goes on when trying again has succeeded, finds all that it stored, and ends; or it is
+//! ended while it is paused.
 
 use std::fs;
 use std::time::Instant;

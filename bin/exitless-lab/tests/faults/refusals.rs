@@ -1,4 +1,5 @@
-//! Faults of what is not there, or does not go with the rest: one line that names the option, status 2, nothing started.
+//! Faults of what is not there, or does not go with the rest: one line that names the option,
+//! status 2, nothing started.
 
 use std::fs;
 

@@ -3,8 +3,9 @@
 //!
 //! Started by `run` (`--disk …,worker=on`) through exec, so nothing of the owner's memory is here.
 //! The owner sends its descriptors over the socket that is standard input: the shared area, an
-//! eventfd each way, one that is closed when it serves, the image. The rest is given up before the first request is looked at, in this
-//! order: other descriptors, namespaces, capabilities, limits, system calls. (`confine`).
+//! eventfd each way, one that is closed when it serves, the image. The rest is given up before the
+//! first request is looked at, in this order: other descriptors, namespaces, capabilities, limits,
+//! system calls. (`confine`).
 //!
 //! One thread takes requests and answers them; four threads make the calls that wait for storage.
 //! There is no io_uring: what a ring is asked for goes round the filter of system calls.

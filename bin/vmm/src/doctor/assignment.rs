@@ -86,8 +86,8 @@ impl Device {
     }
 
     /// Commands of root that take it away from a driver of the host's, so that others of its group
-    /// can be assigned. A bridge, which VFIO refuses, is left without a driver. A device that is not
-    /// PCI is on a bus that is not known here.
+    /// can be assigned. A bridge, which VFIO refuses, is left without a driver. A device that is
+    /// not PCI is on a bus that is not known here.
     fn clearing(&self) -> Vec<String> {
         let address = &self.host.address;
         match (self.host.vendor, self.unfit()) {

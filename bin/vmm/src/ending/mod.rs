@@ -1,7 +1,8 @@
 //! How the process ends: what asks for it, what it may wait for, and what its exit status says.
 //!
-//! * [`signals`]: a thread that hears signals whatever else the process does. The first asks a guest to power off, the next one ends in
-//!   order, and another one at once; without a guest to ask the first ends in order.
+//! * [`signals`]: a thread that hears signals whatever else the process does. The first asks a
+//!   guest to power off, the next one ends in order, and another one at once; without a guest to
+//!   ask the first ends in order.
 //! * [`storage`]: waiting for disks whose requests the host does not finish, and saying so.
 //!
 //! Exit statuses of `run` and `serve`:
@@ -49,11 +50,12 @@ pub const LOOK: Duration = Duration::from_millis(100);
 /// How long an end waits for whoever reads what was written, where it may not wait for ever.
 pub const WRITE_LIMIT: Duration = Duration::from_millis(500);
 
-/// Ends the process here and now: the terminal is given back, messages have [`WRITE_LIMIT`], and nothing is joined or dropped.
-/// The kernel cancels what is in flight and takes back the rest.
+/// Ends the process here and now: the terminal is given back, messages have [`WRITE_LIMIT`], and
+/// nothing is joined or dropped. The kernel cancels what is in flight and takes back the rest.
 pub fn leave(status: u8) -> ! {
     raw::restore();
     messages::finish(WRITE_LIMIT);
-    // SAFETY: ends the process; no code of this process runs afterwards, so nothing can observe what was not dropped.
+    // SAFETY: ends the process; no code of this process runs afterwards, so nothing can observe
+    // what was not dropped.
     unsafe { libc::_exit(i32::from(status)) }
 }

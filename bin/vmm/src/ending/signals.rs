@@ -1,7 +1,8 @@
 //! Signals, heard by a thread that waits for nothing else.
 //!
-//! They are blocked in every thread and taken by this one, which touches no guest's memory, no disk and no terminal output: whatever
-//! the rest of the process waits for, a signal is heard. What the signals that end come to, one after another:
+//! They are blocked in every thread and taken by this one, which touches no guest's memory, no disk
+//! and no terminal output: whatever the rest of the process waits for, a signal is heard. What the
+//! signals that end come to, one after another:
 //!
 //! | | SIGINT, SIGTERM, SIGHUP | SIGQUIT |
 //! |---|---|---|
@@ -12,12 +13,14 @@
 //! After [`next_ends_at_once`] any does the last: the user has been notified what the end waits
 //! for.
 //!
-//! A sender may send twice at one go (timeout(1) signals its child and then the group that the child is in), so
-//! what comes within [`ONE_REQUEST`] of a signal that changed something is the same request.
+//! A sender may send twice at one go (timeout(1) signals its child and then the group that the
+//! child is in), so what comes within [`ONE_REQUEST`] of a signal that changed something is the
+//! same request.
 //!
 //! SIGHUP counts unless it was ignored when the process started (nohup).
 //!
-//! UNSAFETY: `sigaction`, `pthread_sigmask`, `signalfd`, and `poll` and `read` on descriptors held here.
+//! UNSAFETY: `sigaction`, `pthread_sigmask`, `signalfd`, and `poll` and `read` on descriptors held
+//! here.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -55,8 +58,9 @@ pub enum Asked {
 /// The first signal that has asked for the end; 0: none.
 static END_ASKED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// The first signal that has asked for the end, if one has: for those who wait for something before anybody takes what
-/// [`listen`](Signals::listen) reports. One that was blocked before this program began, and is pending since, counts as well.
+/// The first signal that has asked for the end, if one has: for those who wait for something before
+/// anybody takes what [`listen`](Signals::listen) reports. One that was blocked before this program
+/// began, and is pending since, counts as well.
 pub fn end_asked_by() -> Option<i32> {
     match END_ASKED_BY.load(Ordering::SeqCst) {
         0 => pending(),
@@ -86,7 +90,8 @@ fn pending() -> Option<i32> {
 /// The next signal that ends does so at once, be it the first.
 static ENDS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 
-/// From now on the first signal that ends does so at once. SeqCst, as everything here: once in a process's life.
+/// From now on the first signal that ends does so at once. SeqCst, as everything here: once in a
+/// process's life.
 pub fn next_ends_at_once() {
     ENDS_AT_ONCE.store(true, Ordering::SeqCst);
 }
@@ -120,14 +125,15 @@ pub fn try_signalfd() -> io::Result<()> {
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks the signals that end, and `more`, for this thread and every thread it starts from now on: call it before
-    /// any other thread exists, or a signal may still end the process at once.
+    /// Blocks the signals that end, and `more`, for this thread and every thread it starts from now
+    /// on: call it before any other thread exists, or a signal may still end the process at once.
     ///
     /// # Errors
     /// The system refuses.
     pub fn block(more: &[libc::c_int]) -> io::Result<Self> {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset initialises the set, sigaddset changes it; both get valid pointers and numbers.
+        // SAFETY: sigemptyset initialises the set, sigaddset changes it; both get valid pointers
+        // and numbers.
         let set = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for &signal in ORDERLY.iter().chain(more) {
@@ -145,9 +151,9 @@ impl Signals {
         signalfd(&set).map(Self)
     }
 
-    /// Starts the thread. It calls `on`, which must not wait, for each signal but the one that ends at once, and lives as long as
-    /// the process unless it is [stopped](Listener::stop). The first signal presses if `grace` is more than nothing, and that is how
-    /// long it gives.
+    /// Starts the thread. It calls `on`, which must not wait, for each signal but the one that ends
+    /// at once, and lives as long as the process unless it is [stopped](Listener::stop). The first
+    /// signal presses if `grace` is more than nothing, and that is how long it gives.
     ///
     /// # Errors
     /// No thread can be started, or the host has no more descriptors.
@@ -241,8 +247,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes no signal from now on: those that were taken have been reported, and those that come stay blocked and pending, also for a
-    /// program that this process executes.
+    /// Takes no signal from now on: those that were taken have been reported, and those that come
+    /// stay blocked and pending, also for a program that this process executes.
     pub fn stop(self) {
         // Fails only when the counter is full, and then it is readable.
         let _ = self.stop.write(1);

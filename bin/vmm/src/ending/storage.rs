@@ -1,12 +1,14 @@
 //! Waiting for storage at the end.
 //!
-//! A request that the kernel holds (a file of a FUSE or network file system whose server does not answer, a suspended
-//! device-mapper target) cannot be taken back, and an end in order waits for it: what the guest was told is written is then
-//! written. It is said which disk that is, so that whoever waits can mend it, or send another signal.
+//! A request that the kernel holds (a file of a FUSE or network file system whose server does not
+//! answer, a suspended device-mapper target) cannot be taken back, and an end in order waits for
+//! it: what the guest was told is written is then written. It is said which disk that is, so that
+//! whoever waits can mend it, or send another signal.
 //!
-//! A process that leaves with such a request is gone for everybody but the kernel, which may keep what is left of it until
-//! the request ends, and its files with it: waits for a suspended device, and for a FUSE server that has a buffered write or an
-//! fsync in hand, are not ended by any signal, SIGKILL included. Reads through the page cache and direct I/O are let go.
+//! A process that leaves with such a request is gone for everybody but the kernel, which may keep
+//! what is left of it until the request ends, and its files with it: waits for a suspended device,
+//! and for a FUSE server that has a buffered write or an fsync in hand, are not ended by any
+//! signal, SIGKILL included. Reads through the page cache and direct I/O are let go.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,8 +25,9 @@ const NAMED_AGAIN: Duration = Duration::from_secs(30);
 /// Names of disks whose end is awaited, by whatever tells them apart.
 pub type Names<K> = BTreeMap<K, String>;
 
-/// Waits until everything in `names` has come out of `ended`, each by `take`, which answers its key. `look` is called now and
-/// then, and may end the process. Ends early if nothing more can come.
+/// Waits until everything in `names` has come out of `ended`, each by `take`, which answers its
+/// key. `look` is called now and then, and may end the process. Ends early if nothing more can
+/// come.
 pub fn wait<K: Ord, T>(
     mut names: Names<K>,
     ended: &Receiver<T>,

@@ -1,7 +1,9 @@
-//! What `run --resident` needs of the host, whose `run` refuses to start without it and whose `doctor` shows it.
+//! What `run --resident` needs of the host, whose `run` refuses to start without it and whose
+//! `doctor` shows it.
 //!
-//! [`Host::probe`] looks: at what the kernel does ([`uffd::probe`]), at whether shared memory may come in huge pages, and at whether
-//! the host pages by itself. What follows is decided without another look, so that tests can have hosts that they do not run on.
+//! [`Host::probe`] looks: at what the kernel does ([`uffd::probe`]), at whether shared memory may
+//! come in huge pages, and at whether the host pages by itself. What follows is decided without
+//! another look, so that tests can have hosts that they do not run on.
 //!
 //! That the swap store's file system has direct I/O is found out when the store is opened.
 
@@ -37,8 +39,9 @@ impl Host {
     /// What is lacking, the most fundamental first. None: a guest's pages can come and go.
     pub fn lacks(&self) -> Vec<Lack> {
         let mut lacks: Vec<Lack> = self.kernel.lacks().cloned().collect();
-        // Under these a page that is written through the memory file may come with 511 others, although its mappings were
-        // advised against huge pages. One that has not met any may meet them later.
+        // Under these a page that is written through the memory file may come with 511 others,
+        // although its mappings were advised against huge pages. One that has not met any may meet
+        // them later.
         let is_huge = matches!(self.shmem_thp.as_str(), "always" | "within_size" | "force");
         if is_huge && self.kernel.single_pages.is_ok() {
             lacks.push(Lack {

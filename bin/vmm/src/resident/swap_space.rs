@@ -1,7 +1,8 @@
-//! Whether the host swaps, and whether it may do so with this process's memory: /proc/swaps and `memory.swap.max` of cgroup 2.
+//! Whether the host swaps, and whether it may do so with this process's memory: /proc/swaps and
+//! `memory.swap.max` of cgroup 2.
 //!
-//! A memory file is swapped as anonymous memory is. That costs time, not data: a page that the host has put away counts as present,
-//! and its owner waits for the host's disk.
+//! A memory file is swapped as anonymous memory is. That costs time, not data: a page that the host
+//! has put away counts as present, and its owner waits for the host's disk.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

@@ -321,7 +321,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "path=FILE,…", long_help = DISK_HELP)]
     pub disk: Vec<String>,
 
-    /// A virtio network interface: responder, tap=NAME, switch=NAME or socket=PATH; repeat for more (see --help).
+    /// A virtio network interface: responder, tap=NAME, switch=NAME or socket=PATH; repeat for more
+    /// (see --help).
     #[arg(long, value_name = "BACKEND,…", long_help = NET_HELP)]
     pub net: Vec<String>,
 
@@ -329,22 +330,23 @@ pub struct RunArgs {
     #[arg(long, value_name = "vfio=ADDRESS,…", long_help = DEVICE_HELP)]
     pub device: Vec<String>,
 
-    /// A virtio entropy device, which gives the guest random bytes of the host's: at most 1 MiB each
-    /// second.
+    /// A virtio entropy device, which gives the guest random bytes of the host's: at most 1 MiB
+    /// each second.
     #[arg(long)]
     pub rng: bool,
 
     /// The IOMMU the guest sees.
     ///
-    /// With `virtio` the guest asks by a ring that a sidecore polls, and no request exits. Its kernel needs a driver for
-    /// virtio-iommu before those of its devices: Linux has one that Debian's kernels bring from 6.12 on, as a module that
-    /// belongs into the initramfs (`echo virtio_iommu >>/etc/initramfs-tools/modules`). Until then no device does DMA. Does not go
-    /// with `--device`, `--disk socket=` and `--net socket=` or `vhost=on` yet.
+    /// With `virtio` the guest asks by a ring that a sidecore polls, and no request exits. Its
+    /// kernel needs a driver for virtio-iommu before those of its devices: Linux has one that
+    /// Debian's kernels bring from 6.12 on, as a module that belongs into the initramfs
+    /// (`echo virtio_iommu >>/etc/initramfs-tools/modules`). Until then no device does DMA. Does
+    /// not go with `--device`, `--disk socket=` and `--net socket=` or `vhost=on` yet.
     #[arg(long, value_enum, default_value_t = IommuArg::Vtd)]
     pub iommu: IommuArg,
 
-    /// How the guest reaches the IOMMU: the registers of VT-d (`logged` if nothing else is said, `shared`, `trap`), or the ring of
-    /// `--iommu virtio` (`polled`, `trap`).
+    /// How the guest reaches the IOMMU: the registers of VT-d (`logged` if nothing else is said,
+    /// `shared`, `trap`), or the ring of `--iommu virtio` (`polled`, `trap`).
     #[arg(long, value_enum)]
     pub iommu_mode: Option<IommuModeArg>,
 

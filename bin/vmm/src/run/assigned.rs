@@ -1,8 +1,9 @@
 //! Assigned functions of a machine: devices of the host that the guest drives itself.
 //!
-//! They are under a remapping unit of their own ([`assigned_unit`]), since their mappings are shadowed into the host's IOMMU: the
-//! guest has to invalidate after it has made an entry present, too (CAP.CM), which a system applies to a whole unit, and the
-//! unit offers no more than the host's IOMMU can follow. The unit exists only in a machine that has such functions.
+//! They are under a remapping unit of their own ([`assigned_unit`]), since their mappings are
+//! shadowed into the host's IOMMU: the guest has to invalidate after it has made an entry present,
+//! too (CAP.CM), which a system applies to a whole unit, and the unit offers no more than the
+//! host's IOMMU can follow. The unit exists only in a machine that has such functions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,10 +33,12 @@ use super::plugs::Plugs;
 use super::units::{self, UnitOptions};
 use crate::messages::say;
 
-/// How long a machine that is started again waits for its devices: the kernel may still be closing what the last one had open.
+/// How long a machine that is started again waits for its devices: the kernel may still be closing
+/// what the last one had open.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a machine have in common.
+/// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a
+/// machine have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct HostIommu {
     /// Highest address that a device can be given memory at.

@@ -1,7 +1,7 @@
 //! What the machine's devices and IOMMU need from the machine, and what they give back.
 //!
-//! The builder calls `devices::attach` once, after KVM, RAM, interrupts and vCPU descriptors exist and before the
-//! kernel is loaded or any vCPU runs.
+//! The builder calls `devices::attach` once, after KVM, RAM, interrupts and vCPU descriptors exist
+//! and before the kernel is loaded or any vCPU runs.
 
 use std::cell::OnceCell;
 use std::io;
@@ -89,10 +89,12 @@ pub trait Running {
     /// Nothing has been started.
     fn begin(&mut self) -> anyhow::Result<()>;
 
-    /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to stop. Does not wait.
+    /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to
+    /// stop. Does not wait.
     fn end(&mut self);
 
-    /// After [`end`](Self::end): waits for what is in flight, and says so if that takes long; stops everything, after the last vCPU thread has returned;
-    /// prints or writes what is left to report. `look` is called now and then while it waits, and may end the process.
+    /// After [`end`](Self::end): waits for what is in flight, and says so if that takes long; stops
+    /// everything, after the last vCPU thread has returned; prints or writes what is left to
+    /// report. `look` is called now and then while it waits, and may end the process.
     fn stop(self: Box<Self>, look: &dyn Fn()) -> anyhow::Result<()>;
 }

@@ -1,10 +1,12 @@
 //! `--balloon`: memory that the guest is asked to do without. The request, checked; its thread.
 //!
-//! The device is a function like the others, under a unit of its own that translates nothing: Linux's driver knows no IOMMU.
-//! What becomes of pages that the guest gives is the memory's to say ([`Memory::balloon`](super::memory::Memory::balloon)).
+//! The device is a function like the others, under a unit of its own that translates nothing:
+//! Linux's driver knows no IOMMU. What becomes of pages that the guest gives is the memory's to say
+//! ([`Memory::balloon`](super::memory::Memory::balloon)).
 //!
-//! One thread beside the owner asks the guest for statistics and, under `target=auto`, sets the target ([`auto`], from what [`host`]
-//! sees); another follows the file that a new target is read from.
+//! One thread beside the owner asks the guest for statistics and, under `target=auto`, sets the
+//! target ([`auto`], from what [`host`] sees); another follows the file that a new target is read
+//! from.
 
 mod auto;
 mod host;
@@ -81,7 +83,8 @@ impl Limits {
 }
 
 impl Limits {
-    /// A guest that is asked for `target` pages, has given `actual`, and says that so many bytes are available.
+    /// A guest that is asked for `target` pages, has given `actual`, and says that so many bytes
+    /// are available.
     fn guest(self, target: u32, actual: u32, available: Option<u64>) -> GuestMemory {
         let pages = |bytes: u64| u32::try_from(bytes / PAGE_SIZE).unwrap_or(u32::MAX);
         GuestMemory {
@@ -155,7 +158,8 @@ impl BalloonSpec {
         Ok(balloon)
     }
 
-    /// What runs beside the owner of the balloon `watched`, whose memory has this pager, if it has one.
+    /// What runs beside the owner of the balloon `watched`, whose memory has this pager, if it has
+    /// one.
     pub fn start<F, M>(
         self,
         owner: OwnerHandle<F, M>,
@@ -226,8 +230,8 @@ impl BalloonSpec {
     }
 }
 
-/// A balloon by its number among the owner's functions, and what its guest said last: a driver that leaves, as when the guest
-/// powers off, leaves nothing behind.
+/// A balloon by its number among the owner's functions, and what its guest said last: a driver that
+/// leaves, as when the guest powers off, leaves nothing behind.
 #[derive(Clone, Debug)]
 pub struct Watched {
     number: usize,

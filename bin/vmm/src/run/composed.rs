@@ -15,8 +15,8 @@ use vio::rng::Rng;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
 
-/// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest request fits into (4 MiB
-/// in pages that lie scattered), and 32,767 for drivers that need more.
+/// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest
+/// request fits into (4 MiB in pages that lie scattered), and 32,767 for drivers that need more.
 pub const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 units! {
     /// The remapping unit of a machine. The paravirtual one takes commands from its function.

@@ -1,6 +1,7 @@
 //! The request, checked: what the machine is built from.
 //!
-//! Nothing here starts anything; files are opened and kept open, so that what was checked is what is used.
+//! Nothing here starts anything; files are opened and kept open, so that what was checked is what
+//! is used.
 
 use std::fs::File;
 use std::io;
@@ -110,7 +111,8 @@ pub struct Config {
     pub drain_limit: Duration,
     /// How long a sidecore may be silent.
     pub watchdog: Duration,
-    /// How long the guest may take to power off when a signal asks for it; nothing: it is not asked.
+    /// How long the guest may take to power off when a signal asks for it; nothing: it is not
+    /// asked.
     pub stop_timeout: Duration,
     /// What a guest that asks for a reset gets.
     pub on_reboot: RebootArg,
@@ -127,8 +129,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Checks everything that can be checked without starting anything, for a machine of this composition that has been started
-    /// again so often.
+    /// Checks everything that can be checked without starting anything, for a machine of this
+    /// composition that has been started again so often.
     pub fn check(
         args: &RunArgs,
         restarts: u64,
@@ -335,7 +337,8 @@ impl Remapping {
     }
 }
 
-/// Refuses what does not go with a paravirtual IOMMU yet: whoever follows the mappings from outside.
+/// Refuses what does not go with a paravirtual IOMMU yet: whoever follows the mappings from
+/// outside.
 fn check_paravirtual(args: &RunArgs, disks: &[Disk], nets: &[NetConfig]) -> anyhow::Result<()> {
     if args.iommu != IommuArg::Virtio {
         return Ok(());
@@ -510,7 +513,8 @@ fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
     Ok(ConsoleConfig::None)
 }
 
-/// The console's output starts a new file, and goes on in it when the machine has been started again.
+/// The console's output starts a new file, and goes on in it when the machine has been started
+/// again.
 fn console(text: &str, goes_on: bool) -> anyhow::Result<ConsoleConfig> {
     match text {
         "stdio" => Ok(ConsoleConfig::Stdio),

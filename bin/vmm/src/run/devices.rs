@@ -52,8 +52,9 @@ const DISK_DEPTH: u32 = 256;
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 
-/// How long an invalidation waits for the server of a device behind the emulated IOMMU to forget it. Longer than a server takes that
-/// waits for its own requests (exitless serve: a second, and the device then needs a reset).
+/// How long an invalidation waits for the server of a device behind the emulated IOMMU to forget
+/// it. Longer than a server takes that waits for its own requests (exitless serve: a second, and
+/// the device then needs a reset).
 const REMOTE_HOLD_LIMIT: Duration = Duration::from_secs(3);
 
 /// Maker of the functions that a program may have of its own, as functions of its set.
@@ -341,7 +342,8 @@ where
         .context("starting the sidecore")
 }
 
-/// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in Linux).
+/// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in
+/// Linux).
 fn monitor<F: Functions, M: PhysMem + Send>(
     core: &Sidecore<Owner<F, M>>,
     control: &Arc<Control>,
@@ -399,7 +401,8 @@ impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {
         if let Some(ended) = &self.ended {
             storage::wait(self.names.clone(), ended, |number| number, look);
         }
-        // The ledger asks the owner for its counters, so it is closed before the sidecore is stopped.
+        // The ledger asks the owner for its counters, so it is closed before the sidecore is
+        // stopped.
         let reported = self.reporter.as_ref().map_or(Ok(()), Reporter::report);
         if let Some(balloon) = self.balloon {
             balloon.stop();

@@ -34,7 +34,8 @@ pub enum Format {
 pub struct DiskConfig {
     /// As given.
     pub path: PathBuf,
-    /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`. Not locked by the check.
+    /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`. Not locked by
+    /// the check.
     pub file: File,
     /// What is in it.
     pub format: Format,
@@ -137,7 +138,8 @@ impl DiskConfig {
         })
     }
 
-    /// Locks a raw file, and waits for a predecessor if it must. An image is locked when it is [opened](Self::open_image).
+    /// Locks a raw file, and waits for a predecessor if it must. An image is locked when it is
+    /// [opened](Self::open_image).
     pub fn lock(self) -> anyhow::Result<Self> {
         if self.format != Format::Raw {
             return Ok(self);

@@ -1,7 +1,8 @@
 //! Ejection: a guest gives an assigned function back while it runs.
 //!
-//! The guest's `_EJ0` writes a slot's number to the machine's port ([`EjectSink`]). The function leaves the bus at once, with its
-//! memory slots, and its owner as soon as nothing of it is in the device's reach.
+//! The guest's `_EJ0` writes a slot's number to the machine's port ([`EjectSink`]). The function
+//! leaves the bus at once, with its memory slots, and its owner as soon as nothing of it is in the
+//! device's reach.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

@@ -1,14 +1,17 @@
-//! Memory that is all here, under a balloon: pages that the guest does without are given back to the host.
+//! Memory that is all here, under a balloon: pages that the guest does without are given back to
+//! the host.
 //!
-//! A page goes from every mapping of it at once: the guest's, ours, and those of processes that serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under way with such
-//! a page keeps the one that it had, and what it reads into that is nobody's: a guest that gives pages away while a disk reads
-//! into them has no claim to what was read.
+//! A page goes from every mapping of it at once: the guest's, ours, and those of processes that
+//! serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under
+//! way with such a page keeps the one that it had, and what it reads into that is nobody's: a guest
+//! that gives pages away while a disk reads into them has no claim to what was read.
 //!
 //! Where memory is populated ahead of devices, pages of the window that is being populated at that
 //! moment stay too, and no window that the guest has given a page of back is populated from then on
 //! ([`pv_iommu::populate`]).
 //!
-//! A page that an *assigned* device reaches stays: the host's IOMMU would go on leading to the old one, while the guest found another.
+//! A page that an *assigned* device reaches stays: the host's IOMMU would go on leading to the old
+//! one, while the guest found another.
 
 use std::sync::Arc;
 

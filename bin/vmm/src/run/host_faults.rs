@@ -1,8 +1,9 @@
 //! DMA that the host's IOMMU has refused to assigned devices, as its kernel's log has it.
 //!
-//! A guest hears nothing of that: its unit never saw the access. So the host's faults are counted, for its owner. The log has ten
-//! lines in five seconds at most (a fault more is one `callbacks suppressed`), so the figure says whether there were any, and not
-//! how many. Who may not read the log (`kernel.dmesg_restrict`) has none.
+//! A guest hears nothing of that: its unit never saw the access. So the host's faults are counted,
+//! for its owner. The log has ten lines in five seconds at most (a fault more is one
+//! `callbacks suppressed`), so the figure says whether there were any, and not how many. Who may
+//! not read the log (`kernel.dmesg_restrict`) has none.
 
 use std::collections::BTreeMap;
 use std::fs::File;

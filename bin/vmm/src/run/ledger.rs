@@ -47,7 +47,8 @@ pub struct LedgerSource<F, M> {
     exits: ExitLedger,
     owner: OwnerHandle<F, M>,
     sidecore: Watch,
-    /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be had.
+    /// Set up at the first mark, when the vCPUs' threads exist; `None` where tracefs is not to be
+    /// had.
     histogram: OnceLock<Option<ExitHistogram>>,
     /// Doorbells that other processes read.
     forwarded: Vec<Arc<Places>>,
@@ -65,8 +66,8 @@ pub struct LedgerSource<F, M> {
 }
 
 impl<F, M> LedgerSource<F, M> {
-    /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded` are read by others, and counted
-    /// by the kernel from the first mark on.
+    /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded`
+    /// are read by others, and counted by the kernel from the first mark on.
     pub fn new(
         parts: &Parts<'_>,
         owner: OwnerHandle<F, M>,
@@ -103,7 +104,8 @@ impl<F, M> LedgerSource<F, M> {
         self
     }
 
-    /// The same, of a machine with these assigned devices: numbers of their functions, and addresses on the host.
+    /// The same, of a machine with these assigned devices: numbers of their functions, and
+    /// addresses on the host.
     pub fn with_devices(mut self, devices: Vec<(usize, String)>) -> Self {
         if !devices.is_empty() {
             self.host_faults = HostFaults::open();
@@ -386,8 +388,8 @@ fn faults_of_this_thread() -> (u64, u64) {
     (count(usage.ru_minflt), count(usage.ru_majflt))
 }
 
-/// Major faults of this process's threads so far, but those of vCPUs: of what is not guest memory, since only vCPUs wait for that. Of
-/// threads that have ended none.
+/// Major faults of this process's threads so far, but those of vCPUs: of what is not guest memory,
+/// since only vCPUs wait for that. Of threads that have ended none.
 fn major_faults() -> u64 {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return 0;

@@ -1,4 +1,5 @@
-//! Where a machine's memory is: all of it here, or some of it elsewhere. What the devices are built over.
+//! Where a machine's memory is: all of it here, or some of it elsewhere. What the devices are built
+//! over.
 
 use std::sync::Arc;
 
@@ -39,7 +40,8 @@ pub trait Memory<F> {
         None
     }
 
-    /// What becomes of pages that the guest does without, but for those that assigned devices reach.
+    /// What becomes of pages that the guest does without, but for those that assigned devices
+    /// reach.
     fn balloon(&self, reach: &Reach) -> Result<Box<dyn BalloonIo>>;
 
     /// The owner runs: who moves pages, if anybody does.
@@ -62,7 +64,8 @@ pub trait Paging {
     /// The guest's memory has been loaded, and it is about to run.
     fn begin(&mut self) -> Result<()>;
 
-    /// The machine has ended: no vCPU enters the guest again, and none is to wait for what cannot come.
+    /// The machine has ended: no vCPU enters the guest again, and none is to wait for what cannot
+    /// come.
     fn end(&self);
 
     /// How it stands, for whoever asks.

@@ -30,7 +30,8 @@ pub struct Assigned {
     pub functions: Vec<SourceId>,
 }
 
-/// Functions on their way to an owner that does not run yet, and what their doors need once it does.
+/// Functions on their way to an owner that does not run yet, and what their doors need once it
+/// does.
 pub struct Plugs<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,

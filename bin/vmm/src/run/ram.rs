@@ -18,8 +18,8 @@ const STEP: u64 = 2 << 20;
 pub struct RamConfig {
     /// Bytes.
     pub bytes: u64,
-    /// In a memory file, which other processes can be given, and whose pages can be taken away one by one; if not, in anonymous
-    /// memory, as any program's.
+    /// In a memory file, which other processes can be given, and whose pages can be taken away one
+    /// by one; if not, in anonymous memory, as any program's.
     pub is_shared: bool,
     /// The host may back it with transparent huge pages; nothing: unless they are in the way.
     pub thp: Option<bool>,

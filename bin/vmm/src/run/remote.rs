@@ -1,4 +1,5 @@
-//! Devices that another process serves, or the host's kernel: descriptors made, the back end connected to, the function put under the owner.
+//! Devices that another process serves, or the host's kernel: descriptors made, the back end
+//! connected to, the function put under the owner.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,7 +70,8 @@ impl RemoteConfig {
     }
 }
 
-/// Connects to the back end of `device` and adds it. Answers its number, and where its doorbells will be.
+/// Connects to the back end of `device` and adds it. Answers its number, and where its doorbells
+/// will be.
 ///
 /// # Errors
 /// What the back end lacks, and what to do about it.

@@ -1,24 +1,28 @@
-//! A machine whose guest asks for a reset is started again: this program executes itself, with the arguments it has, once the machine
-//! has been wound down as at any end.
+//! A machine whose guest asks for a reset is started again: this program executes itself, with the
+//! arguments it has, once the machine has been wound down as at any end.
 //!
-//! **Why not a loop around [`machine::run`](super::machine::run).** What is left of a machine in this process is hard to be sure of: the
-//! thread that reads standard input may wait there and would take what is typed for the next machine; the disks' closing may
-//! still be under way; memory comes back in pieces. An `exec` leaves nothing of it: the kernel ends the threads, closes the descriptors
-//! (all are CLOEXEC) and takes the memory, and the guest finds the machine that a first start makes, by the same code. What has to
-//! outlive it does: the process with its number, its place in the control group, its credentials, limits and standard descriptors, and
-//! signals, which stay blocked and pending ([`Listener::stop`](crate::ending::signals::Listener::stop)).
+//! **Why not a loop around [`machine::run`](super::machine::run).** What is left of a machine in
+//! this process is hard to be sure of: the thread that reads standard input may wait there and
+//! would take what is typed for the next machine; the disks' closing may still be under way; memory
+//! comes back in pieces. An `exec` leaves nothing of it: the kernel ends the threads, closes the
+//! descriptors (all are CLOEXEC) and takes the memory, and the guest finds the machine that a first
+//! start makes, by the same code. What has to outlive it does: the process with its number, its
+//! place in the control group, its credentials, limits and standard descriptors, and signals, which
+//! stay blocked and pending ([`Listener::stop`](crate::ending::signals::Listener::stop)).
 //!
 //! What does not:
-//! * Locks of images. They are let go of and taken again, as by a successor; whoever came in between is waited for as one that is
-//!   about to end, and then the restart has failed.
+//! * Locks of images. They are let go of and taken again, as by a successor; whoever came in
+//!   between is waited for as one that is about to end, and then the restart has failed.
 //! * What was typed and the guest has not read, as on a serial line.
 //! * A terminal leaves raw mode and enters it again.
 //!
-//! Files are opened by their names again: a kernel, a size file or a server that has changed counts from the next reset on. A program
-//! that was replaced on disk does not: the guest goes on under the one that it was started with, which the kernel keeps.
-//! A sandbox has to let this program execute itself (seccomp, AppArmor's `ix`, a file system without `noexec`), and show it `/proc`.
+//! Files are opened by their names again: a kernel, a size file or a server that has changed counts
+//! from the next reset on. A program that was replaced on disk does not: the guest goes on under
+//! the one that it was started with, which the kernel keeps. A sandbox has to let this program
+//! execute itself (seccomp, AppArmor's `ix`, a file system without `noexec`), and show it `/proc`.
 //!
-//! Nothing limits how often a guest resets, as on any machine; each time is one line on standard error, with its number.
+//! Nothing limits how often a guest resets, as on any machine; each time is one line on standard
+//! error, with its number.
 
 use std::ffi::OsString;
 use std::fs;
@@ -42,8 +46,9 @@ pub fn count() -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// To be called when the machine has been started again. The process was given the name of [`PROGRAM`]'s link, `exe`, and it is by its
-/// name that users, and whoever waits for an image, know it.
+/// To be called when the machine has been started again. The process was given the name of
+/// [`PROGRAM`]'s link, `exe`, and it is by its name that users, and whoever waits for an image,
+/// know it.
 pub fn take_name_back() {
     let argument = std::env::args_os().next();
     if let Some(name) = argument
@@ -55,7 +60,8 @@ pub fn take_name_back() {
     }
 }
 
-/// Starts the machine again, for the time after the `count`th. Returns only if that cannot be done, with the reason.
+/// Starts the machine again, for the time after the `count`th. Returns only if that cannot be done,
+/// with the reason.
 pub fn again(count: u64) -> anyhow::Error {
     match fs::read_link(PROGRAM) {
         Ok(file) if file.as_os_str().as_bytes().ends_with(b" (deleted)") => say!(

@@ -9,7 +9,8 @@ use swap::overwrite::Registers;
 use swap::pager::Message;
 use swap::stopped::Stopped;
 
-/// How long a vCPU waits for the pager to act. If it does not, the vCPU does itself what it was about to do.
+/// How long a vCPU waits for the pager to act. If it does not, the vCPU does itself what it was
+/// about to do.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Tells the pager where `vcpu` stands, and has it go on where the pager says.

@@ -121,8 +121,9 @@ fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
     ))
 }
 
-/// Tells the paravirtual unit, number `unit`, and its function, of that number, of their endpoints: every function of the bus but the
-/// host bridge, itself, and those of `beside`, which nothing stands before. The table that tells the guest.
+/// Tells the paravirtual unit, number `unit`, and its function, of that number, of their endpoints:
+/// every function of the bus but the host bridge, itself, and those of `beside`, which nothing
+/// stands before. The table that tells the guest.
 pub fn describe_endpoints<F: Functions, M: PhysMem>(
     owner: &mut Owner<F, M>,
     unit: usize,

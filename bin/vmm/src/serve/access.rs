@@ -1,8 +1,9 @@
 //! Who may connect to a device's socket: its mode and its group.
 //!
-//! To connect takes permission to write. A socket is made closed to everybody but its owner, has its group and its mode set, and listens
-//! only then: before that nobody can connect, so at no time may more connect than was asked for. Whatever another process puts at the
-//! path meanwhile is not touched.
+//! To connect takes permission to write. A socket is made closed to everybody but its owner, has
+//! its group and its mode set, and listens only then: before that nobody can connect, so at no time
+//! may more connect than was asked for. Whatever another process puts at the path meanwhile is not
+//! touched.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,7 +44,8 @@ impl Access {
         Ok(Self { mode, group })
     }
 
-    /// A socket at `path` that does not listen yet. With a mode, nobody but its owner has permissions.
+    /// A socket at `path` that does not listen yet. With a mode, nobody but its owner has
+    /// permissions.
     pub fn bind(self, path: &Path) -> io::Result<OwnedFd> {
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -52,8 +54,8 @@ impl Access {
             None,
         )?;
         if let Some(mode) = self.mode {
-            // Linux makes the file with the permissions of the socket, less the umask. Where it does not, the file has too
-            // many for as long as nobody listens.
+            // Linux makes the file with the permissions of the socket, less the umask. Where it
+            // does not, the file has too many for as long as nobody listens.
             let _ = fchmod(&socket, Mode::from_raw_mode(mode & 0o700));
         }
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;

@@ -1,4 +1,5 @@
-//! The request, checked. Flags and file come down to the same structures, and are checked by the same code.
+//! The request, checked. Flags and file come down to the same structures, and are checked by the
+//! same code.
 //!
 //! Nothing here starts anything or opens an image.
 

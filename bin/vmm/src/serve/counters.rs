@@ -45,7 +45,8 @@ pub struct Counted {
     pub switches: Vec<(String, Option<SwitchStats>)>,
 }
 
-/// Writes all counters. A device of which none are known is there all the same, as one that did not answer.
+/// Writes all counters. A device of which none are known is there all the same, as one that did not
+/// answer.
 pub fn report(path: Option<&Path>, counted: Counted) {
     let Some(path) = path else { return };
     let Counted {

@@ -105,7 +105,8 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     }
     notify::stopping();
     let cores = fleet.stats();
-    // Before the listeners are closed, so that a successor finds either a socket that is served or none.
+    // Before the listeners are closed, so that a successor finds either a socket that is served or
+    // none.
     drop(sockets);
     let mut counted = wind_down(&mut fleet, &config);
     counted.cores = cores;
@@ -170,8 +171,8 @@ fn check_calls() {
     }
 }
 
-/// Takes the devices off their cores, all at the same time: each finishes there what is in flight, and takes nothing more. Then
-/// closes their images. Their last counters.
+/// Takes the devices off their cores, all at the same time: each finishes there what is in flight,
+/// and takes nothing more. Then closes their images. Their last counters.
 fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Counted {
     let name = |id: &str, what: &dyn Display| (id.to_owned(), format!("device {id} ({what})"));
     let blocks = config.blocks.iter();
@@ -213,7 +214,8 @@ fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Served>> 
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
         if stuck.cause == StuckCause::Panicked {
-            // Its devices are gone, and their front ends would wait for ever. A successor resumes from their inflight regions.
+            // Its devices are gone, and their front ends would wait for ever. A successor resumes
+            // from their inflight regions.
             say!("a core has panicked: ending at once, with status {STATUS_STUCK}");
             ending::leave(STATUS_STUCK);
         }
@@ -248,7 +250,8 @@ fn export<C: DeviceClass>(
     Export::new(config, device, listener).context("its socket")
 }
 
-/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that is not enough for all.
+/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that
+/// is not enough for all.
 fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -270,12 +273,13 @@ fn raise_descriptor_limit(config: &Config) {
 
 /// About how many descriptors are open when every device has a front end.
 fn descriptors(config: &Config) -> u64 {
-    /// Standard streams, signals, the monitor; and what connections hold for a moment while they come or go.
+    /// Standard streams, signals, the monitor; and what connections hold for a moment while they
+    /// come or go.
     const PROCESS: u64 = 64;
     /// An epoll, its notifier, an io_uring and its eventfd, an AIO context's.
     const CORE: u64 = 8;
-    /// Its listener, its image, how its image wakes the core, its connection, the inflight region, the channel, and four
-    /// regions of memory.
+    /// Its listener, its image, how its image wakes the core, its connection, the inflight region,
+    /// the channel, and four regions of memory.
     const DEVICE: u64 = 10;
     /// Kick, call, error, and the ring by which a call that is made often is signalled.
     const QUEUE: u64 = 4;

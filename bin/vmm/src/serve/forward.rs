@@ -1,7 +1,8 @@
 //! What an enum of pollers passes on to the one that it is.
 
-/// The methods of [`sidecore::Poller`] that are alike for every variant, by `$each!(self, poller => …)` and, for those that take
-/// `&self`, `$each!(&self, poller => …)`. Messages and probes are the enum's own.
+/// The methods of [`sidecore::Poller`] that are alike for every variant, by
+/// `$each!(self, poller => …)` and, for those that take `&self`, `$each!(&self, poller => …)`.
+/// Messages and probes are the enum's own.
 macro_rules! forward_poller {
     ($each:ident) => {
         fn attached(&mut self, wakes: &mut sidecore::Wakes) -> std::io::Result<()> {

@@ -1,9 +1,11 @@
-//! `exitless serve`: block and network devices for any VMM, over vhost-user, all served by a few cores.
+//! `exitless serve`: block and network devices for any VMM, over vhost-user, all served by a few
+//! cores.
 //!
 //! `args` flags → `config` a checked configuration (from flags or a TOML file, one check for both)
 //! → `prepare` the way to devices that can be reached, of a start and of `--check`: `disk` the back
-//! end of each disk, `net` each network device, `switch` switches between those, `sockets` (`access`: for whom) → `daemon` exports (`poller`), sidecores, until a signal ends
-//! it; `counters` what they have done.
+//! end of each disk, `net` each network device, `switch` switches between those, `sockets`
+//! (`access`: for whom) → `daemon` exports (`poller`), sidecores, until a signal ends it;
+//! `counters` what they have done.
 //!
 //! Requests are none of this module's affair: see the crates `vhost-export`, `vio`
 //! and `sidecore`.

@@ -1,4 +1,5 @@
-//! Network devices: the keys of `--net` and of `[[net]]`, checked, and the device with what is behind it.
+//! Network devices: the keys of `--net` and of `[[net]]`, checked, and the device with what is
+//! behind it.
 
 use std::fmt;
 use std::path::PathBuf;

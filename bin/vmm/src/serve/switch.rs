@@ -1,8 +1,9 @@
-//! Switches between network devices: the keys of `--switch` and `[[switch]]`, what the keys of a device say of its port, and a
-//! switch with its ports as one poller.
+//! Switches between network devices: the keys of `--switch` and `[[switch]]`, what the keys of a
+//! device say of its port, and a switch with its ports as one poller.
 //!
-//! The devices of a switch are a [`Group`]: they are on one core, which copies frames from where the sender's guest has them to
-//! the receiver's, and they move together. What one sends wakes those that it is for; a descriptor is not needed for that.
+//! The devices of a switch are a [`Group`]: they are on one core, which copies frames from where
+//! the sender's guest has them to the receiver's, and they move together. What one sends wakes
+//! those that it is for; a descriptor is not needed for that.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -255,7 +256,8 @@ fn macs(list: &str) -> Result<Vec<Mac>> {
     Ok(bound)
 }
 
-/// Checks what the ports of all switches have to have in common. `ports`: the switch, the device and its port.
+/// Checks what the ports of all switches have to have in common. `ports`: the switch, the device
+/// and its port.
 ///
 /// # Errors
 /// Names the switch.
@@ -355,7 +357,8 @@ impl Switches {
         open.port(config, MTU)
     }
 
-    /// The switches as they are served, over the devices that have their ports, in the order in which these were made.
+    /// The switches as they are served, over the devices that have their ports, in the order in
+    /// which these were made.
     pub fn with_devices(
         self,
         mut devices: BTreeMap<String, Vec<Export<NetClass>>>,

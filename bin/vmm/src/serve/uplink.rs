@@ -99,7 +99,8 @@ impl Poller for UplinkPoller {
         self.uplink.rebind();
     }
 
-    /// Its places are ours, and what the switch has not delivered from them within microseconds is copied.
+    /// Its places are ours, and what the switch has not delivered from them within microseconds is
+    /// copied.
     fn may_detach(&mut self, _departure: Departure) -> bool {
         self.is_leaving = true;
         !self.uplink.has_kept()

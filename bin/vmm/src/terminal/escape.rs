@@ -6,7 +6,8 @@
 //! | Ctrl-A h, Ctrl-A ? | say what there is |
 //! | Ctrl-A Ctrl-A | a Ctrl-A for the guest |
 //!
-//! After any other key nothing happens and both are dropped, so that a slip does not type into the guest.
+//! After any other key nothing happens and both are dropped, so that a slip does not type into the
+//! guest.
 
 /// Ctrl-A.
 const ESCAPE: u8 = 0x01;
@@ -31,7 +32,8 @@ pub struct EscapeFilter {
 }
 
 impl EscapeFilter {
-    /// Appends to `typed` what is for the guest; answers the last command in `input`, Quit before others.
+    /// Appends to `typed` what is for the guest; answers the last command in `input`, Quit before
+    /// others.
     pub fn feed(&mut self, input: &[u8], typed: &mut Vec<u8>) -> Option<Command> {
         let mut command = None;
         for &byte in input {

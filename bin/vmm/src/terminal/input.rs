@@ -1,8 +1,9 @@
 //! The thread between standard input and the console's chip.
 //!
-//! It polls standard input, the chip and the machine's end, and waits for none of them alone: what the guest does not read is
-//! kept here, up to [`MOST`]. Beyond that a pipe or a file is not read from, so its writer waits and nothing is lost; a
-//! terminal is read on, since Ctrl-A x must be heard, and what is typed is dropped, as on a line that overruns.
+//! It polls standard input, the chip and the machine's end, and waits for none of them alone: what
+//! the guest does not read is kept here, up to [`MOST`]. Beyond that a pipe or a file is not read
+//! from, so its writer waits and nothing is lost; a terminal is read on, since Ctrl-A x must be
+//! heard, and what is typed is dropped, as on a line that overruns.
 //!
 //! Signals are not its affair: see [`crate::ending::signals`]. No thread joins it: between poll and
 //! read another process that shares the terminal may take what was there, and then it waits in read
@@ -33,7 +34,8 @@ pub struct Keyboard {
     pub escapes: bool,
 }
 
-/// Starts the thread, which ends with the machine, or when the input has ended and the guest has it all.
+/// Starts the thread, which ends with the machine, or when the input has ended and the guest has it
+/// all.
 ///
 /// # Errors
 /// No thread, or no descriptor.

@@ -1,11 +1,12 @@
 //! Raw mode of the user's terminal, and its return.
 //!
-//! The saved settings live in one process-wide place, so that every way out can restore them: the guard's
-//! drop, the panic hook, the handlers of signals that kill (SIGSEGV and friends), and [`leave`](crate::ending::leave). Orderly signals
-//! (SIGINT, SIGTERM, SIGHUP, SIGQUIT) end the machine through `run` and so reach the guard.
+//! The saved settings live in one process-wide place, so that every way out can restore them: the
+//! guard's drop, the panic hook, the handlers of signals that kill (SIGSEGV and friends), and
+//! [`leave`](crate::ending::leave). Orderly signals (SIGINT, SIGTERM, SIGHUP, SIGQUIT) end the
+//! machine through `run` and so reach the guard.
 //!
-//! UNSAFETY: `tcsetattr` and `sigaction` have no safe form in the standard library; the handler runs only
-//! async-signal-safe calls.
+//! UNSAFETY: `tcsetattr` and `sigaction` have no safe form in the standard library; the handler
+//! runs only async-signal-safe calls.
 
 use std::io::{self, IsTerminal};
 use std::mem::MaybeUninit;
@@ -71,9 +72,11 @@ pub fn restore() {
         && let Some(saved) = SAVED.get()
     {
         let mut set = MaybeUninit::uninit();
-        // SAFETY: sigemptyset initialises the set and the others use it; `saved` came from tcgetattr on this descriptor.
+        // SAFETY: sigemptyset initialises the set and the others use it; `saved` came from
+        // tcgetattr on this descriptor.
         unsafe {
-            // A process that is in the background by now would be stopped for changing the terminal, and never end.
+            // A process that is in the background by now would be stopped for changing the
+            // terminal, and never end.
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTTOU);
             libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
@@ -84,7 +87,8 @@ pub fn restore() {
 
 extern "C" fn on_fatal(signal: libc::c_int) {
     restore();
-    // SA_RESETHAND has put the default action back: raising again dies as if we had never been here.
+    // SA_RESETHAND has put the default action back: raising again dies as if we had never been
+    // here.
     // SAFETY: raise is async-signal-safe.
     unsafe { libc::raise(signal) };
 }
@@ -103,7 +107,8 @@ fn install_hooks() {
             let handler: extern "C" fn(libc::c_int) = on_fatal;
             action.sa_sigaction = handler as usize;
             action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
-            // SAFETY: `action` is initialised and its handler async-signal-safe; the old action is not asked for.
+            // SAFETY: `action` is initialised and its handler async-signal-safe; the old action is
+            // not asked for.
             unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
         }
     });

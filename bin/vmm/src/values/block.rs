@@ -1,6 +1,7 @@
 //! The keys of a block device, as they are written after `--disk` and `--block`, and in a file.
 //!
-//! One grammar for every command: each accepts a part of the keys, and what a key's value may be is said here.
+//! One grammar for every command: each accepts a part of the keys, and what a key's value may be is
+//! said here.
 
 use std::path::PathBuf;
 
@@ -176,7 +177,8 @@ mod tests {
                 let mut keys = Keys::parse("--block", &text).unwrap();
                 let others: Vec<_> = ALL.into_iter().filter(|other| *other != key).collect();
                 BlockSpec::take(&mut keys, &others).unwrap();
-                // One of the two values is none of its kind; that it was read says that it was taken.
+                // One of the two values is none of its kind; that it was read says that it was
+                // taken.
                 let spec = BlockSpec::take(&mut keys, &ALL);
                 if let Ok(spec) = &spec {
                     assert_ne!(format!("{spec:?}"), format!("{:?}", BlockSpec::default()));

@@ -130,8 +130,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Keys of a grammar that several commands have, each a part of it: what a command does not accept is absent to it, and stays among
-/// the keys.
+/// Keys of a grammar that several commands have, each a part of it: what a command does not accept
+/// is absent to it, and stays among the keys.
 pub struct Part<'k, 'a> {
     keys: &'k mut Keys<'a>,
     accepted: &'k [&'k str],

@@ -1,7 +1,7 @@
 //! The keys of a network device, as they are written after `--net`, and in a file.
 //!
-//! One grammar for every command, as `block` is for disks: each accepts a part of the keys, and what a key's value may be is said
-//! here.
+//! One grammar for every command, as `block` is for disks: each accepts a part of the keys, and
+//! what a key's value may be is said here.
 
 use std::path::PathBuf;
 
@@ -115,7 +115,8 @@ impl NetSpec {
         Ok(in_range("pairs", self.pairs, 1, 1..=MAX_PAIRS.into())? as u16)
     }
 
-    /// Largest packet, if it is said: what Linux takes, an IPv4 host's least to what fits the field.
+    /// Largest packet, if it is said: what Linux takes, an IPv4 host's least to what fits the
+    /// field.
     ///
     /// # Errors
     /// Any other number.

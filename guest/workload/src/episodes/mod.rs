@@ -1,5 +1,6 @@
-//! What a guest does in random episodes of storage that misbehaves: writers that put down what was acknowledged
-//! ([`crate::acked`]), while the guest takes Bus Master away, resets the disk or powers off when the host says so.
+//! What a guest does in random episodes of storage that misbehaves: writers that put down what was
+//! acknowledged ([`crate::acked`]), while the guest takes Bus Master away, resets the disk or
+//! powers off when the host says so.
 //!
 //! The host types lines, and reads what `episode N WORD` says:
 //!
@@ -17,8 +18,8 @@
 //!
 //! A writer that meets what it should not says `wrong: REASON`, and ends.
 //!
-//! MAY-FAIL is `nothing`, `flushes` or `anything`. A read or a write that may fail is made again until it does not. A flush is
-//! not: whoever has failed one fails them all.
+//! MAY-FAIL is `nothing`, `flushes` or `anything`. A read or a write that may fail is made again
+//! until it does not. A flush is not: whoever has failed one fails them all.
 
 use std::io;
 use std::time::Instant;
@@ -194,7 +195,8 @@ impl Session {
         Ok(())
     }
 
-    /// Looks what became of the writes that were in flight at a reset. What the disk says now is so for good.
+    /// Looks what became of the writes that were in flight at a reset. What the disk says now is so
+    /// for good.
     fn after_reset(&mut self, mut driver: Driver) -> Result<(), String> {
         let failed = |error: io::Error| error.to_string();
         if driver.data(0) != CANARY {

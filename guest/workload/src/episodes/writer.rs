@@ -18,7 +18,8 @@ use crate::{BLOCK, block, console};
 const LIMIT: Duration = Duration::from_secs(120);
 /// Between two tries of a request that failed.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Of each writer's blocks, those that an episode writes; and how many of them the one before did not.
+/// Of each writer's blocks, those that an episode writes; and how many of them the one before did
+/// not.
 const WINDOW: usize = 24;
 const NEW: usize = 8;
 
@@ -114,7 +115,8 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Starts a writer for each record, and waits until each has written. `random` gives them their seeds.
+    /// Starts a writer for each record, and waits until each has written. `random` gives them their
+    /// seeds.
     pub(super) fn start(
         config: &EpisodesConfig,
         episode: usize,

@@ -1,8 +1,9 @@
 //! What a page must hold: the model, which knows no memory, no device and no time.
 //!
-//! Content is a value that says how every byte comes about, so that it can move from page to block and from block to page
-//! as the bytes do, and be computed at any time. It begins as something that says where and when it was made (a
-//! [`Stamp`]), and part of it may have been overwritten since (a [`Patch`]):
+//! Content is a value that says how every byte comes about, so that it can move from page to block
+//! and from block to page as the bytes do, and be computed at any time. It begins as something that
+//! says where and when it was made (a [`Stamp`]), and part of it may have been overwritten since (a
+//! [`Patch`]):
 //!
 //! | base | bytes |
 //! |---|---|
@@ -12,7 +13,8 @@
 //! | words | one word of 64 bits repeated, which says place and generation: what `memset` and REP leave |
 //! | bytes | one byte repeated, which follows from them |
 //!
-//! A [`Record`] is what is kept of a page or block: its content, and enough of its past to tell what is wrong.
+//! A [`Record`] is what is kept of a page or block: its content, and enough of its past to tell
+//! what is wrong.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -119,7 +121,8 @@ pub(super) struct Patch {
 }
 
 impl Patch {
-    /// Overwrites `start..end` of a page that may have a patch; the range grows until it covers that.
+    /// Overwrites `start..end` of a page that may have a patch; the range grows until it covers
+    /// that.
     ///
     /// # Panics
     /// If there is no such range in a page.

@@ -10,7 +10,8 @@ pub enum Kind {
     Check,
     /// Part of a page is overwritten.
     Patch,
-    /// One REP instruction, or one `memcpy`, stores to the end of a page, pages behind it, and the beginning of another.
+    /// One REP instruction, or one `memcpy`, stores to the end of a page, pages behind it, and the
+    /// beginning of another.
     Straddle,
     /// Pages are filled with zeros.
     Zero,
@@ -148,8 +149,8 @@ impl Phase {
         }
     }
 
-    /// Operations of a thread in it. Few, so that in a slow machine too the phases take turns; between two of them a
-    /// thousand pages are emptied, and about as many filled.
+    /// Operations of a thread in it. Few, so that in a slow machine too the phases take turns;
+    /// between two of them a thousand pages are emptied, and about as many filled.
     pub(super) fn length(self) -> u32 {
         match self {
             Self::Fill | Self::Clear => 128,

@@ -1,9 +1,10 @@
-//! A verifying guest: pages of memory and blocks of a disk go through all that a guest does to them, and every byte is
-//! compared with what it must be.
+//! A verifying guest: pages of memory and blocks of a disk go through all that a guest does to
+//! them, and every byte is compared with what it must be.
 //!
-//! It is what a host's swapper is judged by, so it cares for what one may get wrong: a page that comes back as it was
-//! before it was last written; another page in its place; a page that a block was read into, and that changes when the
-//! block does; a store of the whole page that loses its end; zeros where something was, or something where zeros are.
+//! It is what a host's swapper is judged by, so it cares for what one may get wrong: a page that
+//! comes back as it was before it was last written; another page in its place; a page that a block
+//! was read into, and that changes when the block does; a store of the whole page that loses its
+//! end; zeros where something was, or something where zeros are.
 //!
 //! ```text
 //!   memory: fill check patch straddle zero set copy give-back remap fork
@@ -12,17 +13,19 @@
 //!   disk: read-twice read-part write-part discard zero-out sync forget drop-caches
 //! ```
 //!
-//! `content` is the model: which bytes a page must hold. `kinds` says what is done, and how much of what in the phases
-//! *fill*, *fragment* and *clear*, which take turns. A `worker` is one thread; it owns its pages and its blocks, so it
-//! always knows what they hold, while the device and the kernel's page cache see all threads at once. Each does every kind
-//! of operation once and fills its memory, then goes on until the time is over, and then compares everything it owns. The
-//! first wrong byte ends the run.
+//! `content` is the model: which bytes a page must hold. `kinds` says what is done, and how much of
+//! what in the phases *fill*, *fragment* and *clear*, which take turns. A `worker` is one thread;
+//! it owns its pages and its blocks, so it always knows what they hold, while the device and the
+//! kernel's page cache see all threads at once. Each does every kind of operation once and fills
+//! its memory, then goes on until the time is over, and then compares everything it owns. The first
+//! wrong byte ends the run.
 //!
-//! Bounds: 64 bytes are kept of each page and block; of a disk 32,768 blocks are used at most; beside M MiB and that,
-//! a thread has 150 KiB, and one child at a time copies what is written while it lives, some hundred pages.
+//! Bounds: 64 bytes are kept of each page and block; of a disk 32,768 blocks are used at most;
+//! beside M MiB and that, a thread has 150 KiB, and one child at a time copies what is written
+//! while it lives, some hundred pages.
 //!
-//! On a file it checks itself: no discard, no dropped caches, and no direct requests of less than a block, or none at
-//! all where the file system has none.
+//! On a file it checks itself: no discard, no dropped caches, and no direct requests of less than a
+//! block, or none at all where the file system has none.
 //!
 //! Left out: whether a disk keeps what it was told to keep across a crash; files; shared memory.
 
@@ -47,7 +50,8 @@ pub use kinds::{Count, Counts, Kind, Phase};
 use shared::Shared;
 use worker::{LEAST, Part, Worker};
 
-/// Blocks of a device that are used at most: 128 MiB, so that what is kept of them stays small and the last pass short.
+/// Blocks of a device that are used at most: 128 MiB, so that what is kept of them stays small and
+/// the last pass short.
 pub const BLOCKS_MAX: u64 = 1 << 15;
 
 /// Threads at most.
@@ -114,8 +118,8 @@ pub struct VerifyReport {
 /// Runs on a device or file, and destroys its content.
 ///
 /// # Errors
-/// The first wrong byte: what, where, wanted, found, and what was done to the page. Or what the system said, or why this
-/// cannot be run here.
+/// The first wrong byte: what, where, wanted, found, and what was done to the page. Or what the
+/// system said, or why this cannot be run here.
 pub fn run(
     path: &Path,
     config: &VerifyConfig,

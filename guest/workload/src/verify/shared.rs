@@ -1,4 +1,5 @@
-//! What all threads of a run have: the device, both ways to it, and what must not happen at the same time.
+//! What all threads of a run have: the device, both ways to it, and what must not happen at the
+//! same time.
 
 use std::fs::{self, File};
 use std::io;
@@ -39,9 +40,11 @@ pub(super) struct Shared {
     can_discard: AtomicBool,
     can_zero: AtomicBool,
     can_unmap: AtomicBool,
-    /// Held by whoever has a child: one at a time, so that copies on write need memory for one only.
+    /// Held by whoever has a child: one at a time, so that copies on write need memory for one
+    /// only.
     pub children: Mutex<()>,
-    /// Held by direct requests; fork(2) excludes them, since open(2) forbids both at once on private memory.
+    /// Held by direct requests; fork(2) excludes them, since open(2) forbids both at once on
+    /// private memory.
     pub direct_requests: RwLock<()>,
     /// Comparisons so far, of all threads.
     pub operations: AtomicU64,
@@ -136,7 +139,8 @@ impl Shared {
             .map_err(|error| format!("advice to forget block {number}: {error}"))
     }
 
-    /// Has the kernel forget all it has cached. False where that is not asked for: a file's run is no guest's.
+    /// Has the kernel forget all it has cached. False where that is not asked for: a file's run is
+    /// no guest's.
     pub fn drop_caches(&self) -> Result<bool, String> {
         if !self.is_device {
             return Ok(false);

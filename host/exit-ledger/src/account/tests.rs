@@ -11,7 +11,8 @@ fn beginning() -> Snapshot {
     }
 }
 
-/// A window of 100 exits: 30 iommu, 7 doorbell, 8 device, 12 interrupt, 6 apic, 10 hlt, 20 timer, 5 memory, and 2 nobody claims.
+/// A window of 100 exits: 30 iommu, 7 doorbell, 8 device, 12 interrupt, 6 apic, 10 hlt, 20 timer, 5
+/// memory, and 2 nobody claims.
 fn a_hundred() -> Snapshot {
     Snapshot {
         kvm: [100, 0, 0, 0],

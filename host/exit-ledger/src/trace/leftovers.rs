@@ -1,4 +1,5 @@
-//! What a process has left in tracefs that ended without dropping its histograms: an instance with triggers, and synthetic events.
+//! What a process has left in tracefs that ended without dropping its histograms: an instance with
+//! triggers, and synthetic events.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,8 @@ use std::path::Path;
 use super::triggers::{self, Names};
 use super::{ROOT, append, instance_of};
 
-/// The processes, in order, of which instances or synthetic events stand among `names` and that are not alive.
+/// The processes, in order, of which instances or synthetic events stand among `names` and that are
+/// not alive.
 pub fn leftovers<'a>(
     names: impl IntoIterator<Item = &'a str>,
     is_alive: impl Fn(u32) -> bool,
@@ -23,9 +25,11 @@ pub fn leftovers<'a>(
     dead
 }
 
-/// Removes them, those of `own` included, whose number may have been another's before. What cannot be removed stays.
+/// Removes them, those of `own` included, whose number may have been another's before. What cannot
+/// be removed stays.
 ///
-/// A process of another PID namespace that shares this tracefs counts as dead: its ledger becomes coarser.
+/// A process of another PID namespace that shares this tracefs counts as dead: its ledger becomes
+/// coarser.
 pub fn remove(own: u32) {
     let entries = fs::read_dir(Path::new(ROOT).join("instances"));
     let entries = entries.into_iter().flatten().flatten();

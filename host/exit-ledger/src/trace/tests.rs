@@ -138,7 +138,8 @@ impl Thread {
         }
     }
 
-    /// Enters, and leaves for `reason` of SVM's; with the handlers that then run, in the order in which they do.
+    /// Enters, and leaves for `reason` of SVM's; with the handlers that then run, in the order in
+    /// which they do.
     fn exit(&mut self, reason: u64, handlers: &[&str]) {
         const INTERRUPTS_OFF: u64 = 1;
         let flags = match self.order {

@@ -1,7 +1,9 @@
-//! Which histograms there are, as the text that sets each: data, so that tests can run the joins without a kernel.
+//! Which histograms there are, as the text that sets each: data, so that tests can run the joins
+//! without a kernel.
 //!
-//! How a join is written: `v=field` stores a value under the thread; another event that names `$v` finds it or counts nothing.
-//! A plain `x=$v` leaves `$v` as it is, and only an expression, such as `$v+common_pid`, unsets it.
+//! How a join is written: `v=field` stores a value under the thread; another event that names `$v`
+//! finds it or counts nothing. A plain `x=$v` leaves `$v` as it is, and only an expression, such as
+//! `$v+common_pid`, unsets it.
 
 use std::ops::Range;
 
@@ -35,7 +37,8 @@ impl Trigger {
         }
     }
 
-    /// As it is written to unset it: the filter counts, since two histograms of one event may differ in nothing else.
+    /// As it is written to unset it: the filter counts, since two histograms of one event may
+    /// differ in nothing else.
     pub fn undo(&self) -> String {
         format!("!{}", self.line())
     }
@@ -92,7 +95,8 @@ pub const PV_EOI: &str = "events/kvm/kvm_pv_eoi";
 pub const MSRS: &str = "events/kvm/kvm_msr";
 /// Page faults of the second level.
 pub const PAGE_FAULTS: &str = "events/kvm/kvm_page_fault";
-/// Accesses by address; the second on Intel, where KVM takes a doorbell without decoding the instruction.
+/// Accesses by address; the second on Intel, where KVM takes a doorbell without decoding the
+/// instruction.
 pub const WRITES: [&str; 2] = ["events/kvm/kvm_mmio", "events/kvm/kvm_fast_mmio"];
 const ENTRY: &str = "events/kvm/kvm_entry";
 const INJECTIONS: &str = "events/kvm/kvm_inj_virq";
@@ -128,7 +132,8 @@ pub fn triggers(tids: &[i32], names: &Names) -> Vec<Trigger> {
     all
 }
 
-/// Injections by vector and the exit before them: the first after each exit, since an entry that is called off is tried again.
+/// Injections by vector and the exit before them: the first after each exit, since an entry that is
+/// called off is tried again.
 fn injections(threads: &str, name: &str) -> [Trigger; 3] {
     let join = format!(
         "keys=common_pid:r=$er,v=vector,told=$er+common_pid:onmatch(kvm.kvm_exit).trace({name},$r,$v)"
@@ -140,8 +145,8 @@ fn injections(threads: &str, name: &str) -> [Trigger; 3] {
     ]
 }
 
-/// Exits for an interrupt by whether it was the host's tick, in both orders of exit and handler. One trigger each, since it ends where
-/// a variable is not set.
+/// Exits for an interrupt by whether it was the host's tick, in both orders of exit and handler.
+/// One trigger each, since it ends where a variable is not set.
 fn interrupts(threads: &str, names: &Names) -> Vec<Trigger> {
     let handled = format!("({threads})&&{FOR_INTERRUPT}&&!({INTERRUPTS_OFF})");
     let pending = format!("({threads})&&{FOR_INTERRUPT}&&({INTERRUPTS_OFF})");
@@ -162,7 +167,8 @@ fn interrupts(threads: &str, names: &Names) -> Vec<Trigger> {
             "keys=common_pid:found{i}=$first{i}+common_pid:onmatch({matched}).trace({name},exit_reason)"
         );
         let forgotten = format!("keys=common_pid:forgotten{i}=$first{i}+common_pid");
-        // An expression has another type than the synthetic event's field: what is traced is a plain copy.
+        // An expression has another type than the synthetic event's field: what is traced is a
+        // plain copy.
         let came = format!(
             "keys=common_pid:came{i}=$due,spent{i}=$due+common_pid:onmatch(kvm.kvm_exit).trace({name},$came{i})"
         );
@@ -198,8 +204,8 @@ pub fn page_faults(tids: &[i32], ranges: &[Range<u64>]) -> Trigger {
     Trigger::new(PAGE_FAULTS, "keys=common_pid:size=2048", &filter)
 }
 
-/// Writes of the threads `tids` to `[first, end)` by address: in general, and on Intel, where KVM takes a doorbell without decoding
-/// the instruction.
+/// Writes of the threads `tids` to `[first, end)` by address: in general, and on Intel, where KVM
+/// takes a doorbell without decoding the instruction.
 pub fn writes(tids: &[i32], first: u64, end: u64) -> [Trigger; 2] {
     /// `type` of a write in `kvm_mmio`.
     const MMIO_WRITE: u32 = 2;

@@ -39,7 +39,8 @@ impl FakeKvm {
             ..Default::default()
         };
         entry.data[..data.len()].copy_from_slice(data);
-        // SAFETY: inside the page; the consumer does not read the entry before `last` has passed it.
+        // SAFETY: inside the page; the consumer does not read the entry before `last` has passed
+        // it.
         unsafe {
             let entries = (&raw mut (*page.0.as_ptr()).coalesced_mmio).cast::<kvm_coalesced_mmio>();
             ptr::write_volatile(entries.add(last as usize), entry);

@@ -80,8 +80,8 @@ fn answer(socket: &UdpSocket, shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
         match socket.recv_from(&mut buffer) {
             Ok((len, from)) => {
-                // Counted before it leaves: its sender may ask for the count as soon as it is there. One that is lost is sent
-                // again by its sender, who sees that it was.
+                // Counted before it leaves: its sender may ask for the count as soon as it is
+                // there. One that is lost is sent again by its sender, who sees that it was.
                 shared.answered.fetch_add(1, Ordering::Relaxed);
                 if socket.send_to(&buffer[..len], from).is_err() {
                     shared.answered.fetch_sub(1, Ordering::Relaxed);

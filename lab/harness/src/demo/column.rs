@@ -1,5 +1,5 @@
-//! The columns of a demo's tables: what stands before a guest's devices, how its kernel unmaps, and what its sidecore does when
-//! it is idle.
+//! The columns of a demo's tables: what stands before a guest's devices, how its kernel unmaps, and
+//! what its sidecore does when it is idle.
 
 use anyhow::{Context, Result, ensure};
 
@@ -16,7 +16,8 @@ pub enum Column {
     Logged,
     /// The same, registers shared.
     Shared,
-    /// A stock kernel's own unmapping, which is lazy in Debian; registers trapped; the sidecore polls.
+    /// A stock kernel's own unmapping, which is lazy in Debian; registers trapped; the sidecore
+    /// polls.
     LazyTrap,
     /// The same, registers shared.
     LazyShared,
@@ -53,7 +54,8 @@ impl Column {
         }
     }
 
-    /// What stands above several columns, and above this one; but for the default, of sidecores with this `--idle`.
+    /// What stands above several columns, and above this one; but for the default, of sidecores
+    /// with this `--idle`.
     pub fn heads(self, idle: &str) -> (String, &'static str) {
         let strict = || format!("strict unmapping, --idle {idle}");
         let lazy = || format!("lazy, --idle {idle}");
@@ -75,7 +77,8 @@ impl Column {
             Self::Logged | Self::Default => Mode::Logged,
             Self::Shared | Self::LazyShared => Mode::Shared,
         };
-        // The kernel's log has its command line, and so this script: the pattern does not match itself.
+        // The kernel's log has its command line, and so this script: the pattern does not match
+        // itself.
         let script = format!("dmesg | grep 'DM[A] domain TLB'; {script}");
         let mut guest = Guest::new(mode, script);
         guest.is_strict = !Self::STOCK.contains(&self);

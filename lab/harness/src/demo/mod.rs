@@ -1,10 +1,11 @@
-//! `exitless-lab demo`: the main job, shown. A stock Debian kernel boots with a disk and a network card behind an
-//! emulated VT-d; the same workload runs in guests that differ in their registers, in how their kernels unmap and in what the
-//! sidecore does (`column`), and their exits stand side by side.
+//! `exitless-lab demo`: the main job, shown. A stock Debian kernel boots with a disk and a network
+//! card behind an emulated VT-d; the same workload runs in guests that differ in their registers,
+//! in how their kernels unmap and in what the sidecore does (`column`), and their exits stand side
+//! by side.
 //!
-//! Figures are counts per 4 KiB direct read, one request at a time, medians over rounds in which the guests take turns. With
-//! `--wide` (`wide`) they are those of many requests at once: reads and writes of a fast disk, and packets. The report is
-//! printed and written as one flat JSON object.
+//! Figures are counts per 4 KiB direct read, one request at a time, medians over rounds in which
+//! the guests take turns. With `--wide` (`wide`) they are those of many requests at once: reads and
+//! writes of a fast disk, and packets. The report is printed and written as one flat JSON object.
 
 mod claims;
 mod column;
@@ -51,11 +52,12 @@ pub struct DemoArgs {
     /// Rounds in which the guests take turns, a window each; the table shows medians.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Measured reads in each window (120); with --wide requests, or echoes (500). A twentieth as many, and 20 more, come before them
-    /// to warm up.
+    /// Measured reads in each window (120); with --wide requests, or echoes (500). A twentieth as
+    /// many, and 20 more, come before them to warm up.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     reads: Option<u32>,
-    /// Many requests at once: a disk that takes 100 µs, read and written 32 deep, and UDP, one at a time and 32.
+    /// Many requests at once: a disk that takes 100 µs, read and written 32 deep, and UDP, one at a
+    /// time and 32.
     #[arg(long)]
     wide: bool,
     /// Use the lab even where this machine's KVM would do.

@@ -65,8 +65,9 @@ impl PerIo {
         self.cause("timer") + self.cause("hlt")
     }
 
-    /// All but timer, halt, and delivery of interrupts: whether an interrupt takes an exit of its own or ends a halt is decided by
-    /// what the guest's timer happens to do then. How many are sent is a figure of its own.
+    /// All but timer, halt, and delivery of interrupts: whether an interrupt takes an exit of its
+    /// own or ends a halt is decided by what the guest's timer happens to do then. How many are
+    /// sent is a figure of its own.
     pub fn compared(&self) -> f64 {
         self.total - self.timer_hlt() - self.cause("interrupt")
     }

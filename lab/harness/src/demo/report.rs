@@ -5,7 +5,8 @@ use std::fmt::Write;
 use super::figures::Figures;
 use super::windows::Windows;
 
-/// What a table's first cell says: whose exits they are not must stand beside the figures themselves.
+/// What a table's first cell says: whose exits they are not must stand beside the figures
+/// themselves.
 pub fn title(figures: &Figures, what: &str) -> String {
     match figures.get("host_is_emulated").as_bool() {
         Some(true) => format!("{what}, emulated host"),

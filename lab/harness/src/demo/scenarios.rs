@@ -12,10 +12,11 @@ use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::host::Host;
 use crate::system::workloads::{self, DISK_BYTES, Rogue};
 
-/// The measured disk answers no sooner than a disk, and later than a timer tick of the guest: so each answer finds
-/// it halted, in every mode. A file in memory answers while the guest is on its way there, or both its tick and
-/// the answer wake it, and then a race decides what an interrupt costs. The disk spreads its answers over one tick of 4 ms, so
-/// that those which still meet one are as many in each mode.
+/// The measured disk answers no sooner than a disk, and later than a timer tick of the guest: so
+/// each answer finds it halted, in every mode. A file in memory answers while the guest is on its
+/// way there, or both its tick and the answer wake it, and then a race decides what an interrupt
+/// costs. The disk spreads its answers over one tick of 4 ms, so that those which still meet one
+/// are as many in each mode.
 const LATENCY_MS: u32 = 6;
 const SEED_HOST: u64 = 11;
 const SEED_GUEST: u64 = 12;
@@ -70,8 +71,8 @@ pub fn windows_of(windows: &[Value], count: u32, requests: u32) -> Result<Vec<Pe
     windows[..count as usize].iter().map(of_window).collect()
 }
 
-/// The measured reads: first of the guests that differ in their registers, then of those whose kernels are left to their
-/// own choice.
+/// The measured reads: first of the guests that differ in their registers, then of those whose
+/// kernels are left to their own choice.
 fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
     host.put(READS, &workloads::pattern(SEED_HOST))?;
     let mut windows = Windows::new(&Column::ALL);
@@ -89,8 +90,8 @@ fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Window
     Ok(windows)
 }
 
-/// Guests of these columns take turns: while one reads its window the others are stopped. So whatever drifts on the host meets
-/// all of them alike.
+/// Guests of these columns take turns: while one reads its window the others are stopped. So
+/// whatever drifts on the host meets all of them alike.
 fn in_turns(host: &Host, args: &DemoArgs, columns: &[Column]) -> Result<Vec<(Column, Outcome)>> {
     let (rounds, reads) = (args.rounds, args.reads());
     let mut guests: Vec<(Column, RunningGuest<'_>)> = Vec::new();
@@ -129,8 +130,8 @@ fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
     guest.type_in("\n")
 }
 
-/// The same reads with a sidecore that sleeps, one window for each mode. The last guest, `shared`, then does nothing
-/// for a while, and after that shows everything else.
+/// The same reads with a sidecore that sleeps, one window for each mode. The last guest, `shared`,
+/// then does nothing for a while, and after that shows everything else.
 fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
     const IDLE: &str = "adaptive";
     let mut windows = Windows::with_idle(&Column::STRICT, IDLE);
@@ -187,8 +188,8 @@ fn idle(outcome: &Outcome, figures: &mut Figures) -> Result<()> {
 /// Number of the disk that data go to and come from; the disks that attack follow.
 const DATA_DISK: usize = 1;
 
-/// What the host wrote the guest reads, and what the guest writes the host finds; a ping through virtio-net; and two
-/// disks that attack.
+/// What the host wrote the guest reads, and what the guest writes the host finds; a ping through
+/// virtio-net; and two disks that attack.
 fn add_function(guest: &mut Guest, host: &Host) -> Result<()> {
     let network = workloads::network_script(5, 50);
     guest.script.push_str(&format!(

@@ -1,8 +1,10 @@
-//! `exitless-lab demo --wide`: what one read at a time of a slow disk does not show. Requests are answered while the guest is awake: a disk
-//! that takes 100 µs is read and written 32 deep, and UDP datagrams are echoed, one at a time and 32 in flight.
+//! `exitless-lab demo --wide`: what one read at a time of a slow disk does not show. Requests are
+//! answered while the guest is awake: a disk that takes 100 µs is read and written 32 deep, and UDP
+//! datagrams are echoed, one at a time and 32 in flight.
 //!
-//! A guest for each column does all of it, window after window; the columns follow one another. In the lab the guest is slow, so
-//! that such a disk is a fast one for it. Nothing is claimed of the totals: where they lose, the table says so.
+//! A guest for each column does all of it, window after window; the columns follow one another. In
+//! the lab the guest is slow, so that such a disk is a fast one for it. Nothing is claimed of the
+//! totals: where they lose, the table says so.
 
 use anyhow::{Context, Result};
 
@@ -111,7 +113,8 @@ fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
         args.warmup(),
         args.rounds
     );
-    // Blocks follow each other: merged by the guest's kernel, two of its requests would be one of the disk's.
+    // Blocks follow each other: merged by the guest's kernel, two of its requests would be one of
+    // the disk's.
     let mut script = format!(
         "echo 2 > /sys/block/vda/queue/nomerges && echo 2 > /sys/block/vdb/queue/nomerges && {}",
         workloads::network_up()

@@ -47,7 +47,8 @@ impl Windows {
         max - min
     }
 
-    /// Turns them into figures of these names: `name` of a column, the figure, and `per`: `io` or `packet`.
+    /// Turns them into figures of these names: `name` of a column, the figure, and `per`: `io` or
+    /// `packet`.
     pub fn set(&self, figures: &mut Figures, name: impl Fn(Column) -> String, per: &str) {
         for column in self.columns.iter().copied() {
             let name = name(column);

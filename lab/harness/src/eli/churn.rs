@@ -1,5 +1,5 @@
-//! What moves vectors about, in every mode: the driver unbound and bound, the controller reset under load, page-table isolation; and
-//! from one processor to the other, under load.
+//! What moves vectors about, in every mode: the driver unbound and bound, the controller reset
+//! under load, page-table isolation; and from one processor to the other, under load.
 
 use anyhow::{Result, ensure};
 
@@ -119,11 +119,13 @@ pub struct Moved {
     pub by_cpu: Vec<u64>,
 }
 
-/// The device's one interrupt is moved under verified reads, as an administrator would (`/proc/irq/N/smp_affinity_list`): no read is lost,
-/// and each is one interrupt, on one processor or the other.
+/// The device's one interrupt is moved under verified reads, as an administrator would
+/// (`/proc/irq/N/smp_affinity_list`): no read is lost, and each is one interrupt, on one processor
+/// or the other.
 pub fn moved(machine: &Machine, mode: Mode, iommu: bool) -> Result<Moved> {
     const READS: u64 = MOVED_READS;
-    // One message for all queues is one that Linux lets be moved; those of a queue of its own stay with its processor.
+    // One message for all queues is one that Linux lets be moved; those of a queue of its own stay
+    // with its processor.
     let script = format!(
         "n=$(grep nvme0q /proc/interrupts | cut -d: -f1 | tr -d ' '); grep nvme0q /proc/interrupts; \
          (workload reads /dev/nvme0n1 --count {READS} --warmup {WARMUP} --in-place --pause-us 300; echo $? > /tmp/read) & \

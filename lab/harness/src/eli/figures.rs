@@ -10,7 +10,8 @@ use report::{Host, Object};
 use super::machine::{KINDS, Machine};
 use super::modes::{Figures as Reads, Mode};
 
-/// Above so many ticks per 1,000 reads a run tells more of the machine's load than of its mode, and its bands do not bind.
+/// Above so many ticks per 1,000 reads a run tells more of the machine's load than of its mode, and
+/// its bands do not bind.
 const TICKS_MAX: f64 = 60.0;
 
 /// What was found, and what failed.
@@ -134,11 +135,12 @@ impl Figures {
         }
     }
 
-    /// Holds runs of a mode against other runs of it, made at the same time: their medians may be 5 % or 2 per 1,000 apart,
-    /// or as far as those others are from each other. Returns the median runs.
+    /// Holds runs of a mode against other runs of it, made at the same time: their medians may be 5
+    /// % or 2 per 1,000 apart, or as far as those others are from each other. Returns the median
+    /// runs.
     ///
-    /// In mode `eli` each exit that is left is behind a tick or is not, by the phase of the two, and an emulator's phases are
-    /// its host's: the runs of one kind differ by more than 5 %.
+    /// In mode `eli` each exit that is left is behind a tick or is not, by the phase of the two,
+    /// and an emulator's phases are its host's: the runs of one kind differ by more than 5 %.
     pub fn compare(
         &mut self,
         (name, with): (&str, &[Reads]),
@@ -256,7 +258,8 @@ impl Figures {
                 round(both),
             );
         }
-        // The emulated machine's clock is the host's: a watchdog of 20 ms is 50 a second, at each of the guest's processors.
+        // The emulated machine's clock is the host's: a watchdog of 20 ms is 50 a second, at each
+        // of the guest's processors.
         let watchdog = round(per_second(run.watchdog, run.ms) / f64::from(run.cpus));
         let line = format!(
             "watchdog exits per second in mode {}{suffix}: {watchdog}, at most 60",

@@ -75,12 +75,14 @@ pub struct Ran {
     pub ended: bool,
     /// The emulator itself did not end well: what it said last.
     pub failure: Option<String>,
-    /// Part of its time for which one of its threads waited for a processor of this machine's: how busy others kept it.
+    /// Part of its time for which one of its threads waited for a processor of this machine's: how
+    /// busy others kept it.
     pub waited: f64,
 }
 
 impl Machine {
-    /// With the distribution's kernel, or one of `series`; a disk of `disk_bytes` with the pattern of [`SEED`].
+    /// With the distribution's kernel, or one of `series`; a disk of `disk_bytes` with the pattern
+    /// of [`SEED`].
     pub fn new(
         hypervisor: Option<&Path>,
         series: Option<Version>,
@@ -208,7 +210,8 @@ impl Machine {
         Ok(ran)
     }
 
-    /// QEMU's `-initrd` for a multiboot image: files with their command lines, a comma between them.
+    /// QEMU's `-initrd` for a multiboot image: files with their command lines, a comma between
+    /// them.
     fn modules(&self, guest: &Guest<'_>) -> Result<OsString> {
         let module = |path: &Path, line: &str| {
             let mut text = in_option(path);
@@ -260,7 +263,8 @@ fn with_path(option: &str, path: &Path) -> OsString {
     text
 }
 
-/// How it ended, if it did before its time, and for which part of it a thread of it waited; a busy machine gives it more.
+/// How it ended, if it did before its time, and for which part of it a thread of it waited; a busy
+/// machine gives it more.
 fn wait(mut child: Child, limit: Duration) -> Result<(Option<ExitStatus>, f64)> {
     const STEP: Duration = Duration::from_millis(20);
     let mut limit = Limit::new(limit);
@@ -281,8 +285,8 @@ fn wait(mut child: Child, limit: Duration) -> Result<(Option<ExitStatus>, f64)> 
     }
 }
 
-/// How long a thread of `process` was ready and had no processor, the longest of all (proc(5), schedstat); zero where the kernel does not
-/// say.
+/// How long a thread of `process` was ready and had no processor, the longest of all (proc(5),
+/// schedstat); zero where the kernel does not say.
 fn longest_wait(process: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{process}/task"));
     let of = |thread: fs::DirEntry| -> Option<u64> {

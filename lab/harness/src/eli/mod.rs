@@ -1,10 +1,13 @@
-//! `exitless-lab eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`, mode by mode, and attacks on it.
+//! `exitless-lab eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`,
+//! mode by mode, and attacks on it.
 //!
-//! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel (`machine`). `modes` boots Debian's kernel
-//! and reads; `churn` moves vectors about; `refusals` is what it cannot do; `attacks` runs the hostile guest. Counts come from the hypervisor's log, and are held
-//! against what the guest counted: its interrupts, and what it read.
+//! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel
+//! (`machine`). `modes` boots Debian's kernel and reads; `churn` moves vectors about; `refusals` is
+//! what it cannot do; `attacks` runs the hostile guest. Counts come from the hypervisor's log, and
+//! are held against what the guest counted: its interrupts, and what it read.
 //!
-//! Left out: time. What the thesis measures in time (Table 3.2, Figure 3.4, throughput) an emulator cannot show.
+//! Left out: time. What the thesis measures in time (Table 3.2, Figure 3.4, throughput) an emulator
+//! cannot show.
 
 mod attacks;
 mod churn;
@@ -54,7 +57,8 @@ pub struct EliArgs {
     /// Only these modes.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "soak")]
     mode: Vec<Mode>,
-    /// Everything: Linux 6.12 as well, exits by rate, interrupts to oneself, unbinding, resets, attacks.
+    /// Everything: Linux 6.12 as well, exits by rate, interrupts to oneself, unbinding, resets,
+    /// attacks.
     #[arg(long)]
     all: bool,
     /// The attacks alone.
@@ -70,7 +74,8 @@ pub struct EliArgs {
     /// Modes, four attacks and what is refused, shortly: what `make test` runs.
     #[arg(long, conflicts_with_all = ["all", "attacks"])]
     quick: bool,
-    /// Twenty rounds of the modes, each attack five times, and 200,000 interrupts: what `make eli-soak` runs.
+    /// Twenty rounds of the modes, each attack five times, and 200,000 interrupts: what
+    /// `make eli-soak` runs.
     #[arg(long, conflicts_with_all = ["all", "attacks", "quick"])]
     soak: bool,
     /// Verified reads of 4 KiB in each mode.
@@ -99,7 +104,8 @@ const TWO: &str = "_2cpu";
 const TWO_READS: u64 = 6000;
 /// How often each attack is run by `--soak`.
 const SOAK_TIMES: u32 = 5;
-/// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the mode and not of luck.
+/// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the
+/// mode and not of luck.
 const QUICK_READS: u64 = 10_000;
 /// Pairs of runs in mode `eli` with an IOMMU and without.
 const ELI_ROUNDS: u32 = 5;
@@ -215,7 +221,8 @@ fn table(
     figures.modes(machine.kernel(), suffix, &runs);
 }
 
-/// The modes with the controller behind an IOMMU, each at the same time as without: what depends on time is then the same.
+/// The modes with the controller behind an IOMMU, each at the same time as without: what depends on
+/// time is then the same.
 fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
     const WITH: &str = "_iommu";
     const WITHOUT: &str = "_beside_iommu";
@@ -308,7 +315,8 @@ fn rates(machine: &Machine, figures: &mut Figures) {
     }
 }
 
-/// What moves vectors about, of guests with so many processors or more, two at a time: nothing of it is a matter of time.
+/// What moves vectors about, of guests with so many processors or more, two at a time: nothing of
+/// it is a matter of time.
 fn churn(machine: &Machine, least_cpus: u32, figures: &mut Figures) {
     let all = churn::all().into_iter();
     let all: Vec<_> = all.filter(|(churn, _)| churn.cpus >= least_cpus).collect();

@@ -86,7 +86,8 @@ pub struct Figures {
     pub cpus: u32,
     /// Reads in the window; each is verified.
     pub reads: u64,
-    /// Interrupts lost, or taken twice: those that the guest counted, against the reads that it made.
+    /// Interrupts lost, or taken twice: those that the guest counted, against the reads that it
+    /// made.
     pub lost_or_double: u64,
     /// Exits on account of the device, by kind.
     pub device: Vec<(String, u64)>,
@@ -104,7 +105,8 @@ pub struct Figures {
     pub direct_exits: u64,
     /// Timer interrupts that the host saw.
     pub ticks: u64,
-    /// Of the window's time that part which the guest had, of each processor's: the emulator's, and so no measure of a machine's.
+    /// Of the window's time that part which the guest had, of each processor's: the emulator's, and
+    /// so no measure of a machine's.
     pub in_guest: f64,
     /// The window, ms of the emulated machine.
     pub ms: u64,
@@ -275,7 +277,8 @@ pub fn verify(ran: &Ran, reads: u64, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// The device's interrupts that each of the guest's processors counted (`/proc/interrupts`), between two times that the script asked.
+/// The device's interrupts that each of the guest's processors counted (`/proc/interrupts`),
+/// between two times that the script asked.
 pub fn interrupts(ran: &Ran, cpus: u32) -> Result<Vec<u64>> {
     let lines = ran
         .console

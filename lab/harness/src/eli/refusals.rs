@@ -109,7 +109,8 @@ pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
     Ok(())
 }
 
-/// Without a controller, or with one whose table cannot be had, the guest runs by injection and the log says why.
+/// Without a controller, or with one whose table cannot be had, the guest runs by injection and the
+/// log says why.
 pub fn without_device(machine: &Machine) -> Result<()> {
     let ran = machine.run(&Run {
         options: "mode=eli".to_owned(),

@@ -19,7 +19,8 @@ use lab::{Lab, LabConfig, LabError, Running, Stream};
 
 use crate::system::programs::Programs;
 
-/// Said where it is the emulated processor that may have failed. The lab's README has what is known.
+/// Said where it is the emulated processor that may have failed. The lab's README has what is
+/// known.
 const MAY_BE_THE_LABS: &str = "this may be a fault of the emulated processor, which now and then takes an interrupt when it must not, and not of \
      the guest or of exitless: try again (lab/README.md, «What QEMU gets wrong»)";
 
@@ -316,7 +317,8 @@ fn batch(args: &LabArgs, lab: &Lab) -> Result<u8, LabError> {
     Ok(output.status)
 }
 
-/// Whether a guest ended in a triple fault, by what `run` says, or the lab in a panic, by its console.
+/// Whether a guest ended in a triple fault, by what `run` says, or the lab in a panic, by its
+/// console.
 fn is_processors_fault(text: &str) -> bool {
     text.contains("triple fault")
         || text.contains("Kernel panic - not syncing: Fatal exception in interrupt")

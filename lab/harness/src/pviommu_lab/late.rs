@@ -1,5 +1,5 @@
-//! Late accesses: a disk that touches buffers again which the guest has released, under the policies
-//! that keep mappings, with limits of 800 ms so that a run is short. The host counts.
+//! Late accesses: a disk that touches buffers again which the guest has released, under the
+//! policies that keep mappings, with limits of 800 ms so that a run is short. The host counts.
 
 use std::time::Duration;
 

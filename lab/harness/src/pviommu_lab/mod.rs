@@ -1,15 +1,15 @@
-//! `exitless-lab pviommu-lab` (`make bench-pviommu`): requests, kicks and exits of a stock guest's disk
-//! reads behind the paravirtual IOMMU, by driver and policy, and their peers in the same run: no
-//! IOMMU, emulated VT-d.
+//! `exitless-lab pviommu-lab` (`make bench-pviommu`): requests, kicks and exits of a stock guest's
+//! disk reads behind the paravirtual IOMMU, by driver and policy, and their peers in the same run:
+//! no IOMMU, emulated VT-d.
 //!
-//! One boot each, of Debian's 6.12 with one vCPU, the sidecore polling. A window is direct 4 KiB reads
-//! one at a time, into one page, or into 512 in turns; it is warmed up by the same process over the
-//! same pages. Requests are counted by the host. What the guest's driver asks for while it boots is no
-//! part of a window.
+//! One boot each, of Debian's 6.12 with one vCPU, the sidecore polling. A window is direct 4 KiB
+//! reads one at a time, into one page, or into 512 in turns; it is warmed up by the same process
+//! over the same pages. Requests are counted by the host. What the guest's driver asks for while it
+//! boots is no part of a window.
 //!
 //! Besides: the network (`net`), how long a released buffer can still be reached (`late`), what the
-//! hints of MAPs save (`hopt`), bounce buffers (`bounces`), and one list of cases against this IOMMU
-//! and QEMU's ([`spec`]).
+//! hints of MAPs save (`hopt`), bounce buffers (`bounces`), and one list of cases against this
+//! IOMMU and QEMU's ([`spec`]).
 //!
 //! Counts only: in the lab time means nothing.
 

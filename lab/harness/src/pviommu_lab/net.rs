@@ -1,15 +1,19 @@
-//! The network behind the paravirtual IOMMU, by policy: TCP streams both ways, requests of one byte, a web-like server.
+//! The network behind the paravirtual IOMMU, by policy: TCP streams both ways, requests of one
+//! byte, a web-like server.
 //!
-//! One boot for each row, of Debian's 6.12 with one vCPU, the sidecore polling; a TAP interface, behind which a peer in the host's
-//! kernel answers. Each window is warmed up by its own process over the same sockets. Streams are counted by the MiB, the rest by
-//! the transaction, requests by the host.
+//! One boot for each row, of Debian's 6.12 with one vCPU, the sidecore polling; a TAP interface,
+//! behind which a peer in the host's kernel answers. Each window is warmed up by its own process
+//! over the same sockets. Streams are counted by the MiB, the rest by the transaction, requests by
+//! the host.
 //!
-//! The guest of each of our module's policies traces its kernel's DMA calls from its boot on (the events `dma:*`), with the markers
-//! of the windows, and reads its disk in two windows more. `dma-bench --replay` replays such a trace by the policies' models and
-//! compares what they remove: `policy_vs_model_points`. A traced call costs the guest time, and no request.
+//! The guest of each of our module's policies traces its kernel's DMA calls from its boot on (the
+//! events `dma:*`), with the markers of the windows, and reads its disk in two windows more.
+//! `dma-bench --replay` replays such a trace by the policies' models and compares what they remove:
+//! `policy_vs_model_points`. A traced call costs the guest time, and no request.
 //!
-//! Time is the lab's, where a guest's second does little: `residency_ms` is a minute, so that what a policy removes is its quota's
-//! doing. The cycles of `rtc` are ten seconds as by default, and one in a row of its own.
+//! Time is the lab's, where a guest's second does little: `residency_ms` is a minute, so that what
+//! a policy removes is its quota's doing. The cycles of `rtc` are ten seconds as by default, and
+//! one in a row of its own.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -75,7 +79,8 @@ struct Work {
 
 /// MiB of a stream's window.
 const STREAM_MIB: u32 = 4;
-/// MiB before it: twice what Linux lets a socket's receive buffer grow to (6 MiB), so that its pages have come once.
+/// MiB before it: twice what Linux lets a socket's receive buffer grow to (6 MiB), so that its
+/// pages have come once.
 const STREAM_WARMUP_MIB: u32 = 12;
 /// Datagrams of a window, each of which comes back.
 const DATAGRAMS: u32 = 1000;
@@ -205,7 +210,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// A row that was measured.
 type Measured = (&'static str, Vec<(&'static Work, Window)>);
 
-/// Measures the rows whose names are wanted, writes the report after each of them, and returns their table.
+/// Measures the rows whose names are wanted, writes the report after each of them, and returns
+/// their table.
 ///
 /// # Errors
 /// A guest or the peer failed; a file cannot be written.

@@ -1,13 +1,13 @@
-//! One list of cases for two devices: requests that break the specification's rules, and accesses of
-//! single bytes, against the IOMMU of `exitless run` and against QEMU's.
+//! One list of cases for two devices: requests that break the specification's rules, and accesses
+//! of single bytes, against the IOMMU of `exitless run` and against QEMU's.
 //!
 //! `guest/iommu-cases` is a module that runs them in a guest and prints what it saw; it knows no
 //! expectation. Those are in `rules`, each with the section that it follows from; `seen` reads
 //! the module's lines and holds them against a rule; `qemu` boots a guest of plain QEMU, again
 //! behind a case that it does not come back from.
 //!
-//! The guest is Debian's 6.1: it knows no VIOT, so functions need no driver for the IOMMU, and it has
-//! none.
+//! The guest is Debian's 6.1: it knows no VIOT, so functions need no driver for the IOMMU, and it
+//! has none.
 //!
 //! Left out: configuration fields that a driver must not write; hosts other than QEMU's TCG.
 
@@ -122,7 +122,8 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// A line for each case: what is expected, and what either device did where it did something else.
+    /// A line for each case: what is expected, and what either device did where it did something
+    /// else.
     pub fn table(&self) -> String {
         let width = |of: fn(&Rule) -> usize| RULES.iter().map(of).max().unwrap_or(0);
         let names = width(|rule| rule.name.len());
@@ -169,8 +170,8 @@ pub fn cases() -> usize {
 /// Runs the list against both devices, and adds the counts to the figures.
 ///
 /// # Errors
-/// A guest that does not boot or does not run the list, but for one of QEMU's that a case hangs; a file
-/// of figures that cannot be written.
+/// A guest that does not boot or does not run the list, but for one of QEMU's that a case hangs; a
+/// file of figures that cannot be written.
 pub(super) fn measure(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<Compared> {
     eprintln!("pviommu-lab: {NAME}, exitless");
     let host = Host::start_with_kernels(KERNELS)?;

@@ -41,7 +41,8 @@ fn until(key: &str, pages: u64) -> String {
     )
 }
 
-/// A stock guest of 256 MiB gives 32 or 120 up as it boots, and takes most of them back when it may.
+/// A stock guest of 256 MiB gives 32 or 120 up as it boots, and takes most of them back when it
+/// may.
 fn live(mode: Mode, memory: Memory) -> Case {
     // A page that the guest clears before it gives it takes a fault where the pager has it.
     let (big, small) = match memory {
@@ -97,7 +98,8 @@ fn live(mode: Mode, memory: Memory) -> Case {
     }
 }
 
-/// A guest that has used much and needs little is asked for more, step by step, while its pager is at its limit.
+/// A guest that has used much and needs little is asked for more, step by step, while its pager is
+/// at its limit.
 fn grows() -> Case {
     /// Two steps of 5 % of 256 MiB.
     const STEPS: u64 = 2 * 256 * MIB / 20;

@@ -15,8 +15,9 @@ use crate::system::workloads::{self, Rogue};
 
 /// What `make test` runs: everything once, the longest first.
 pub fn quick() -> Vec<Case> {
-    // Of the three choices of a machine, every two meet, each in a guest that has more to do than to boot. Under
-    // trap a core is woken both ways: by a doorbell, and by a vCPU that waits for the answer to a register access.
+    // Of the three choices of a machine, every two meet, each in a guest that has more to do than
+    // to boot. Under trap a core is woken both ways: by a doorbell, and by a vCPU that waits for
+    // the answer to a register access.
     let mut cases = every(&[Mode::Trap]);
     cases.extend(swapped::quick());
     cases
@@ -231,8 +232,8 @@ fn rogue(machine: Machine) -> Case {
         machine.name()
     );
     Case::new(name, move |host| {
-        // What the kernel says of the faults is read from its log. On the console it would stand in the middle of what the
-        // guest has said of its machine, and is still being sent.
+        // What the kernel says of the faults is read from its log. On the console it would stand in
+        // the middle of what the guest has said of its machine, and is still being sent.
         let mut guest = machine.guest("dmesg -n 1");
         for rogue in Rogue::ALL {
             rogue.add(&mut guest, host)?;
@@ -246,8 +247,9 @@ fn rogue(machine: Machine) -> Case {
     })
 }
 
-/// Reads under strict invalidation, by the product and by the lab's program without a fault: what does not depend on time is the
-/// same in both, so that what is counted under the one holds for the other.
+/// Reads under strict invalidation, by the product and by the lab's program without a fault: what
+/// does not depend on time is the same in both, so that what is counted under the one holds for the
+/// other.
 fn both_programs(mode: Mode) -> Case {
     /// Reads in the window, one at a time.
     const READS: u64 = 200;
@@ -294,8 +296,8 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     Case::new(
         format!("{sleeps} forced sleeps lose no wake-up: {}", mode.name()),
         move |host| {
-            // A read takes a few submissions and a doorbell: with a sleep at every idle sweep, this many
-            // reads cannot be done in fewer sleeps than there are reads.
+            // A read takes a few submissions and a doorbell: with a sleep at every idle sweep, this
+            // many reads cannot be done in fewer sleeps than there are reads.
             let script = format!("workload reads /dev/vda --count {sleeps} --no-markers");
             let mut guest = with_disk(Guest::new(mode, script), host, "")?;
             guest.faults.push("sidecores:sleep=1".into());
@@ -310,8 +312,9 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     )
 }
 
-/// Runs `guest` with the first disk of a daemon, which is killed and started again `kills` times once the guest says that it
-/// is `now mixed`. Returns the guest's outcome, and the number of requests that the last daemon has served.
+/// Runs `guest` with the first disk of a daemon, which is killed and started again `kills` times
+/// once the guest says that it is `now mixed`. Returns the guest's outcome, and the number of
+/// requests that the last daemon has served.
 fn serve_and_kill(
     host: &Host,
     plan: &DaemonPlan,
@@ -341,8 +344,8 @@ fn serve_and_kill(
     Ok((outcome, requests))
 }
 
-/// No IOMMU: a disk that a daemon serves, killed and started again while the guest writes and verifies, and beside it one
-/// of the program's own that may only be read, in blocks of 4 KiB.
+/// No IOMMU: a disk that a daemon serves, killed and started again while the guest writes and
+/// verifies, and beside it one of the program's own that may only be read, in blocks of 4 KiB.
 fn remote_disk(kills: u32) -> Case {
     Case::new(
         format!(
@@ -383,8 +386,8 @@ fn remote_disk(kills: u32) -> Case {
     )
 }
 
-/// Behind the emulated IOMMU: a disk that a daemon serves, which translates by what it is told and forgets what the guest unmaps,
-/// killed and started again while the guest writes and verifies.
+/// Behind the emulated IOMMU: a disk that a daemon serves, which translates by what it is told and
+/// forgets what the guest unmaps, killed and started again while the guest writes and verifies.
 fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
     Case::new(
         format!(
@@ -400,7 +403,8 @@ fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
             host.put("behind.img", &workloads::pattern(SEED)[..2 * MIB])?;
             let plan = DaemonPlan {
                 disks: vec![format!("path={},queues=2", host.path("behind.img"))],
-                // Awake all of them would keep each other waiting: the lab has two processors, and a strict guest spins too.
+                // Awake all of them would keep each other waiting: the lab has two processors, and
+                // a strict guest spins too.
                 nets: Vec::new(),
                 idle: "sleep",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
@@ -425,8 +429,9 @@ fn idle() -> Case {
     Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
-            // Long beside what follows the last work: the policy polls for ten times what arming costs before it sleeps,
-            // which is 0.1 s where an emulated processor arms (and no more once it has learnt that gaps are long).
+            // Long beside what follows the last work: the policy polls for ten times what arming
+            // costs before it sleeps, which is 0.1 s where an emulated processor arms (and no more
+            // once it has learnt that gaps are long).
             let script = "workload reads /dev/vda --count 50 --no-markers && sleep 1 && workload idle --seconds 30";
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.idle = "adaptive";

@@ -1,7 +1,8 @@
 //! Real clients of `exitless serve`: the scripts of `tests/clients`, each run a case of its own.
 //!
-//! A script's last words are what was seen, or why it failed or was skipped (status 77: a package is missing). The
-//! scripts run alone just as well; they are given this program and one set of guest images for all.
+//! A script's last words are what was seen, or why it failed or was skipped (status 77: a package
+//! is missing). The scripts run alone just as well; they are given this program and one set of
+//! guest images for all.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,10 +1,10 @@
 //! A stock Debian, with systemd and the generic kernel of its packages, on a disk behind VT-d or a
 //! virtio-iommu.
 //!
-//! Each case boots a copy of the root that [`lab::packages::Debian`] makes once, in a lab of its own; the root's own unit
-//! does what the kernel's command line asks for and says so on the console. Then the VMM is sent SIGTERM, which presses
-//! the guest's power button: systemd powers off, and the file system that it leaves behind must be clean. So every case
-//! shows that too.
+//! Each case boots a copy of the root that [`lab::packages::Debian`] makes once, in a lab of its
+//! own; the root's own unit does what the kernel's command line asks for and says so on the
+//! console. Then the VMM is sent SIGTERM, which presses the guest's power button: systemd powers
+//! off, and the file system that it leaves behind must be clean. So every case shows that too.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +18,8 @@ use crate::system::guest::{Guest, Mode, Outcome, System};
 use crate::system::host::Host;
 use crate::system::tools::{text, tool};
 
-/// Memory of a lab that boots it, MiB: beside the guest's there are the kernel and the initrd, twice.
+/// Memory of a lab that boots it, MiB: beside the guest's there are the kernel and the initrd,
+/// twice.
 const LAB_MIB: u32 = 2560;
 const MEMORY: &str = "768M";
 /// MiB that fio writes and verifies.
@@ -142,7 +143,8 @@ impl DebianCase {
             let noted = host.noted().text;
             anyhow!("{error:#}\n{noted}")
         });
-        // The image is complete once the lab has ended; how that went matters only to a guest that did well.
+        // The image is complete once the lab has ended; how that went matters only to a guest that
+        // did well.
         let ended = host.shutdown();
         let seen = ran?;
         ended?;

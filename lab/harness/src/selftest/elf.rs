@@ -10,7 +10,8 @@ use crate::system::host::Host;
 /// Name of the unpacked kernel.
 const KERNEL: &str = "vmlinux";
 
-/// What Linux says of the boot loader that entered it so (`arch/x86/platform/pvh/enlighten.c`): 0xb0.
+/// What Linux says of the boot loader that entered it so (`arch/x86/platform/pvh/enlighten.c`):
+/// 0xb0.
 const PVH: &str = "176";
 
 /// What `make soak` runs: one vCPU and four.

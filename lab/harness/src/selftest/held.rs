@@ -1,9 +1,9 @@
-//! Cases with storage that holds requests for seconds: device-mapper suspended under the disk of a guest, which
-//! meanwhile takes Bus Master away, resets the device, or powers off.
+//! Cases with storage that holds requests for seconds: device-mapper suspended under the disk of a
+//! guest, which meanwhile takes Bus Master away, resets the device, or powers off.
 //!
-//! Host and guest go in step (`workload held`): the storage is suspended before the guest issues its requests, the
-//! guest acts when the kernel of the host has them, and the storage goes on [`HOLD`] after that. So what is tested
-//! does not depend on how fast the emulated host is.
+//! Host and guest go in step (`workload held`): the storage is suspended before the guest issues
+//! its requests, the guest acts when the kernel of the host has them, and the storage goes on
+//! [`HOLD`] after that. So what is tested does not depend on how fast the emulated host is.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
 use crate::system::storage::Storage;
 
-/// How long requests are held after the guest has begun to act: longer than any limit after which requests were once
-/// cancelled or given up.
+/// How long requests are held after the guest has begun to act: longer than any limit after which
+/// requests were once cancelled or given up.
 const HOLD: Duration = Duration::from_secs(5);
 
 /// How long requests may take to reach the kernel, and the process to end after the release.
@@ -43,7 +43,8 @@ fn with_acts(kinds: &'static [Kind], acts: &[Act]) -> Vec<Run> {
 enum Server {
     /// `exitless run` itself, with this `--dma`.
     Run { mode: Mode, dma: &'static str },
-    /// `exitless serve`: a disk that loses Bus Master or is reset has its rings stopped (GET_VRING_BASE).
+    /// `exitless serve`: a disk that loses Bus Master or is reset has its rings stopped
+    /// (GET_VRING_BASE).
     Serve,
 }
 
@@ -194,11 +195,12 @@ fn go_through(
     outcome.check_script(script)
 }
 
-/// Whether what the guest does is not over before the storage has finished: the device may still reach the guest's memory,
-/// or an old write may reach the disk after a newer one.
+/// Whether what the guest does is not over before the storage has finished: the device may still
+/// reach the guest's memory, or an old write may reach the disk after a newer one.
 fn must_wait(server: Server, act: Act) -> bool {
     match (server, act) {
-        // Requests whose data go through buffers of ours reach no memory while the device is stopped.
+        // Requests whose data go through buffers of ours reach no memory while the device is
+        // stopped.
         (Server::Run { dma, .. }, Act::BusMaster) => dma != "bounce",
         _ => true,
     }

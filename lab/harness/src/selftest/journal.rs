@@ -1,9 +1,9 @@
 //! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where
 //! it was.
 //!
-//! A file for each set of options. Its first line says which programs it is of (a hash of their files)
-//! and from which tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another one
-//! counts for nothing. A soak that has passed removes it.
+//! A file for each set of options. Its first line says which programs it is of (a hash of their
+//! files) and from which tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of
+//! another one counts for nothing. A soak that has passed removes it.
 
 use std::collections::HashSet;
 use std::fs;

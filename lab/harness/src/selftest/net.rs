@@ -19,7 +19,8 @@ pub fn soak() -> Vec<Case> {
 
 /// Doorbell exits of a frame that polling may take.
 const POLLED: f64 = 0.01;
-/// Of a datagram and its answer at least a tenth has to ring where nobody polls: else they were not counted.
+/// Of a datagram and its answer at least a tenth has to ring where nobody polls: else they were not
+/// counted.
 const NOTIFIED: f64 = 0.1;
 
 /// A daemon that sleeps is rung for; one that polls is not, whatever the guest sends.
@@ -77,7 +78,8 @@ fn doorbells_of(round: &Round, mover: Mover, work: Work) -> Result<f64> {
     Ok(doorbells / frames)
 }
 
-/// Behind the guest's own IOMMU, strict: every buffer is a new translation, and no frame is lost for that.
+/// Behind the guest's own IOMMU, strict: every buffer is a new translation, and no frame is lost
+/// for that.
 fn pings(mode: Mode, pings: u32) -> Case {
     Case::new(
         format!(

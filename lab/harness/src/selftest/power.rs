@@ -1,4 +1,5 @@
-//! Cases in which the machine is asked to end, or its guest has it start again or tells that it has crashed.
+//! Cases in which the machine is asked to end, or its guest has it start again or tells that it has
+//! crashed.
 
 use anyhow::{Result, ensure};
 
@@ -37,7 +38,8 @@ fn check_disk(host: &Host, change: impl FnOnce(&mut [u8])) -> Result<()> {
     Ok(())
 }
 
-/// The guest writes when it hears the button, through its page cache, and powers off as any does: so all is on the disk.
+/// The guest writes when it hears the button, through its page cache, and powers off as any does:
+/// so all is on the disk.
 fn button(machine: Machine) -> Case {
     let name = format!(
         "SIGTERM presses the power button, the guest writes and powers off, status 0: {}",

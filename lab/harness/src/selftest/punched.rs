@@ -1,5 +1,5 @@
-//! Cases in which a thread takes pages of a guest's memory away and brings them back (`--fault memory:punch`) while the guest
-//! writes and verifies.
+//! Cases in which a thread takes pages of a guest's memory away and brings them back
+//! (`--fault memory:punch`) while the guest writes and verifies.
 
 use anyhow::{Context, Result, ensure};
 
@@ -34,7 +34,8 @@ fn run(host: &Host, mode: Mode, seconds: u32, pages: u64) -> Result<String> {
     workloads::add_network(&mut guest);
     guest.cpus = 2;
     guest.idle = "adaptive";
-    // The guest would schedule away from a page that the host brings in, and KVM have it fetched by another thread.
+    // The guest would schedule away from a page that the host brings in, and KVM have it fetched by
+    // another thread.
     guest.kernel_options = "no-kvmapf".into();
     guest.faults.push("memory:punch".into());
     guest.limit = std::time::Duration::from_secs(180 + 4 * u64::from(seconds));

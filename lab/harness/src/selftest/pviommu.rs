@@ -201,9 +201,9 @@ fn muted(driver: Driver, kernel: Option<Version>) -> Case {
     Case::new(name, move |host| {
         let disk = workloads::disk_node(Mode::Virtio, 0);
         // A quota of nothing: every mapping is made anew. A loop that makes no system call has the
-        // processor; how much of the ticks that the guest counts, from when the driver has found its device
-        // silent to when it has not. Of the clock a guest in the lab has only part. Looks are rare: each
-        // starts programs.
+        // processor; how much of the ticks that the guest counts, from when the driver has found
+        // its device silent to when it has not. Of the clock a guest in the lab has only part.
+        // Looks are rare: each starts programs.
         let script = format!(
             "mount -t debugfs d /sys/kernel/debug; \
              of() {{ grep \"^$1 \" /sys/kernel/debug/exitless-iommu/stats | cut -d' ' -f2; }}; \

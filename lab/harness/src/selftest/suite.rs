@@ -1,4 +1,5 @@
-//! `exitless-lab selftest`: whole guests, in as many labs side by side as this machine has room for.
+//! `exitless-lab selftest`: whole guests, in as many labs side by side as this machine has room
+//! for.
 //!
 //! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps
 //! one emulated processor busy, so one lab alone leaves the others of this machine idle. Cases that
@@ -71,12 +72,12 @@ pub struct SelftestArgs {
     #[arg(long)]
     soak: bool,
     /// Run the cases of a stock Debian 12 and no others: systemd, the generic kernel, its root on a
-    /// disk behind VT-d or a virtio-iommu. The root is made once, of the machine's own Debian packages
-    /// (scripts/setup.sh debian; 2 GB in the lab's cache)
+    /// disk behind VT-d or a virtio-iommu. The root is made once, of the machine's own Debian
+    /// packages (scripts/setup.sh debian; 2 GB in the lab's cache)
     #[arg(long, conflicts_with = "kernel")]
     debian: bool,
-    /// Run other people's programs on `exitless serve` and no other cases: those of --soak but for the
-    /// longest
+    /// Run other people's programs on `exitless serve` and no other cases: those of --soak but for
+    /// the longest
     #[arg(long, conflicts_with_all = ["debian", "episodes", "soak", "kernel"])]
     clients: bool,
     /// Write what came of such programs: verdicts, reasons, pings lost and other figures (JSON)
@@ -461,9 +462,9 @@ impl Tally {
         })
     }
 
-    /// Whether a case that ended as the emulator now and then has guests end is run once more: no case twice, and no more than one
-    /// in [`CASES_PER_REPEAT`], which is oftener than the emulator does it. A fault of the product that has guests end so is found
-    /// by whichever comes next.
+    /// Whether a case that ended as the emulator now and then has guests end is run once more: no
+    /// case twice, and no more than one in [`CASES_PER_REPEAT`], which is oftener than the emulator
+    /// does it. A fault of the product that has guests end so is found by whichever comes next.
     fn may_repeat(&mut self, name: &str) -> bool {
         let ended = self.passed + self.failed;
         let may = self.repeated.len() <= ended / CASES_PER_REPEAT

@@ -63,8 +63,9 @@ pub fn soak() -> Vec<Case> {
     cases
 }
 
-/// Seconds of a long run: eight minutes, and twice as many where all vCPUs and a sidecore that polls for a remapping unit share one
-/// thread of this machine, which made 46,000 to 49,000 comparisons in eight.
+/// Seconds of a long run: eight minutes, and twice as many where all vCPUs and a sidecore that
+/// polls for a remapping unit share one thread of this machine, which made 46,000 to 49,000
+/// comparisons in eight.
 fn long_enough(mode: Mode, cpus: u32) -> u32 {
     match (mode, cpus) {
         (Mode::Shared, 4) => 960,
@@ -134,8 +135,8 @@ fn verify(verify: Verify) -> Case {
     Case::new(name, run).needing(KERNEL)
 }
 
-/// How much of what the guest does that the paper measures, in MiB: a file is read again and again with too little memory, and
-/// then memory written.
+/// How much of what the guest does that the paper measures, in MiB: a file is read again and again
+/// with too little memory, and then memory written.
 #[derive(Clone, Copy)]
 struct Load {
     limit: u64,
@@ -191,7 +192,8 @@ fn sequential(load: Load) -> Case {
     Case::new(name, run).needing(KERNEL).long()
 }
 
-/// A guest that touches memory far beyond its limit at random is slow; one beside it moves no more than alone.
+/// A guest that touches memory far beyond its limit at random is slow; one beside it moves no more
+/// than alone.
 fn beside_one_that_thrashes() -> Case {
     /// MiB in memory, of a guest that uses 100 MiB at random.
     const LEAST: u64 = 32;

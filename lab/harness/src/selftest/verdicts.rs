@@ -1,7 +1,8 @@
 //! What came of the clients of a self-test: a line, and a file for programs.
 //!
-//! A client is verified when its script passed; one that was skipped is not. Scripts say figures as `key=number`: pings
-//! lost are added up over all scripts that say the key, of other figures the largest is kept.
+//! A client is verified when its script passed; one that was skipped is not. Scripts say figures as
+//! `key=number`: pings lost are added up over all scripts that say the key, of other figures the
+//! largest is kept.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -12,7 +12,8 @@ const HOST_IP: &str = "192.168.9.1";
 /// Where the host says what it has got, by its checksum, and where it sends a file.
 const TAKES: u16 = 9000;
 const GIVES: u16 = 9001;
-/// KiB that go each way: under a strict IOMMU each frame costs an invalidation, and the guest an exit.
+/// KiB that go each way: under a strict IOMMU each frame costs an invalidation, and the guest an
+/// exit.
 const KIB: u32 = 512;
 
 /// What `make test` runs.
@@ -59,8 +60,8 @@ impl Peer {
         }))
     }
 
-    /// Script: ping, and data each way, compared; in frames that are larger than the network's, as both sides segment for each
-    /// other.
+    /// Script: ping, and data each way, compared; in frames that are larger than the network's, as
+    /// both sides segment for each other.
     fn script(&self) -> String {
         let sum = &self.sum;
         format!(
@@ -85,7 +86,8 @@ fn check(outcome: &Outcome) -> Result<()> {
 const SKIPPED: &str = "skipped: making a TAP interface takes privileges on this host";
 
 /// Behind an emulated IOMMU, if the machine has one, the kernel translates by the mappings that it
-/// receives, and forgets those that the guest unmaps. If it `is_deleted`, the interface goes in the end.
+/// receives, and forgets those that the guest unmaps. If it `is_deleted`, the interface goes in the
+/// end.
 fn card(machine: Option<Machine>, is_deleted: bool) -> Case {
     let end = if is_deleted {
         ", then its interface deleted"

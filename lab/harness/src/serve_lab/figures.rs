@@ -118,7 +118,8 @@ impl Figures {
 
     /// Exits per 4 KiB read by cause, a line for each round.
     pub fn table(&self) -> String {
-        // The interrupts' column is the device's and the timer's together: which of the two ends a halt depends on time.
+        // The interrupts' column is the device's and the timer's together: which of the two ends a
+        // halt depends on time.
         const SHOWN: [(&str, &str); 8] = [
             ("doorbell", "doorbell"),
             ("hlt", "hlt"),

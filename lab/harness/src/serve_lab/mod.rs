@@ -1,10 +1,12 @@
-//! `exitless-lab serve-lab` (`make bench-serve-lab`): exits per request of stock guests whose disks one sidecore of another
-//! process serves, by cause, polling against notifying, for 1, 2, 4 and 7 guests.
+//! `exitless-lab serve-lab` (`make bench-serve-lab`): exits per request of stock guests whose disks
+//! one sidecore of another process serves, by cause, polling against notifying, for 1, 2, 4 and 7
+//! guests.
 //!
-//! Each round starts a daemon with a RAM disk for each guest, boots the guests one after the other, stops each (SIGSTOP) when it is
-//! ready, and lets all go on at once, so that their measured reads run side by side. Each then checks what it wrote before. Exits are
-//! each guest's own ledger's; interrupts, the timer's among them, have a column of their own: the device has no part in them. The daemon's
-//! counters tell how often it was kicked and called in its whole life, boots included.
+//! Each round starts a daemon with a RAM disk for each guest, boots the guests one after the other,
+//! stops each (SIGSTOP) when it is ready, and lets all go on at once, so that their measured reads
+//! run side by side. Each then checks what it wrote before. Exits are each guest's own ledger's;
+//! interrupts, the timer's among them, have a column of their own: the device has no part in them.
+//! The daemon's counters tell how often it was kicked and called in its whole life, boots included.
 //!
 //! Counts only: in the lab time means nothing.
 
@@ -41,7 +43,8 @@ pub struct ServeLabArgs {
     reads: u32,
 }
 
-/// What an idle daemon does: keep polling, or sleep at once and be notified. The daemon's words for it.
+/// What an idle daemon does: keep polling, or sleep at once and be notified. The daemon's words for
+/// it.
 const POLICIES: [&str; 2] = ["poll", "sleep"];
 /// Memory of the emulated host: seven guests touch about 100 MiB each.
 const LAB_MEMORY_MIB: u32 = 4096;
@@ -54,7 +57,8 @@ pub fn main(args: &ServeLabArgs) -> Result<u8> {
     let start = Instant::now();
     let mut figures = None;
     for guests in &args.guests {
-        // A lab each: what a round leaves behind (translated code, memory) does not meet the next one.
+        // A lab each: what a round leaves behind (translated code, memory) does not meet the next
+        // one.
         let host = Host::start_with_memory(LAB_MEMORY_MIB)?;
         let figures = match &mut figures {
             Some(figures) => figures,

@@ -78,8 +78,8 @@ impl Figures {
         })
     }
 
-    /// The same, with the rounds of an earlier run of this commit and these amounts. What failed there is not taken over, and
-    /// is run again.
+    /// The same, with the rounds of an earlier run of this commit and these amounts. What failed
+    /// there is not taken over, and is run again.
     pub fn resume(mut self, earlier: &Object) -> Self {
         const SAME: [&str; 6] = [
             "commit",

@@ -1,5 +1,6 @@
-//! `exitless-lab serve-net-lab` (`make bench-serve-net-lab`): exits per packet of stock guests whose network one core of another
-//! process serves, by cause: polling, notified, adaptive, and the kernel's vhost-net, for 1, 2, 4 and 7 guests.
+//! `exitless-lab serve-net-lab` (`make bench-serve-net-lab`): exits per packet of stock guests
+//! whose network one core of another process serves, by cause: polling, notified, adaptive, and the
+//! kernel's vhost-net, for 1, 2, 4 and 7 guests.
 //!
 //! | module | |
 //! |---|---|
@@ -10,10 +11,11 @@
 //! | `figures` | what is judged, and the report |
 //! | `results` | tables, and `docs/serve-net-lab-results.md` |
 //!
-//! A round is a lab of its own, since what the one before leaves behind (translated code, memory) is not to meet it. Its guests boot
-//! once, and take steps: the daemon under them is ended and started with another policy, which their network devices survive, and each
-//! has a second card behind vhost-net. In a step all guests do the same at once; the guest marks its windows, and says what its kernel
-//! counted of the card in them. Counts only: in the lab time means nothing.
+//! A round is a lab of its own, since what the one before leaves behind (translated code, memory)
+//! is not to meet it. Its guests boot once, and take steps: the daemon under them is ended and
+//! started with another policy, which their network devices survive, and each has a second card
+//! behind vhost-net. In a step all guests do the same at once; the guest marks its windows, and
+//! says what its kernel counted of the card in them. Counts only: in the lab time means nothing.
 
 mod figures;
 pub mod network;
@@ -62,8 +64,8 @@ pub struct ServeNetLabArgs {
     /// Pings from behind a guest's own IOMMU; 0: none.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pings: u32,
-    /// Goes on with the report, if it is of this commit and these numbers: rounds that are there are
-    /// not run again.
+    /// Goes on with the report, if it is of this commit and these numbers: rounds that are there
+    /// are not run again.
     #[arg(long)]
     resume: bool,
     /// A page of results to be written.
@@ -110,7 +112,8 @@ pub fn main(args: &ServeNetLabArgs) -> Result<u8> {
         say(&format!(
             "{guests} guests: starting the host that runs them …"
         ));
-        // A lab each: what a round leaves behind (translated code, memory) does not meet the next one.
+        // A lab each: what a round leaves behind (translated code, memory) does not meet the next
+        // one.
         let host = Host::start_with_memory(LAB_MEMORY_MIB)?;
         let figures = match &mut figures {
             Some(figures) => figures,

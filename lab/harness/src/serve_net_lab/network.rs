@@ -1,4 +1,5 @@
-//! The guests' networks: a TAP interface for each guest and card, whose host side has an address, and a peer behind all of them.
+//! The guests' networks: a TAP interface for each guest and card, whose host side has an address,
+//! and a peer behind all of them.
 
 use anyhow::{Context, Result, ensure};
 
@@ -55,7 +56,8 @@ impl Link {
         format!("ip link set eth{card} up && ip addr add {ip}/24 dev eth{card}")
     }
 
-    /// The guest's step that waits for an answer of the host: frames are lost while there is no server.
+    /// The guest's step that waits for an answer of the host: frames are lost while there is no
+    /// server.
     pub fn settle(self) -> String {
         let ip = self.host_ip();
         format!(

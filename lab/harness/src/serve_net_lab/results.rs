@@ -111,7 +111,8 @@ fn said(object: &Object, key: &str, digits: usize) -> String {
     value.map_or("not measured".into(), |value| format!("{value:.digits$}"))
 }
 
-/// Interrupts on the way to a guest: what was counted, and what hardware and `virt/eli` would take away of it.
+/// Interrupts on the way to a guest: what was counted, and what hardware and `virt/eli` would take
+/// away of it.
 fn to_guest(text: &mut String, object: &Object) {
     let of = |work: Work, guests: u32, mover: Mover, key: &str| {
         said(

@@ -1,4 +1,5 @@
-//! One round: so many guests on one daemon, whose idle policy changes while they run, and then on the kernel's vhost-net.
+//! One round: so many guests on one daemon, whose idle policy changes while they run, and then on
+//! the kernel's vhost-net.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -128,7 +129,8 @@ impl Plan {
 /// Runs the round; `say` is called with its progress.
 ///
 /// # Errors
-/// A guest or the daemon failed; something came back wrong, or was lost; a window is not what it is taken for.
+/// A guest or the daemon failed; something came back wrong, or was lost; a window is not what it is
+/// taken for.
 pub fn run(host: &Host, plan: &Plan, say: &dyn Fn(&str)) -> Result<Round> {
     let mut cards: Vec<u32> = plan.movers.iter().map(|mover| mover.card()).collect();
     cards.sort_unstable();
@@ -254,7 +256,8 @@ fn with_guests<'a>(
             });
         }
     }
-    // The last daemon is ended by the caller, whatever came of the guests; its counts are wanted here.
+    // The last daemon is ended by the caller, whatever came of the guests; its counts are wanted
+    // here.
     if let Some((mover, daemon)) = server.take() {
         let (stats, _) = daemon.end()?;
         round.served.push((mover, Totals::of(&stats)));
@@ -262,8 +265,8 @@ fn with_guests<'a>(
     Ok(round)
 }
 
-/// Has `mover` move frames from now on; the counts of the daemon that did before. While vhost-net does, the daemon stays as it
-/// was, with nothing to do.
+/// Has `mover` move frames from now on; the counts of the daemon that did before. While vhost-net
+/// does, the daemon stays as it was, with nothing to do.
 fn change<'a>(
     host: &'a Host,
     plan: &Plan,
@@ -300,7 +303,8 @@ fn side_by_side(
         .collect()
 }
 
-/// What a guest sees of its network after a step that failed, in which others may still be: the reason is often there.
+/// What a guest sees of its network after a step that failed, in which others may still be: the
+/// reason is often there.
 fn look(guest: &mut Steps<'_>, link: Link) -> String {
     let (card, ip) = (link.card, link.host_ip());
     let script = format!(
@@ -336,7 +340,8 @@ fn nic_windows(said: &str) -> Result<Vec<BTreeMap<String, u64>>> {
 /// Pieces of a bulk transfer, 64 KiB each.
 const BULK_PIECES: u32 = 128;
 
-/// Moves [`BULK_PIECES`] each way, as large writes, and counts frames where the host's kernel gets them.
+/// Moves [`BULK_PIECES`] each way, as large writes, and counts frames where the host's kernel gets
+/// them.
 fn bulk(host: &Host, guest: &mut Steps<'_>, link: Link) -> Result<Bulk> {
     let mut per_mib = |direction: &str| -> Result<[f64; 2]> {
         let before = link.frames(host)?;

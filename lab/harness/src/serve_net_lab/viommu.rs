@@ -1,5 +1,5 @@
-//! A network device of `exitless serve` behind a guest's own IOMMU, strict: every buffer is a new translation, and no frame may be
-//! lost for that.
+//! A network device of `exitless serve` behind a guest's own IOMMU, strict: every buffer is a new
+//! translation, and no frame may be lost for that.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ pub struct Pinged {
     pub invalidations_per_frame: f64,
 }
 
-/// Pings the host so often from a guest whose registers are of this mode. Its TAP interface is that of guest 0's first card.
+/// Pings the host so often from a guest whose registers are of this mode. Its TAP interface is that
+/// of guest 0's first card.
 ///
 /// # Errors
 /// Guest or daemon failed.
@@ -32,7 +33,8 @@ pub fn ping(host: &Host, mode: Mode, pings: u32) -> Result<Pinged> {
     let plan = DaemonPlan {
         disks: Vec::new(),
         nets: vec![format!("tap={}", link.tap())],
-        // Awake all of them would keep each other waiting: the lab has two processors, and a strict guest spins too.
+        // Awake all of them would keep each other waiting: the lab has two processors, and a strict
+        // guest spins too.
         idle: "sleep",
         limit,
     };

@@ -220,7 +220,8 @@ impl Figures {
         plots
     }
 
-    /// Pages that the pager knew to stand for blocks, and the guest's page cache, behind each phase of the first run with a pager.
+    /// Pages that the pager knew to stand for blocks, and the guest's page cache, behind each phase
+    /// of the first run with a pager.
     fn tracked(&self, work: Work) -> Vec<Sample> {
         let runs = self.runs.get(&(work, Way::Both));
         let Some((run, windows)) =

@@ -1,4 +1,5 @@
-//! `exitless-lab swap-figures` (`make bench-swap-figures`): the remaining figures of the paper's evaluation, as counts.
+//! `exitless-lab swap-figures` (`make bench-swap-figures`): the remaining figures of the paper's
+//! evaluation, as counts.
 //!
 //! | section | of the thesis | what |
 //! |---|---|---|
@@ -7,9 +8,10 @@
 //! | `compile`, `compress`, `collect` | 4.11 to 4.13 | what compilers, compressors and collectors do to memory |
 //! | `phased` | 4.4, 4.14 | four guests that start one after another on one host |
 //!
-//! A run is one of [`swap_lab`](crate::swap_lab)'s with another plan; `phased` has its own. Each piece of work has a lab of its own, in
-//! which the ways follow each other. Tables, plots (`target/report/swap/`) and one JSON object; all of them are written anew after
-//! each run, so that what has been measured is kept.
+//! A run is one of [`swap_lab`](crate::swap_lab)'s with another plan; `phased` has its own. Each
+//! piece of work has a lab of its own, in which the ways follow each other. Tables, plots
+//! (`target/report/swap/`) and one JSON object; all of them are written anew after each run, so
+//! that what has been measured is kept.
 //!
 //! Left out: what a lab cannot show (times, throughput), and what these guests cannot be (Windows).
 
@@ -155,8 +157,8 @@ fn names(ways: &[Way]) -> String {
     names.join(", ")
 }
 
-/// Does `each` way in a lab whose disks are `files`: a new one behind a way that failed, since a guest that hangs may hold what the
-/// next one needs.
+/// Does `each` way in a lab whose disks are `files`: a new one behind a way that failed, since a
+/// guest that hangs may hold what the next one needs.
 fn in_lab(
     files: &Files,
     figures: &mut Figures,

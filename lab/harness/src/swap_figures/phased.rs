@@ -1,15 +1,18 @@
-//! Four guests that start one after another on one host, which has less memory than they use together.
+//! Four guests that start one after another on one host, which has less memory than they use
+//! together.
 //!
-//! Each boots, reads 48 MiB of a disk through its page cache, has a process write 64 MiB and read them again, and goes: four
-//! phases. In each round all guests that are there do a phase, and one more starts, so that in the middle each does something
-//! else. The host counts between two rounds, while all wait.
+//! Each boots, reads 48 MiB of a disk through its page cache, has a process write 64 MiB and read
+//! them again, and goes: four phases. In each round all guests that are there do a phase, and one
+//! more starts, so that in the middle each does something else. The host counts between two rounds,
+//! while all wait.
 //!
-//! The host's own swap and balloons get one control group with a limit for all; the host's kernel divides it, and each balloon
-//! follows it by its manager (`target=auto`). Pagers have no memory in common: each gets an equal share for the guests that are
-//! there, anew before each round.
+//! The host's own swap and balloons get one control group with a limit for all; the host's kernel
+//! divides it, and each balloon follows it by its manager (`target=auto`). Pagers have no memory in
+//! common: each gets an equal share for the guests that are there, anew before each round.
 //!
-//! Left out: guests that have used all of their memory before, since below a limit an emulated pager takes minutes for that; a
-//! manager that is too slow. It works by the second, and in an emulated host phases take tens of them.
+//! Left out: guests that have used all of their memory before, since below a limit an emulated
+//! pager takes minutes for that; a manager that is too slow. It works by the second, and in an
+//! emulated host phases take tens of them.
 
 use std::time::Duration;
 

@@ -12,15 +12,18 @@ use crate::system::squeezed::{self, Verify};
 /// Reads of 4 KiB in a window.
 const READS: u32 = 400;
 
-/// Exits per page that is read to the same place, looked at there and changed, in the states of a pager.
+/// Exits per page that is read to the same place, looked at there and changed, in the states of a
+/// pager.
 pub struct Exits {
-    /// Without a pager, as such a guest has it: KVM's own ways to save exits among them that store to guest memory.
+    /// Without a pager, as such a guest has it: KVM's own ways to save exits among them that store
+    /// to guest memory.
     pub free: PerIo,
     /// Without a pager, and without those.
     pub plain: PerIo,
     /// With one, and plenty of memory.
     pub disarmed: PerIo,
-    /// With most of its memory used, so that disks report, and none leaving yet: what pages that come and go cost is not in it.
+    /// With most of its memory used, so that disks report, and none leaving yet: what pages that
+    /// come and go cost is not in it.
     pub armed: PerIo,
 }
 

@@ -103,7 +103,8 @@ impl Run {
             let (out, back) = (phase.store.pages_written, phase.store.pages_read);
             let _ = write!(text, "{:>16}", format!("{out}/{back}"));
         }
-        // With the VMM's own, where only the kernel tells the guest's memory from other anonymous memory.
+        // With the VMM's own, where only the kernel tells the guest's memory from other anonymous
+        // memory.
         let most = match self.way.has_pager() {
             true => self.most.shared,
             false => self.most.all.saturating_sub(self.own),

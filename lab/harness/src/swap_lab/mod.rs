@@ -1,12 +1,14 @@
-//! `exitless-lab swap-lab` (`make bench-swap`): what a guest with too little memory moves, five ways, beside each other.
+//! `exitless-lab swap-lab` (`make bench-swap`): what a guest with too little memory moves, five
+//! ways, beside each other.
 //!
-//! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of which 55 may be in memory,
-//! uses its memory once, reads a 100 MiB disk four times through its page cache, and has a process write 80 MiB and read
-//! them again. The limit comes when it has started, the same for all.
+//! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of
+//! which 55 may be in memory, uses its memory once, reads a 100 MiB disk four times through its
+//! page cache, and has a process write 80 MiB and read them again. The limit comes when it has
+//! started, the same for all.
 //!
-//! What is compared is counted below all of them, at the emulated host's two disks: one has the swap area or store, the other
-//! the image. Each run is in a control group at which another process looks. What only the pager knows is in the
-//! ledger's windows.
+//! What is compared is counted below all of them, at the emulated host's two disks: one has the
+//! swap area or store, the other the image. Each run is in a control group at which another process
+//! looks. What only the pager knows is in the ledger's windows.
 //!
 //! Counts only: in the lab time means nothing.
 
@@ -62,7 +64,8 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     };
     let mut figures: Option<Figures> = None;
     for round in 0..args.rounds {
-        // A lab for each round, and behind a run that failed: what one leaves behind does not meet the next.
+        // A lab for each round, and behind a run that failed: what one leaves behind does not meet
+        // the next.
         let mut lab = None;
         for &way in ways.iter().filter(|way| round < way.rounds(args.rounds)) {
             let host = in_lab(&mut lab, &files)?;

@@ -13,7 +13,8 @@ pub struct Plan {
     pub marks: Vec<u8>,
     /// The line that says that all was right begins so.
     pub done: String,
-    /// The line that says that memory was too short for a process of the guest, which is no failure.
+    /// The line that says that memory was too short for a process of the guest, which is no
+    /// failure.
     pub killed: &'static str,
     /// MiB of guest memory that may be in the host's.
     pub limit: u64,
@@ -57,7 +58,8 @@ impl Plan {
         self.marks.len() - 1
     }
 
-    /// MiB that a balloon leaves the guest: a stock kernel has not got so much to give that only the limit would be left.
+    /// MiB that a balloon leaves the guest: a stock kernel has not got so much to give that only
+    /// the limit would be left.
     pub fn left(&self) -> u64 {
         (self.limit + 25).max(80)
     }

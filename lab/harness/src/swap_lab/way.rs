@@ -1,4 +1,5 @@
-//! Ways to give a guest less memory than it believes it has. Where the host's kernel swaps, memory is anonymous, as is usual there.
+//! Ways to give a guest less memory than it believes it has. Where the host's kernel swaps, memory
+//! is anonymous, as is usual there.
 
 /// MiB of guest memory that may be in the host's.
 pub const LIMIT: u64 = 55;
@@ -18,8 +19,9 @@ pub enum Way {
     Both,
     /// And a balloon.
     BalloonBoth,
-    /// The pager without either, which reads what is about to be overwritten as a host's kernel does, and a guest that does not
-    /// zero what it allocates: how many stale reads there are to be avoided.
+    /// The pager without either, which reads what is about to be overwritten as a host's kernel
+    /// does, and a guest that does not zero what it allocates: how many stale reads there are to be
+    /// avoided.
     Stale,
 }
 

@@ -1,4 +1,5 @@
-//! An ext4 file system on storage of the lab, that can be full: with a journal, and a file that takes whatever room is left.
+//! An ext4 file system on storage of the lab, that can be full: with a journal, and a file that
+//! takes whatever room is left.
 
 use anyhow::{Context, Result};
 use lab::Lab;
@@ -94,7 +95,8 @@ impl<'a> FileSystem<'a> {
         shell(self.lab, &format!("rm -f {}", self.path("filler"))).map(drop)
     }
 
-    /// Takes it from its place. The kernel may have the files of a process that has ended for a moment longer.
+    /// Takes it from its place. The kernel may have the files of a process that has ended for a
+    /// moment longer.
     pub fn unmount(self) -> Result<()> {
         // 20 s at a tenth each.
         let script = format!(

@@ -7,8 +7,8 @@ use super::host::Host;
 /// Where groups are.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Looks at a group five times a second: bytes of shared memory (a guest's RAM is a memory file), of all memory, a line each
-/// time. Built-in commands only, but for the sleep.
+/// Looks at a group five times a second: bytes of shared memory (a guest's RAM is a memory file),
+/// of all memory, a line each time. Built-in commands only, but for the sleep.
 const LOOK: &str = "while [ -e GROUP.looks ]; do
     while read -r key value; do [ $key = shmem ] && break; done < ROOT/GROUP/memory.stat
     read -r all < ROOT/GROUP/memory.current && echo $value $all >> GROUP.looks

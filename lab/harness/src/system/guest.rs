@@ -63,7 +63,8 @@ pub struct Guest {
     pub mode: Mode,
     /// Its driver for a paravirtual IOMMU.
     pub driver: Driver,
-    /// `iommu.strict=1`, or nothing: the distribution's choice, which is lazy invalidation in Debian.
+    /// `iommu.strict=1`, or nothing: the distribution's choice, which is lazy invalidation in
+    /// Debian.
     pub is_strict: bool,
     /// `--memory`: 256 MiB.
     pub memory: &'static str,
@@ -71,7 +72,8 @@ pub struct Guest {
     pub cpus: u32,
     /// `--idle`.
     pub idle: &'static str,
-    /// Neither `--iommu-mode` nor `--idle` is given: the run has the program's own, and `mode` and `idle` are names only.
+    /// Neither `--iommu-mode` nor `--idle` is given: the run has the program's own, and `mode` and
+    /// `idle` are names only.
     pub takes_defaults: bool,
     /// Values of `--disk`.
     pub disks: Vec<String>,
@@ -91,7 +93,8 @@ pub struct Guest {
     pub limit: Duration,
     /// Host CPUs of its sidecore and its vCPUs, where they are not the host's choice.
     pub pin: Option<String>,
-    /// A reset starts its machine again; else it ends the run, so that a guest that crashes is not run for ever.
+    /// A reset starts its machine again; else it ends the run, so that a guest that crashes is not
+    /// run for ever.
     pub restarts: bool,
     /// Tells its files from those of guests beside it that are alike in mode and idle policy.
     pub name: String,
@@ -177,7 +180,8 @@ impl Guest {
             flag(name, value.into());
         }
         if matches!(host, Host::Lab(_)) {
-            // Seconds mean nothing there: an emulated CPU may itself be off its host's for some of them.
+            // Seconds mean nothing there: an emulated CPU may itself be off its host's for some of
+            // them.
             flag("--watchdog", "60".into());
         }
         if let Some(pin) = self.pin.as_deref().or(host.pin()) {
@@ -256,7 +260,8 @@ impl Guest {
         self.spawn(host)?.wait()
     }
 
-    /// Starts it. Guests that run side by side differ in name, mode or idle policy, or share a ledger.
+    /// Starts it. Guests that run side by side differ in name, mode or idle policy, or share a
+    /// ledger.
     pub fn spawn<'a>(&self, host: &'a Host) -> Result<RunningGuest<'a>> {
         Ok(RunningGuest {
             program: host.spawn_in(
@@ -384,7 +389,8 @@ impl Outcome {
         self.check_script(Some(0))
     }
 
-    /// `exitless run` ended well, and the guest's script with this status, if it is to have come so far.
+    /// `exitless run` ended well, and the guest's script with this status, if it is to have come so
+    /// far.
     ///
     /// # Errors
     /// With the end of console and log.

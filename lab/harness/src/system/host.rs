@@ -31,8 +31,8 @@ pub struct NativeHost {
 /// A program that outlives its limit is killed by then.
 const KILLED_AFTER: Duration = Duration::from_secs(30);
 
-/// Where a run's sidecore goes, as the `--pin` list: to the CPU that the lab keeps free for it. vCPUs run where the
-/// kernel puts them.
+/// Where a run's sidecore goes, as the `--pin` list: to the CPU that the lab keeps free for it.
+/// vCPUs run where the kernel puts them.
 const LAB_PIN: &str = "2";
 
 /// Kernels of a lab: the distribution's, where nothing is said.
@@ -46,8 +46,8 @@ pub struct Kernels {
     pub module: Option<GuestModule>,
 }
 
-/// A kernel module of this workspace, in a guest's image in the place of a driver for virtio-iommu of
-/// its own.
+/// A kernel module of this workspace, in a guest's image in the place of a driver for virtio-iommu
+/// of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestModule {
     /// `guest/iommu-module`, the driver. Linux's stands beside it.
@@ -113,8 +113,8 @@ impl Host {
         })
     }
 
-    /// The best there is, with these files by name ([`path`](Self::path)); a lab has this much memory, and these disks:
-    /// `/dev/vda` and on.
+    /// The best there is, with these files by name ([`path`](Self::path)); a lab has this much
+    /// memory, and these disks: `/dev/vda` and on.
     pub fn start_with_files(
         mib: u32,
         files: &[(PathBuf, &str)],
@@ -142,7 +142,8 @@ impl Host {
         Self::lab_with(LabConfig::default())
     }
 
-    /// A lab whose kernel and whose guests' kernel are of this series, with these files as its disks.
+    /// A lab whose kernel and whose guests' kernel are of this series, with these files as its
+    /// disks.
     pub fn lab_with_disks(series: Version, disks: Vec<PathBuf>) -> Result<Self> {
         let needs = Needs {
             host_kernel: Some(series),
@@ -267,7 +268,8 @@ impl Host {
         }
     }
 
-    /// The same, and a CPU for one vCPU that takes no ticks while it runs nothing else: for counts that compare.
+    /// The same, and a CPU for one vCPU that takes no ticks while it runs nothing else: for counts
+    /// that compare.
     pub fn quiet_pin(&self) -> Option<&'static str> {
         match self {
             Self::Lab(_) => Some("2,1"),
@@ -327,8 +329,8 @@ impl Host {
         }
     }
 
-    /// The TAP interface `name`, whose host side has the address `ip`, in the lab. Answers whether it is there: natively it is
-    /// the user's to make.
+    /// The TAP interface `name`, whose host side has the address `ip`, in the lab. Answers whether
+    /// it is there: natively it is the user's to make.
     pub fn tap(&self, name: &str, ip: &str) -> Result<bool> {
         let Self::Lab(lab) = self else {
             return Ok(false);
@@ -355,8 +357,8 @@ impl Host {
         Ok(())
     }
 
-    /// Starts `PROGRAM ARGS`. After `limit` it is asked to say where its vCPUs are and to end (SIGQUIT:
-    /// status 131), and killed 15 s later.
+    /// Starts `PROGRAM ARGS`. After `limit` it is asked to say where its vCPUs are and to end
+    /// (SIGQUIT: status 131), and killed 15 s later.
     pub fn spawn(
         &self,
         program: Exitless,
@@ -402,8 +404,9 @@ impl Host {
         })
     }
 
-    /// Has the lab's kernel note where vCPUs were when they shut down (a triple fault), and the exceptions that were injected:
-    /// KVM resets a vCPU that has shut down, so its registers no longer say it. Nothing natively.
+    /// Has the lab's kernel note where vCPUs were when they shut down (a triple fault), and the
+    /// exceptions that were injected: KVM resets a vCPU that has shut down, so its registers no
+    /// longer say it. Nothing natively.
     pub fn note_shutdowns(&self) -> Result<()> {
         // 0x7f: SVM's exit code of a shutdown.
         const SCRIPT: &str = "cd /sys/kernel/tracing/events/kvm && echo 'exit_reason == 0x7f' >kvm_exit/filter && \
@@ -449,7 +452,8 @@ impl Host {
 pub struct Noted {
     /// vCPUs that shut down, exceptions injected, memory moved, under headings of their own.
     pub text: String,
-    /// What the emulator itself may have done to the case: see "What QEMU gets wrong" in the lab's README.
+    /// What the emulator itself may have done to the case: see "What QEMU gets wrong" in the lab's
+    /// README.
     pub suspicion: Option<&'static str>,
 }
 

@@ -1,11 +1,11 @@
 //! Guests whose disk touches buffers again that they have taken back, and the host's count of that.
 //!
 //! The host judges: the age of a buffer is counted from when the guest had released it for certain,
-//! on the host's clock, and an access at the limit's age or later has to be blocked. The limit is the
-//! policy's own and one period of the worker of the guest's driver. What is judged is an access that the
-//! guest has waited for by its own clock, with a moment to spare: a guest whose processor does not
-//! run for a while, as happens in an emulated host, can remove nothing meanwhile. Accesses at such an age that it has
-//! not waited for are counted by themselves.
+//! on the host's clock, and an access at the limit's age or later has to be blocked. The limit is
+//! the policy's own and one period of the worker of the guest's driver. What is judged is an access
+//! that the guest has waited for by its own clock, with a moment to spare: a guest whose processor
+//! does not run for a while, as happens in an emulated host, can remove nothing meanwhile. Accesses
+//! at such an age that it has not waited for are counted by themselves.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

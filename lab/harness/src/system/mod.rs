@@ -1,7 +1,9 @@
-//! Whole-system runs: a stock guest started by `run` of one of the [`programs`], here or in the lab, and what came of it.
+//! Whole-system runs: a stock guest started by `run` of one of the [`programs`], here or in the
+//! lab, and what came of it.
 //!
-//! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how* ([`guest`]),
-//! what both run alike ([`workloads`]), a guest that takes one step after the other ([`steps`]), and storage that does what a test says ([`storage`], [`file_system`]).
+//! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how*
+//! ([`guest`]), what both run alike ([`workloads`]), a guest that takes one step after the other
+//! ([`steps`]), and storage that does what a test says ([`storage`], [`file_system`]).
 
 pub mod daemon;
 pub mod file_system;

@@ -1,4 +1,5 @@
-//! `exitless` as a child of this process, under `timeout`: what the lab's agent does there, done here.
+//! `exitless` as a child of this process, under `timeout`: what the lab's agent does there, done
+//! here.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -101,7 +102,8 @@ impl NativeProgram {
         Ok(())
     }
 
-    /// Sends SIGTERM to the program, and not to `timeout`, which would kill the program a while after one that it was sent.
+    /// Sends SIGTERM to the program, and not to `timeout`, which would kill the program a while
+    /// after one that it was sent.
     pub fn terminate(&self) -> Result<()> {
         let parent = self.child.id().to_string();
         let status = Command::new("pkill")

@@ -1,4 +1,5 @@
-//! Guests that start with all of their memory, and get less when they have started: a boot below a limit would be most of a run.
+//! Guests that start with all of their memory, and get less when they have started: a boot below a
+//! limit would be most of a run.
 
 use std::fs;
 use std::process::Command;
@@ -15,11 +16,14 @@ fn limit_file(name: &str) -> String {
     format!("limit{name}")
 }
 
-/// Microseconds for which a pager waits for vCPUs to say where they stand: emulated ones take their time.
+/// Microseconds for which a pager waits for vCPUs to say where they stand: emulated ones take their
+/// time.
 pub const PREVENTER_LIMIT_US: u32 = 100_000;
-/// MiB that a verifying guest may have beyond its least, at most: it gets any number of them, anew each few seconds.
+/// MiB that a verifying guest may have beyond its least, at most: it gets any number of them, anew
+/// each few seconds.
 const MORE: u64 = 96;
-/// MiB that its balloon is to hold, at most, likewise; what the guest cannot do without it takes back.
+/// MiB that its balloon is to hold, at most, likewise; what the guest cannot do without it takes
+/// back.
 const BALLOON: u64 = 64;
 /// Where the balloon's size is read from, on its host.
 const BALLOON_FILE: &str = "balloon";
@@ -27,7 +31,8 @@ const BALLOON_FILE: &str = "balloon";
 const STANDS: std::ops::Range<u64> = 3..16;
 const SEED: u64 = 51;
 
-/// A guest with a pager that writes to `store` (the value of `--swap`). It waits for a word on its console before it runs `script`.
+/// A guest with a pager that writes to `store` (the value of `--swap`). It waits for a word on its
+/// console before it runs `script`.
 pub fn guest(host: &Host, mode: Mode, script: &str, store: &str) -> Guest {
     let mut guest = Guest::new(mode, begun(script));
     guest.idle = "sleep";
@@ -177,7 +182,8 @@ pub struct Verified {
 }
 
 impl Verify {
-    /// Memory and a disk of a guest, filled, fragmented and cleared, each page checked, while the limit goes up and down.
+    /// Memory and a disk of a guest, filled, fragmented and cleared, each page checked, while the
+    /// limit goes up and down.
     ///
     /// # Errors
     /// A wrong byte; the guest came to no end.

@@ -82,8 +82,8 @@ impl<'a> Steps<'a> {
         Ok(output)
     }
 
-    /// Output of the step begun last, and its status: what the console has shown since the one before.
-    /// A guest of the same machine that was started again counts from 0, too.
+    /// Output of the step begun last, and its status: what the console has shown since the one
+    /// before. A guest of the same machine that was started again counts from 0, too.
     fn ended(&mut self) -> Result<(String, String)> {
         let key = format!("step {} ended with ", self.steps);
         let began = Instant::now();
@@ -138,7 +138,8 @@ impl<'a> Steps<'a> {
         self.wait()
     }
 
-    /// Waits for the end of a guest that ends by itself, or was ended. How it ended is in its outcome.
+    /// Waits for the end of a guest that ends by itself, or was ended. How it ended is in its
+    /// outcome.
     ///
     /// # Errors
     /// The lab has died, or the guest ran out of time.

@@ -1,4 +1,5 @@
-//! Storage of the lab that does what a test says: a device-mapper device over a loop device over a file.
+//! Storage of the lab that does what a test says: a device-mapper device over a loop device over a
+//! file.
 //!
 //! | what | how |
 //! |---|---|
@@ -8,8 +9,9 @@
 //! | holds what comes, inside the kernel, where no cancellation reaches it | suspended ([`Storage::hold`]) |
 //! | is full | a file system on it ([`super::file_system`]) |
 //!
-//! Left out: reads alone that fail, which `flakey` has since Linux 6.6; `dust`, `ebs` and `clone`, which Debian's kernel does not
-//! have; a FUSE file system, under which `exitless`'s own tests run natively (`tests/held-fs`).
+//! Left out: reads alone that fail, which `flakey` has since Linux 6.6; `dust`, `ebs` and `clone`,
+//! which Debian's kernel does not have; a FUSE file system, under which `exitless`'s own tests run
+//! natively (`tests/held-fs`).
 
 use anyhow::{Result, ensure};
 use lab::Lab;
@@ -59,7 +61,8 @@ impl Behaviour {
     }
 }
 
-/// A block device of the lab. What it holds is released when it is dropped, so that whoever waits for it goes on.
+/// A block device of the lab. What it holds is released when it is dropped, so that whoever waits
+/// for it goes on.
 pub struct Storage<'a> {
     lab: &'a Lab,
     name: &'static str,
@@ -76,8 +79,8 @@ pub struct Storage<'a> {
 }
 
 impl<'a> Storage<'a> {
-    /// A device with this content, that can hold requests; none natively, where it would take privileges and may
-    /// not be ours to make. `name` tells it from others.
+    /// A device with this content, that can hold requests; none natively, where it would take
+    /// privileges and may not be ours to make. `name` tells it from others.
     pub fn linear(host: &'a Host, name: &'static str, content: &[u8]) -> Result<Option<Self>> {
         let file = file(name);
         let modules = "lab-load storage";
@@ -198,8 +201,8 @@ impl<'a> Storage<'a> {
         Ok(self.lab.pull_bytes(&copy)?)
     }
 
-    /// Operations that the kernel has been given by every `exitless` of the lab and has not finished: submitted to their
-    /// io_urings and not completed (proc(5), fdinfo).
+    /// Operations that the kernel has been given by every `exitless` of the lab and has not
+    /// finished: submitted to their io_urings and not completed (proc(5), fdinfo).
     pub fn operations_in_kernel(&self) -> Result<u32> {
         // A descriptor may be closed meanwhile.
         let script =
@@ -235,8 +238,8 @@ fn file(name: &str) -> String {
     format!("/root/{name}.storage")
 }
 
-/// Operations in flight of all io_urings in the text of fdinfo files: each entry taken from a submission queue gives
-/// one entry of the completion queue, whose counts run freely.
+/// Operations in flight of all io_urings in the text of fdinfo files: each entry taken from a
+/// submission queue gives one entry of the completion queue, whose counts run freely.
 fn operations_of(fdinfo: &str) -> u32 {
     let count = |key: &str| {
         let values = fdinfo.lines().filter_map(|line| line.strip_prefix(key));

@@ -11,7 +11,8 @@ pub fn text(path: &Path) -> Result<&str> {
         .with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Runs a tool of this machine, and answers what it writes; those of file systems are where a user's PATH need not lead.
+/// Runs a tool of this machine, and answers what it writes; those of file systems are where a
+/// user's PATH need not lead.
 pub fn tool(name: &str, args: &[&str]) -> Result<String> {
     let path = std::env::var("PATH").unwrap_or_default();
     let ran = Command::new("/bin/sh")

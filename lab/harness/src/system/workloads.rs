@@ -1,5 +1,5 @@
-//! What demo and self-test have guests do alike, and what proves that it was done: a disk with known content,
-//! traffic with the built-in responder, a disk that attacks.
+//! What demo and self-test have guests do alike, and what proves that it was done: a disk with
+//! known content, traffic with the built-in responder, a disk that attacks.
 
 use anyhow::{Context, Result, ensure};
 
@@ -43,9 +43,9 @@ fn first_disk_slot(mode: Mode) -> usize {
     }
 }
 
-/// Shell word: the node of disk number `index` (from 0) of a guest in `mode`. Found by its slot: names
-/// are given in the order in which drivers are bound, which several vCPUs leave open where an IOMMU's
-/// driver comes late.
+/// Shell word: the node of disk number `index` (from 0) of a guest in `mode`. Found by its slot:
+/// names are given in the order in which drivers are bound, which several vCPUs leave open where an
+/// IOMMU's driver comes late.
 pub fn disk_node(mode: Mode, index: usize) -> String {
     let slot = first_disk_slot(mode) + index;
     format!("/dev/$(ls /sys/bus/pci/devices/0000:00:{slot:02x}.0/virtio*/block)")
@@ -74,8 +74,9 @@ pub fn network_script(pings: u32, echoes: u32) -> String {
     )
 }
 
-/// Gives `guest` a second network card on a TAP interface, behind which the host's own kernel answers, and appends a
-/// ping to the guest's script. False where the host gives none: a TAP interface takes privileges.
+/// Gives `guest` a second network card on a TAP interface, behind which the host's own kernel
+/// answers, and appends a ping to the guest's script. False where the host gives none: a TAP
+/// interface takes privileges.
 pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
     const HOST_IP: &str = "192.168.9.1";
     const TAP: &str = "tap0";
@@ -83,8 +84,9 @@ pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
         return Ok(false);
     }
     guest.nets.push(format!("tap={TAP}"));
-    // The card's control queue: another station address, which the host's side finds by asking, and every frame that passes.
-    // Brackets, since this is on the kernel's command line, which is in its log.
+    // The card's control queue: another station address, which the host's side finds by asking, and
+    // every frame that passes. Brackets, since this is on the kernel's command line, which is in
+    // its log.
     guest.script.push_str(&format!(
         " && ip link set eth1 address 02:00:00:00:09:02 && ip link set eth1 mtu 1450 && ip link set eth1 up && \
          ip link set eth1 promisc on && ip addr add 192.168.9.2/24 dev eth1 && \
@@ -147,8 +149,8 @@ impl Rogue {
     }
 }
 
-/// Linux was notified by the event queue of a blocked write of disk number `index` (from 0), under a
-/// paravirtual IOMMU with this driver.
+/// Linux was notified by the event queue of a blocked write of disk number `index` (from 0), under
+/// a paravirtual IOMMU with this driver.
 pub fn check_told(outcome: &Outcome, driver: Driver, index: usize) -> Result<()> {
     let endpoint = (first_disk_slot(Mode::Virtio) + index) << 3;
     match driver {

@@ -1,10 +1,13 @@
-//! Combining: the unmaps of many cores meet in one batch and one wait, where that is cheaper than a batch for each.
+//! Combining: the unmaps of many cores meet in one batch and one wait, where that is cheaper than a
+//! batch for each.
 //!
-//! A core that finds the hardware idle submits for itself, and one that finds it busy waits and then does, as under
-//! `strict`. After some such waits in a row it **calls**: it posts in the open **generation**. Whoever is first there waits
-//! until the batch before is complete, and where nobody has come a little longer; then it, or who comes meanwhile, closes
-//! the generation, which opens the next, and submits one batch for all. It reports the ticket, and everybody waits for
-//! the hardware. Those who meet keep to it for a while; then, and where nobody came, they go alone again.
+//! A core that finds the hardware idle submits for itself, and one that finds it busy waits and
+//! then does, as under `strict`. After some such waits in a row it **calls**: it posts in the open
+//! **generation**. Whoever is first there waits until the batch before is complete, and where
+//! nobody has come a little longer; then it, or who comes meanwhile, closes the generation, which
+//! opens the next, and submits one batch for all. It reports the ticket, and everybody waits for
+//! the hardware. Those who meet keep to it for a while; then, and where nobody came, they go alone
+//! again.
 //!
 //! As pseudo-code:
 //! ```text
@@ -15,26 +18,31 @@
 //! closed:  ticket = submit(merge(ranges)); report(generation, ticket); wait(ticket)
 //! others:  wait for report(generation); wait(ticket)                // "alone": flush(own)
 //! ```
-//! **When it is cheaper**, the [`Invalidator`] says ([`meets_from`](Invalidator::meets_from)). Where no more cores exist than
-//! that, and for cores from the 32,768th on, a request costs what it costs under `strict`. Where fewer have come when a
-//! generation is closed, each invalidates for itself.
+//! **When it is cheaper**, the [`Invalidator`] says ([`meets_from`](Invalidator::meets_from)).
+//! Where no more cores exist than that, and for cores from the 32,768th on, a request costs what it
+//! costs under `strict`. Where fewer have come when a generation is closed, each invalidates for
+//! itself.
 //!
-//! **Guarantee**: nobody returns before an invalidation is complete that covers its range and was submitted after
-//! the call, hence after it cleared the entries. Orderings: a post is a Release read-modify-write and closing an Acquire one of
-//! the same word, so the clearing comes before the submission; a report is a Release store, a look at it an Acquire load;
-//! [`poll`](Invalidator::poll) acquires what the hardware did. A range that has not come when its generation is closed makes
-//! the batch a domain command, and can no longer be left: its word belongs to a later generation then. If a submission fails,
-//! everybody tries for itself and has its own error.
+//! **Guarantee**: nobody returns before an invalidation is complete that covers its range and was
+//! submitted after the call, hence after it cleared the entries. Orderings: a post is a Release
+//! read-modify-write and closing an Acquire one of the same word, so the clearing comes before the
+//! submission; a report is a Release store, a look at it an Acquire load;
+//! [`poll`](Invalidator::poll) acquires what the hardware did. A range that has not come when its
+//! generation is closed makes the batch a domain command, and can no longer be left: its word
+//! belongs to a later generation then. If a submission fails, everybody tries for itself and has
+//! its own error.
 //!
-//! **No wait for another core is without a bound.** A core that is stopped for so long that the report is overwritten
-//! invalidates for itself, and anybody may close for a first that is stopped. Where who has closed a generation is stopped
-//! before it reports, the others invalidate each for itself, and go on so until it does; their posts stay in the open
-//! generation, which one of them closes then. The models check all this.
+//! **No wait for another core is without a bound.** A core that is stopped for so long that the
+//! report is overwritten invalidates for itself, and anybody may close for a first that is stopped.
+//! Where who has closed a generation is stopped before it reports, the others invalidate each for
+//! itself, and go on so until it does; their posts stay in the open generation, which one of them
+//! closes then. The models check all this.
 //!
 //! # What was measured
-//! Two cores of an EPYC whose lines take 100 or 375 ns there and back, by run, commands of 500 ns, a domain as dear as a page: 1.54
-//! to 1.59 times the throughput of a lock around the wait (`make bench-dma`). Where two do not pay (pages of 500 ns, a domain of
-//! 1 us), as much as `strict`. More than two cores were not measured, nor was a real unit.
+//! Two cores of an EPYC whose lines take 100 or 375 ns there and back, by run, commands of 500 ns,
+//! a domain as dear as a page: 1.54 to 1.59 times the throughput of a lock around the wait
+//! (`make bench-dma`). Where two do not pay (pages of 500 ns, a domain of 1 us), as much as
+//! `strict`. More than two cores were not measured, nor was a real unit.
 //!
 //! | departure from the plain version | why |
 //! |---|---|
@@ -45,13 +53,16 @@
 //! | two reports in turn | the next generation's posts do not disturb those who read; a core finds what it read last time |
 //! | the first six ranges lie on the line of the posts | one transfer brings both |
 //!
-//! Cost in line transfers for each request: the post, and the report; from the seventh of a generation on its range. For each
-//! batch: closing, reporting, the look at the report before, and what the hardware's queue needs. Counted by `bench/dma-lines`
-//! with everybody busy (`dstr_busy`): 1.8 for two cores, 3.1 to 4.0 for four to 32, 2.9 for 64, 2.5 for 128. Above 3: with four
-//! cores two meet at a time, and a batch's five lines count half each; from 16 on, the ranges beyond the sixth.
+//! Cost in line transfers for each request: the post, and the report; from the seventh of a
+//! generation on its range. For each batch: closing, reporting, the look at the report before, and
+//! what the hardware's queue needs. Counted by `bench/dma-lines` with everybody busy (`dstr_busy`):
+//! 1.8 for two cores, 3.1 to 4.0 for four to 32, 2.9 for 64, 2.5 for 128. Above 3: with four cores
+//! two meet at a time, and a batch's five lines count half each; from 16 on, the ranges beyond the
+//! sixth.
 //!
-//! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among those who go alone, which is the
-//! hardware's; merging of adjacent ranges where their number alone would not pay.
+//! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among those
+//! who go alone, which is the hardware's; merging of adjacent ranges where their number alone would
+//! not pay.
 
 mod generations;
 #[cfg(test)]
@@ -68,18 +79,21 @@ use lines::{AtomicU32, AtomicU64, CachePadded, Ordering, Spin};
 use self::generations::{CORES_MAX, Generations, Post, RANGES};
 use super::{Command, InvalidateError, Invalidator, Ticket};
 
-/// After so many looks whoever waits closes the generation itself: the machine may have stopped who should.
+/// After so many looks whoever waits closes the generation itself: the machine may have stopped who
+/// should.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 3 } else { 1 << 12 };
-/// After so many looks whoever waits for a batch to be submitted invalidates for itself: the machine may have stopped who has
-/// closed the generation.
+/// After so many looks whoever waits for a batch to be submitted invalidates for itself: the
+/// machine may have stopped who has closed the generation.
 const PATIENCE: u32 = 2 * LOOKS;
-/// After so many looks hardware that seems busy is given the batch all the same, and says whether it is dead.
+/// After so many looks hardware that seems busy is given the batch all the same, and says whether
+/// it is dead.
 const BUSY_LOOKS: u32 = 4 * LOOKS;
-/// Looks for others by a core that finds the hardware idle, and a batch with others would be cheaper: as long as another that has
-/// just had its answer needs to come back, about half a microsecond. With half as many, two cores met in some builds and
-/// not in others.
+/// Looks for others by a core that finds the hardware idle, and a batch with others would be
+/// cheaper: as long as another that has just had its answer needs to come back, about half a
+/// microsecond. With half as many, two cores met in some builds and not in others.
 pub const GATHER_LOOKS: u32 = 512;
-/// After so many waits for busy hardware in a row, none of them short, a core joins others, and calls them.
+/// After so many waits for busy hardware in a row, none of them short, a core joins others, and
+/// calls them.
 const PRESSED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 /// After at most so many of them a core that called in vain calls again.
 const PRESSED_MAX: u32 = 256;
@@ -99,7 +113,8 @@ struct Habit {
     calls_at: AtomicU32,
     /// Looks at its own batch, last time alone.
     own: AtomicU32,
-    /// The generation that it left unfinished, if it is still the open one: its post is in there. 0 for none.
+    /// The generation that it left unfinished, if it is still the open one: its post is in there. 0
+    /// for none.
     left: AtomicU64,
 }
 
@@ -158,8 +173,9 @@ pub struct Combiner {
 }
 
 impl Combiner {
-    /// For `cores` cores. One that has called others and is alone when the hardware is idle looks up to `gather_looks` times
-    /// for them ([`GATHER_LOOKS`]; with 0 as `strict`, and then two cores seldom meet).
+    /// For `cores` cores. One that has called others and is alone when the hardware is idle looks
+    /// up to `gather_looks` times for them ([`GATHER_LOOKS`]; with 0 as `strict`, and then two
+    /// cores seldom meet).
     pub fn new(cores: usize, gather_looks: u32) -> Self {
         Self {
             generations: Generations::new(),
@@ -198,8 +214,8 @@ impl Combiner {
         self.meet(invalidator, enough, habit, range)
     }
 
-    /// Submits as soon as the hardware is idle, and says after how many looks that was; `None` if the core is to meet
-    /// others instead.
+    /// Submits as soon as the hardware is idle, and says after how many looks that was; `None` if
+    /// the core is to meet others instead.
     #[inline]
     fn go_alone<I: Invalidator>(
         &self,
@@ -241,8 +257,8 @@ impl Combiner {
         let left = habit.left.load(Ordering::Relaxed);
         // None: no look at the open one, which would cost each request a line's transfer.
         if left != 0 && left == all.open() {
-            // A second post of one core could make more of them than there is room for. Whoever is left there as well hears
-            // that it is alone.
+            // A second post of one core could make more of them than there is room for. Whoever is
+            // left there as well hears that it is alone.
             let post = Post {
                 generation: left,
                 place: 0,
@@ -296,8 +312,9 @@ impl Combiner {
         }
     }
 
-    /// The first of a generation waits until the batch of the last one is complete, or where it had none the hardware is idle,
-    /// and a little for others if they would make a cheaper batch. False where somebody else has closed it.
+    /// The first of a generation waits until the batch of the last one is complete, or where it had
+    /// none the hardware is idle, and a little for others if they would make a cheaper batch. False
+    /// where somebody else has closed it.
     fn stand_first<I: Invalidator>(&self, invalidator: &I, enough: usize, generation: u64) -> bool {
         let is_open = || self.generations.outcome(generation).is_pending();
         let mut spin = Spin::default();
@@ -330,8 +347,8 @@ impl Combiner {
         true
     }
 
-    /// Carries out a generation of `count`, which this core has closed. Its ranges are taken before the report, which whoever
-    /// closes the next generation has seen.
+    /// Carries out a generation of `count`, which this core has closed. Its ranges are taken before
+    /// the report, which whoever closes the next generation has seen.
     fn lead<I: Invalidator>(
         &self,
         invalidator: &I,
@@ -358,8 +375,8 @@ impl Combiner {
     }
 }
 
-/// Sorts ranges and gives the fewest commands, in `to`, that cover them: everything where one is unknown. `to` begins with that.
-/// `to` has room for as many as there are ranges.
+/// Sorts ranges and gives the fewest commands, in `to`, that cover them: everything where one is
+/// unknown. `to` begins with that. `to` has room for as many as there are ranges.
 pub(crate) fn merge<'c>(ranges: &mut [Option<IovaRange>], to: &'c mut [Command]) -> &'c [Command] {
     ranges.sort_unstable_by_key(|range| range.map(IovaRange::first));
     let mut len = 0;

@@ -1,9 +1,10 @@
 //! Invalidation: making the IOMMU forget what its IOTLB and its page-walk caches remember.
 //!
-//! An [`Invalidator`] belongs to one domain. Work flows: a batch of [`Command`]s is submitted and answers with a
-//! [`Ticket`]; the ticket is polled or waited for; from then on no device access uses what the commands name, as
-//! long as the entries were cleared before the submission. (The shape is VT-d's queued invalidation: descriptors,
-//! then a wait descriptor; AMD's COMPLETION_WAIT and SMMUv3's CMD_SYNC are alike.)
+//! An [`Invalidator`] belongs to one domain. Work flows: a batch of [`Command`]s is submitted and
+//! answers with a [`Ticket`]; the ticket is polled or waited for; from then on no device access
+//! uses what the commands name, as long as the entries were cleared before the submission. (The
+//! shape is VT-d's queued invalidation: descriptors, then a wait descriptor; AMD's COMPLETION_WAIT
+//! and SMMUv3's CMD_SYNC are alike.)
 //!
 //! | implementation | for |
 //! |---|---|
@@ -12,9 +13,10 @@
 //!
 //! [`Combiner`] lets the unmaps of many cores meet in one batch and one wait.
 //!
-//! Who calls: `DmaMapper` and its cores, on any thread, from several at once. An implementation must not call back
-//! into the mapper. A wait may fail ([`InvalidateError`]): what it should have covered is then as stale as before.
-//! Left out: device TLBs (ATS) and PASIDs; an implementation for such a device adds them to the same commands.
+//! Who calls: `DmaMapper` and its cores, on any thread, from several at once. An implementation
+//! must not call back into the mapper. A wait may fail ([`InvalidateError`]): what it should have
+//! covered is then as stale as before. Left out: device TLBs (ATS) and PASIDs; an implementation
+//! for such a device adds them to the same commands.
 
 mod combine;
 
@@ -27,7 +29,8 @@ use thiserror::Error;
 /// What to forget, within the domain of the [`Invalidator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// The translations of these pages. Cached table pointers may stay (VT-d: page-selective with IH set).
+    /// The translations of these pages. Cached table pointers may stay (VT-d: page-selective with
+    /// IH set).
     Pages(IovaRange),
     /// Every translation of the domain, and every pointer to its tables.
     Domain,
@@ -35,15 +38,16 @@ pub enum Command {
     Global,
 }
 
-/// What completes a batch. Tickets of one invalidator complete in no particular order unless it says so. Any number of
-/// threads may poll one, at the same time and after it is complete.
+/// What completes a batch. Tickets of one invalidator complete in no particular order unless it
+/// says so. Any number of threads may poll one, at the same time and after it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
 /// Why an invalidation is not known to be complete. The translations it named may still be in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum InvalidateError {
-    /// The hardware did not answer in time (VT-d: ITE in the fault status register, or no wait status).
+    /// The hardware did not answer in time (VT-d: ITE in the fault status register, or no wait
+    /// status).
     #[error("an invalidation was not answered for {waited_ns} ns")]
     TimedOut {
         /// How long it was waited for, in nanoseconds.
@@ -60,12 +64,14 @@ pub enum InvalidateError {
 /// The hardware that caches translations of one domain, as seen by whoever changes them.
 ///
 /// # Contract
-/// After a ticket is complete, no access of a device of the domain uses a translation that a command of its batch
-/// names and that was not in the tables at some moment after [`submit`](Self::submit) was called.
-/// The protection of unmapped memory rests on this; the memory safety of this crate does not.
+/// After a ticket is complete, no access of a device of the domain uses a translation that a
+/// command of its batch names and that was not in the tables at some moment after
+/// [`submit`](Self::submit) was called. The protection of unmapped memory rests on this; the memory
+/// safety of this crate does not.
 pub trait Invalidator: Send + Sync {
-    /// Hands the hardware a batch. The caller polls or waits for the ticket; a slow or full queue is waited for here.
-    /// Stores made before the call are visible to the hardware's walks when it obeys.
+    /// Hands the hardware a batch. The caller polls or waits for the ticket; a slow or full queue
+    /// is waited for here. Stores made before the call are visible to the hardware's walks when it
+    /// obeys.
     ///
     /// # Errors
     /// [`InvalidateError`]; some commands may have been carried out.
@@ -101,7 +107,8 @@ pub trait Invalidator: Send + Sync {
         true
     }
 
-    /// [`submit`](Self::submit) if that [begins at once](Self::is_idle); otherwise nothing has happened.
+    /// [`submit`](Self::submit) if that [begins at once](Self::is_idle); otherwise nothing has
+    /// happened.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -118,8 +125,8 @@ pub trait Invalidator: Send + Sync {
         32
     }
 
-    /// From how many cores on, each with a [`Command::Pages`], one batch for all is cheaper than a batch for each;
-    /// `usize::MAX` where it never is.
+    /// From how many cores on, each with a [`Command::Pages`], one batch for all is cheaper than a
+    /// batch for each; `usize::MAX` where it never is.
     fn meets_from(&self) -> usize {
         2
     }
@@ -165,7 +172,8 @@ pub struct NullInvalidator;
 impl Invalidator for NullInvalidator {
     #[inline]
     fn submit(&self, _commands: &[Command]) -> Result<Ticket, InvalidateError> {
-        // The stores that cleared the entries come before whatever the caller does next, device walks included.
+        // The stores that cleared the entries come before whatever the caller does next, device
+        // walks included.
         lines::fence(lines::Ordering::SeqCst);
         Ok(Ticket(0))
     }

@@ -30,8 +30,8 @@ const STRICT_ROOM: usize = 64;
 
 /// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
 ///
-/// Dropping it gives everything back; what an invalidation that fails then keeps from being given back is
-/// adopted by the other cores after a later one.
+/// Dropping it gives everything back; what an invalidation that fails then keeps from being given
+/// back is adopted by the other cores after a later one.
 pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     pub(super) shared: Arc<Shared<A, T, I, C>>,
     pub(super) alloc: A::Core,
@@ -97,8 +97,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// Maps memory as one stretch of IOVAs. Several segments have to meet at page boundaries. The device may do
-    /// what `direction` says, with the whole of each page that the memory touches.
+    /// Maps memory as one stretch of IOVAs. Several segments have to meet at page boundaries. The
+    /// device may do what `direction` says, with the whole of each page that the memory touches.
     ///
     /// A page may be mapped any number of times, with any directions.
     ///
@@ -114,8 +114,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.map_within(None, segments, direction)
     }
 
-    /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping takes no part in
-    /// reuse.
+    /// As [`map`](Self::map), for memory that stays mapped for long (rings, mailboxes): the mapping
+    /// takes no part in reuse.
     ///
     /// # Errors
     /// As [`map`](Self::map).
@@ -127,8 +127,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.map_for(&DeviceLimits::default(), segments, direction)
     }
 
-    /// As [`map_coherent`](Self::map_coherent), for a device of the domain that takes less than the mapper's own limits: a lower
-    /// highest address, shorter segments, a boundary that none may cross. What the mapper's own limits exclude stays excluded.
+    /// As [`map_coherent`](Self::map_coherent), for a device of the domain that takes less than the
+    /// mapper's own limits: a lower highest address, shorter segments, a boundary that none may
+    /// cross. What the mapper's own limits exclude stays excluded.
     ///
     /// # Errors
     /// As [`map`](Self::map).
@@ -175,7 +176,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
         };
-        // Its numbers one by one: as a whole it would lie in memory for those who are seldom called.
+        // Its numbers one by one: as a whole it would lie in memory for those who are seldom
+        // called.
         let limits = self.limits(device);
         if segment.len > limits.max_segment {
             return Err(too_long(segment.len, limits.max_segment));
@@ -205,9 +207,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((iova, len, allocated, key))
     }
 
-    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds what the device is to
-    /// be told to `out`: one element for segments that meet, cut where `device`, which narrows the mapper's own limits as
-    /// in [`map_for`](Self::map_for), takes no more.
+    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds
+    /// what the device is to be told to `out`: one element for segments that meet, cut where
+    /// `device`, which narrows the mapper's own limits as in [`map_for`](Self::map_for), takes no
+    /// more.
     ///
     /// # Errors
     /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
@@ -252,7 +255,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         })
     }
 
-    /// Memory as one element: several segments, or, without translation, one that the device cannot take just so.
+    /// Memory as one element: several segments, or, without translation, one that the device cannot
+    /// take just so.
     #[cold]
     #[inline(never)]
     pub(super) fn map_joined(
@@ -281,15 +285,17 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (iova, allocated) = self.place(limits, request, segments, direction)?;
         let room = limits.room_at(iova);
         if len > room {
-            // Without translation, where nothing was mapped: with it, the request sees to the boundary.
+            // Without translation, where nothing was mapped: with it, the request sees to the
+            // boundary.
             return Err(too_long(len, room));
         }
         let len = NonZeroU64::new(len).expect("every segment has a byte");
         Ok((iova, len, allocated))
     }
 
-    /// Gives the segments a place, each from a page of its own on, or, without translation, finds that the device addresses all
-    /// of the memory. Gives where the first begins, and the pages allocated.
+    /// Gives the segments a place, each from a page of its own on, or, without translation, finds
+    /// that the device addresses all of the memory. Gives where the first begins, and the pages
+    /// allocated.
     fn place(
         &mut self,
         limits: DeviceLimits,
@@ -317,7 +323,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((Iova::new(iova), allocated.pages()))
     }
 
-    /// Where a device finds the segments if the first is in the page of `first`. Without translation, where they are.
+    /// Where a device finds the segments if the first is in the page of `first`. Without
+    /// translation, where they are.
     fn elements(&self, first: Iova, segments: &[Segment]) -> impl Iterator<Item = DeviceSegment> {
         let is_off = self.shared.policy.is_off;
         let mut page = first.align_down(PAGE_SIZE).raw();
@@ -336,7 +343,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         })
     }
 
-    /// A mapping that is found, or else made. Gives its start, and the pages allocated where they are known, else 0.
+    /// A mapping that is found, or else made. Gives its start, and the pages allocated where they
+    /// are known, else 0.
     #[inline(always)]
     fn find_or_make(&mut self, key: Key) -> Result<(Iova, u64), DmaMapError<T::Error>> {
         if let Cache::Idle(cache) = &mut self.cache
@@ -372,8 +380,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((allocated.start(), allocated.pages()))
     }
 
-    /// One stretch of IOVAs, for each piece of memory in turn, of whole pages and so many, pages of its own, which are mapped there
-    /// now. Gives all that was allocated.
+    /// One stretch of IOVAs, for each piece of memory in turn, of whole pages and so many, pages of
+    /// its own, which are mapped there now. Gives all that was allocated.
     #[inline(always)]
     pub(super) fn make(
         &mut self,
@@ -382,7 +390,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         access: Access,
     ) -> Result<IovaRange, DmaMapError<T::Error>> {
         if pieces.len() > 1 && self.queue.is_full() {
-            // A list that fails halfway has been seen by the device, and needs a place in the queue.
+            // A list that fails halfway has been seen by the device, and needs a place in the
+            // queue.
             self.make_room().map_err(DmaMapError::Invalidation)?;
         }
         let allocated = match self.alloc.alloc(request) {
@@ -413,7 +422,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Err(DmaMapError::Alloc(error));
         }
         self.shared.ask_others(self.core);
-        // A failed invalidation leaves less to be given back; the allocator says whether it suffices.
+        // A failed invalidation leaves less to be given back; the allocator says whether it
+        // suffices.
         let _ = self.give_back();
         // What others have unmapped can be freed as soon as they run.
         let shared = &self.shared;
@@ -424,8 +434,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
-    /// The back end refused `range`: where it has no room, what nobody needs is given back first. If that does not help, what
-    /// was mapped before it goes too.
+    /// The back end refused `range`: where it has no room, what nobody needs is given back first.
+    /// If that does not help, what was mapped before it goes too.
     #[cold]
     #[inline(never)]
     fn map_again(
@@ -460,8 +470,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// Tells the mapper what the reuse cache has counted, for [`DmaMapper::risk`](super::DmaMapper::risk). Done by
-    /// itself whenever mappings are torn down or the core parks.
+    /// Tells the mapper what the reuse cache has counted, for
+    /// [`DmaMapper::risk`](super::DmaMapper::risk). Done by itself whenever mappings are torn down
+    /// or the core parks.
     pub fn publish(&mut self) {
         let Cache::Idle(cache) = &self.cache else {
             return;

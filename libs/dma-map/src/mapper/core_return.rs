@@ -19,8 +19,8 @@ const PUBLISH_NS: u64 = 100_000_000;
 /// Which idle mappings of a core are to go.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
-    /// Those that are due, and where none is and no place is free, the oldest; none where somebody else tears down some of the
-    /// core's at the moment.
+    /// Those that are due, and where none is and no place is free, the oldest; none where somebody
+    /// else tears down some of the core's at the moment.
     Due,
     /// All; none where somebody else tears down some.
     AllUnlessBusy,
@@ -29,8 +29,8 @@ pub(super) enum Idle {
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Does what others have left for this core: frees what flushes covered, idle mappings that were torn down, tables;
-    /// gives back what it caches where it was asked to.
+    /// Does what others have left for this core: frees what flushes covered, idle mappings that
+    /// were torn down, tables; gives back what it caches where it was asked to.
     #[cold]
     #[inline(never)]
     pub(super) fn process_notices(&mut self) {
@@ -90,8 +90,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         CHUNKS + chunks
     }
 
-    /// Tears down idle mappings of this core, with one invalidation for each batch of them; before that, what waits since an
-    /// invalidation failed. False where somebody else tears down some, who was not to be waited for.
+    /// Tears down idle mappings of this core, with one invalidation for each batch of them; before
+    /// that, what waits since an invalidation failed. False where somebody else tears down some,
+    /// who was not to be waited for.
     ///
     /// # Errors
     /// [`InvalidateError`]: what was to go waits, counted as stale, for whoever tears down some of this core's next.
@@ -158,12 +159,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         drained.map(drop).and(flushed)
     }
 
-    /// Before a core rests: everything it keeps goes back, to the space and to the table's memory. The handle
-    /// remains usable.
+    /// Before a core rests: everything it keeps goes back, to the space and to the table's memory.
+    /// The handle remains usable.
     ///
-    /// A barrier for this core: when it returns `Ok`, no device reaches anything that was unmapped through this handle before,
-    /// also where a tick or a flush is in the middle of tearing it down, who is waited for. (What other cores have unmapped
-    /// stays theirs: [`DmaMapper::flush`](super::DmaMapper::flush).)
+    /// A barrier for this core: when it returns `Ok`, no device reaches anything that was unmapped
+    /// through this handle before, also where a tick or a flush is in the middle of tearing it
+    /// down, who is waited for. (What other cores have unmapped stays theirs:
+    /// [`DmaMapper::flush`](super::DmaMapper::flush).)
     ///
     /// # Errors
     /// [`InvalidateError`]: what it should have covered waits, counted in [`Risk`](crate::Risk), for the next flush, and
@@ -175,8 +177,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 }
 
-/// As [`park`](MapperCore::park), and waits as it does. What an invalidation that fails keeps from being given back stays
-/// counted in [`Risk`](crate::Risk) until a later one covers it: a tick's, a flush's, or another core's.
+/// As [`park`](MapperCore::park), and waits as it does. What an invalidation that fails keeps from
+/// being given back stays counted in [`Risk`](crate::Risk) until a later one covers it: a tick's, a
+/// flush's, or another core's.
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
     fn drop(&mut self) {
         // What that leaves behind is counted below.
@@ -189,7 +192,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         let mut orphans = self.shared.orphans.lock();
         let mut wait = |pinned, since_ns| orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
         if let Cache::Idle(cache) = &mut self.cache {
-            // What is in the batch is cleared; what is idle yet will be, and waits for the same flush.
+            // What is in the batch is cleared; what is idle yet will be, and waits for the same
+            // flush.
             let batch = leaving.batch();
             loop {
                 cache.give_up(batch, &mut wait);

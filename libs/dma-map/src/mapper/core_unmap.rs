@@ -24,7 +24,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Ends a mapping of this mapper, whichever core made it.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]. The mapping lives on, and [`unmap_at`](Self::unmap_at) can end it, where the error says so.
+    /// [`DmaUnmapError`]. The mapping lives on, and [`unmap_at`](Self::unmap_at) can end it, where
+    /// the error says so.
     // Inlined as `map` is; the parts of the mapping one by one, so that it stays in registers.
     #[inline(always)]
     pub fn unmap(&mut self, mapping: Mapping) -> Result<(), DmaUnmapError<T::Error>> {
@@ -42,8 +43,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// The first half of an unmap: checks, room in the queue for one, and the pin. `None` where nothing is to be torn down: others use
-    /// the mapping still, or there is no translation.
+    /// The first half of an unmap: checks, room in the queue for one, and the pin. `None` where
+    /// nothing is to be torn down: others use the mapping still, or there is no translation.
     #[inline(always)]
     pub(super) fn begin_unmap(
         &mut self,
@@ -91,10 +92,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// Ends the mapping of `len` bytes at `iova`, for callers that keep only these. Any `iova` and `len` that touch the
-    /// same pages name the same mapping.
+    /// Ends the mapping of `len` bytes at `iova`, for callers that keep only these. Any `iova` and
+    /// `len` that touch the same pages name the same mapping.
     ///
-    /// Under a policy that shares, each user ends its use once; who ends another's is not found out.
+    /// Under a policy that shares, each user ends its use once; who ends another's is not found
+    /// out.
     ///
     /// # Errors
     /// [`DmaUnmapError`]: nothing, or something else, is mapped there. Nothing has changed, except where it says so.
@@ -104,7 +106,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Ok(());
         }
         self.make_ready(iova)?;
-        // Not pinned, which only the last user does: the caller's own use keeps it mapped meanwhile.
+        // Not pinned, which only the last user does: the caller's own use keeps it mapped
+        // meanwhile.
         if let Cache::Shared(_) = self.cache
             && let Some(key) = self.key_of(range)
             && self.is_used_by_others(key, range)
@@ -113,7 +116,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         let pinned = self.pin_found(range)?;
         let key = match self.cache {
-            // Pinned, so that what is kept is what is mapped, whatever a caller's mistake has ended meanwhile.
+            // Pinned, so that what is kept is what is mapped, whatever a caller's mistake has ended
+            // meanwhile.
             Cache::Idle(_) => self.key_of(range),
             Cache::Never | Cache::Shared(_) => None,
         };
@@ -123,7 +127,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// What a reuse cache knows the mapping of `range` by; `None` where it is not one stretch of memory, or not all mapped.
+    /// What a reuse cache knows the mapping of `range` by; `None` where it is not one stretch of
+    /// memory, or not all mapped.
     fn key_of(&mut self, range: IovaRange) -> Option<Key> {
         if range.pages() > Key::MAX_PAGES {
             return None;
@@ -141,8 +146,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         })
     }
 
-    /// Pins the allocation of which exactly `range` is mapped: that range, or the power of two that holds it, which some
-    /// allocators give instead.
+    /// Pins the allocation of which exactly `range` is mapped: that range, or the power of two that
+    /// holds it, which some allocators give instead.
     fn pin_found(&mut self, range: IovaRange) -> Result<Pinned, DmaUnmapError<T::Error>> {
         let refused = match self.alloc.pin(range) {
             Ok(pinned) => return Ok(pinned),
@@ -165,7 +170,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Err(DmaUnmapError::Partial { range, last })
     }
 
-    /// A mapping that ends stays, idle, where the policy keeps such and the cache has room; else it is torn down.
+    /// A mapping that ends stays, idle, where the policy keeps such and the cache has room; else it
+    /// is torn down.
     #[inline(always)]
     fn keep(
         &mut self,
@@ -189,12 +195,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     #[cold]
     #[inline(never)]
     fn make_idle_room(&mut self) {
-        // Where it fails what goes stays counted as stale, and the next unmap, tick or flush tries again.
+        // Where it fails what goes stays counted as stale, and the next unmap, tick or flush tries
+        // again.
         let _ = self.tear_down_idle(Idle::Due);
     }
 
-    /// No place is free, since somebody else was tearing some down when others should have gone, or could not: this one goes,
-    /// and makes room for the next.
+    /// No place is free, since somebody else was tearing some down when others should have gone, or
+    /// could not: this one goes, and makes room for the next.
     #[cold]
     #[inline(never)]
     fn refuse(
@@ -263,7 +270,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.free_invalidated(once(pinned), done)
     }
 
-    /// Frees what was invalidated at once; where that failed it waits in the queue, in which there is room for each.
+    /// Frees what was invalidated at once; where that failed it waits in the queue, in which there
+    /// is room for each.
     #[inline]
     pub(super) fn free_invalidated(
         &mut self,
@@ -291,7 +299,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.queue_submitted(once(pinned), submitted)
     }
 
-    /// What was submitted at once goes into the queue, in which there is room for each; what has completed comes out.
+    /// What was submitted at once goes into the queue, in which there is room for each; what has
+    /// completed comes out.
     #[inline]
     pub(super) fn queue_submitted(
         &mut self,
@@ -335,8 +344,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             self.set_oldest(self.queue.oldest_ns());
             let line = &self.line;
             line.counters.closed(now.saturating_sub(since_ns), 1);
-            // What is not stale any more is as good as covered; only flushers and this core's own tickets
-            // raise the number, under no common lock, hence the maximum.
+            // What is not stale any more is as good as covered; only flushers and this core's own
+            // tickets raise the number, under no common lock, hence the maximum.
             line.flusher
                 .covered
                 .fetch_max(self.queue.first(), Ordering::Relaxed);
@@ -361,7 +370,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         now
     }
 
-    /// The oldest entry of the queue went in at that time. (Where there is none the line says what it said, which means nothing.)
+    /// The oldest entry of the queue went in at that time. (Where there is none the line says what
+    /// it said, which means nothing.)
     pub(super) fn set_oldest(&mut self, since_ns: Option<u64>) {
         let Some(since_ns) = since_ns else {
             return;
@@ -376,7 +386,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.queue.is_full() || now >= self.due_ns
     }
 
-    /// Waits until a flush has covered some of the queue, ours if it has to be, and frees what is covered.
+    /// Waits until a flush has covered some of the queue, ours if it has to be, and frees what is
+    /// covered.
     #[cold]
     #[inline(never)]
     fn flush_queue(&mut self) -> Result<(), InvalidateError> {
@@ -389,7 +400,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         flushed
     }
 
-    /// Looks whether others have left something for us, and sees to it that the queue has room for one.
+    /// Looks whether others have left something for us, and sees to it that the queue has room for
+    /// one.
     #[inline(always)]
     fn make_ready(&mut self, iova: Iova) -> Result<(), DmaUnmapError<T::Error>> {
         let line = &self.line.flusher;
@@ -416,7 +428,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// What was allocated is not needed: its first `mapped` pages, which the device may have used, go as after an unmap.
+    /// What was allocated is not needed: its first `mapped` pages, which the device may have used,
+    /// go as after an unmap.
     #[cold]
     pub(super) fn undo(&mut self, allocated: IovaRange, mapped: u64) {
         let pinned = self.alloc.pin(allocated);

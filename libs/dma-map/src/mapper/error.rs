@@ -1,5 +1,5 @@
-//! What can go wrong between a driver and its device. Errors leave mappings, tables and allocators as they were, except
-//! where they say otherwise.
+//! What can go wrong between a driver and its device. Errors leave mappings, tables and allocators
+//! as they were, except where they say otherwise.
 
 use core::convert::Infallible;
 
@@ -10,7 +10,8 @@ use thiserror::Error;
 use crate::invalidate::InvalidateError;
 use crate::table;
 
-/// Why memory was not mapped. `E` is the back end's own error ([`IoMap::Error`](crate::IoMap::Error)).
+/// Why memory was not mapped. `E` is the back end's own error
+/// ([`IoMap::Error`](crate::IoMap::Error)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaMapError<E = Infallible> {
     /// There is no segment.
@@ -42,7 +43,8 @@ pub enum DmaMapError<E = Infallible> {
         /// Most bytes the device takes.
         max: u64,
     },
-    /// Two segments do not meet at a page boundary, so that they have no contiguous IOVA. `map_list` takes them.
+    /// Two segments do not meet at a page boundary, so that they have no contiguous IOVA.
+    /// `map_list` takes them.
     #[error("segments {index} and {} do not meet at a page boundary", index + 1)]
     Gap {
         /// Place of the first of the two.
@@ -68,15 +70,17 @@ pub enum DmaMapError<E = Infallible> {
         /// Most elements that the list may have.
         elements: usize,
     },
-    /// There is no room among the mappings that wait for an invalidation, and the invalidation failed.
+    /// There is no room among the mappings that wait for an invalidation, and the invalidation
+    /// failed.
     #[error("no invalidation")]
     Invalidation(#[source] InvalidateError),
 }
 
 /// Why a mapping was not ended, or not completely. `E` as in [`DmaMapError`].
 ///
-/// Under a policy that shares, the caller's use has ended where this is `NotAllocated`, `Partial` or `Table`: it ends before
-/// anything is pinned. If it was the last, what is mapped there is found by no map any more, and ends with the next unmap.
+/// Under a policy that shares, the caller's use has ended where this is `NotAllocated`, `Partial`
+/// or `Table`: it ends before anything is pinned. If it was the last, what is mapped there is found
+/// by no map any more, and ends with the next unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaUnmapError<E = Infallible> {
     /// No bytes, or past the end of the space.
@@ -93,7 +97,8 @@ pub enum DmaUnmapError<E = Infallible> {
         /// First byte of the mapping.
         iova: Iova,
     },
-    /// Nothing of that extent is mapped there: never was, is not any more, or is being unmapped by another core.
+    /// Nothing of that extent is mapped there: never was, is not any more, or is being unmapped by
+    /// another core.
     #[error("no such mapping")]
     NotAllocated(#[source] FreeError),
     /// A part of what was mapped there was given: its pages go on to `last`.
@@ -104,8 +109,8 @@ pub enum DmaUnmapError<E = Infallible> {
         /// Last page of the mapping.
         last: IovaPfn,
     },
-    /// Allocated there, but not all of it is mapped: more was given than the mapping has, within what the allocator rounded
-    /// it up to.
+    /// Allocated there, but not all of it is mapped: more was given than the mapping has, within
+    /// what the allocator rounded it up to.
     #[error("the table does not have it")]
     Table(#[source] table::UnmapError<E>),
     /// The mapping waits for an earlier invalidation which failed again; it lives, and
@@ -118,8 +123,9 @@ pub enum DmaUnmapError<E = Infallible> {
         #[source]
         source: InvalidateError,
     },
-    /// The entries are cleared, but devices may still use what they remember: the invalidation failed. The IOVA stays
-    /// out of circulation until a later one succeeds, and counts as stale until then.
+    /// The entries are cleared, but devices may still use what they remember: the invalidation
+    /// failed. The IOVA stays out of circulation until a later one succeeds, and counts as stale
+    /// until then.
     #[error("{iova:#x} is unmapped and may still be used by the device")]
     NotInvalidated {
         /// First byte of the mapping.

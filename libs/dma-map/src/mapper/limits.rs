@@ -17,7 +17,8 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// A device of `bits` address bits, 12 to 64; fewer and more count as these. Elements may have any length and lie anywhere.
+    /// A device of `bits` address bits, 12 to 64; fewer and more count as these. Elements may have
+    /// any length and lie anywhere.
     pub const fn of_bits(bits: u32) -> Self {
         let unused = match bits {
             0..12 => 52,
@@ -50,8 +51,8 @@ impl DeviceLimits {
         }
     }
 
-    /// No element crosses a multiple of so many bytes: 64 KiB for old disk controllers, 4 GiB for many others. A power of two
-    /// from 4 KiB on (other numbers count as the next smaller one).
+    /// No element crosses a multiple of so many bytes: 64 KiB for old disk controllers, 4 GiB for
+    /// many others. A power of two from 4 KiB on (other numbers count as the next smaller one).
     pub const fn with_boundary(self, bytes: u64) -> Self {
         let bytes = if bytes < PAGE_SIZE { PAGE_SIZE } else { bytes };
         Self {
@@ -80,7 +81,8 @@ impl DeviceLimits {
         Ok(Request::pages(pages).at_most(self.last_page).aligned(order))
     }
 
-    /// Whether memory, without translation, is one element. (False as well, with a boundary, where it may be.)
+    /// Whether memory, without translation, is one element. (False as well, with a boundary, where
+    /// it may be.)
     #[inline(always)]
     pub(super) fn has(self, segment: Segment) -> bool {
         segment.phys.raw() + (segment.len - 1) <= self.last.raw() && self.boundary == u64::MAX

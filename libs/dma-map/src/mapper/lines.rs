@@ -1,14 +1,16 @@
 //! What cores and flushers tell each other: one line written by the core, one by whoever flushes.
 //!
-//! Each core numbers what it unmaps. A flush, by any thread, notes every core's number (Acquire: the entries up to it
-//! were cleared before, since the core stores the number with Release after it cleared them), carries out
-//! one invalidation, and writes the noted numbers back as *covered*. So an unmap pays one plain store, no fence, and no
-//! look at a shared epoch; a flush pays two lines per core that has anything waiting. The noted numbers are the
-//! start of an epoch, the covered ones its end.
+//! Each core numbers what it unmaps. A flush, by any thread, notes every core's number (Acquire:
+//! the entries up to it were cleared before, since the core stores the number with Release after it
+//! cleared them), carries out one invalidation, and writes the noted numbers back as *covered*. So
+//! an unmap pays one plain store, no fence, and no look at a shared epoch; a flush pays two lines
+//! per core that has anything waiting. The noted numbers are the start of an epoch, the covered
+//! ones its end.
 //!
-//! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans. Of mappings the line then says
-//! that none is open, so that the core's next handle may raise what is covered when tickets of its own complete. Of chunks, whose
-//! number flushers alone raise, it goes on to say that they are open, until the next flush.
+//! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans. Of
+//! mappings the line then says that none is open, so that the core's next handle may raise what is
+//! covered when tickets of its own complete. Of chunks, whose number flushers alone raise, it goes
+//! on to say that they are open, until the next flush.
 
 use alloc::sync::Arc;
 
@@ -35,7 +37,8 @@ pub(super) struct OwnerLine {
     pub(super) retired_ns: AtomicU64,
 }
 
-/// Written by whoever holds the flush lock. `notices` and `is_asked` are anybody's, `covered` is raised by the core as well.
+/// Written by whoever holds the flush lock. `notices` and `is_asked` are anybody's, `covered` is
+/// raised by the core as well.
 #[derive(Default)]
 pub(super) struct FlusherLine {
     /// Grows when the core should look at the rest: Release after it was written.
@@ -44,8 +47,8 @@ pub(super) struct FlusherLine {
     pub(super) covered: AtomicU64,
     /// The same of chunks.
     pub(super) retired_covered: AtomicU64,
-    /// When that became known, in nanoseconds. Written before `covered`, so that whoever reads it after sees this
-    /// time or a later one.
+    /// When that became known, in nanoseconds. Written before `covered`, so that whoever reads it
+    /// after sees this time or a later one.
     pub(super) closed_ns: AtomicU64,
     /// Another core found the space exhausted.
     pub(super) is_asked: AtomicBool,
@@ -57,12 +60,14 @@ impl FlusherLine {
     }
 }
 
-/// Idle mappings of one core on their way out. Whoever takes some out of the core's cache, its owner included, holds the
-/// lock from before the first is taken until they are torn down, or left here because their invalidation failed. So whoever
-/// gets the lock knows where each is: idle, or in this batch, or gone.
+/// Idle mappings of one core on their way out. Whoever takes some out of the core's cache, its
+/// owner included, holds the lock from before the first is taken until they are torn down, or left
+/// here because their invalidation failed. So whoever gets the lock knows where each is: idle, or
+/// in this batch, or gone.
 #[derive(Default)]
 pub(super) struct Leaving {
-    /// Not empty when the lock is free: cleared, and the invalidation failed. To be invalidated before more is taken.
+    /// Not empty when the lock is free: cleared, and the invalidation failed. To be invalidated
+    /// before more is taken.
     batch: Option<Batch>,
 }
 
@@ -87,7 +92,8 @@ pub(super) struct CoreLines {
     pub(super) leaving: CachePadded<Lock<Leaving>>,
     /// What the core last told of its idle mappings, beyond what their slab counts.
     pub(super) reuse: Lock<Counts>,
-    /// What its last owner reused mappings with, empty: the next one goes on with it, and with what it has counted.
+    /// What its last owner reused mappings with, empty: the next one goes on with it, and with what
+    /// it has counted.
     pub(super) left: Lock<Cache>,
 }
 
@@ -106,21 +112,26 @@ impl CoreLines {
         counts
     }
 
-    /// The core is dropped, and all of its queue that is not covered is counted among the orphans: from here on its numbers
-    /// are nobody's. Otherwise the first ticket of the core's next handle that completes would cover them.
+    /// The core is dropped, and all of its queue that is not covered is counted among the orphans:
+    /// from here on its numbers are nobody's. Otherwise the first ticket of the core's next handle
+    /// that completes would cover them.
     pub(super) fn settle(&self) {
         let queued = self.owner.queued.load(Ordering::Relaxed);
-        // Release: pairs with `stale`. Whoever does not find them here any more finds them among the orphans.
+        // Release: pairs with `stale`. Whoever does not find them here any more finds them among
+        // the orphans.
         self.flusher.covered.fetch_max(queued, Ordering::Release);
     }
 
-    /// Stale mappings of the core's queue, as others see them: as many as there were at one moment of the call.
+    /// Stale mappings of the core's queue, as others see them: as many as there were at one moment
+    /// of the call.
     ///
-    /// Asks again while a flush ends in between: a thread that the machine stops between the two numbers would count all that
-    /// was unmapped and flushed meanwhile, many times what the queue has room for.
+    /// Asks again while a flush ends in between: a thread that the machine stops between the two
+    /// numbers would count all that was unmapped and flushed meanwhile, many times what the queue
+    /// has room for.
     pub(super) fn stale(&self) -> u64 {
-        // Acquire: pairs with `settle`, and keeps the three loads in their order. What is covered only grows, so where it is
-        // the same before and after, it is what was covered when `queued` was read.
+        // Acquire: pairs with `settle`, and keeps the three loads in their order. What is covered
+        // only grows, so where it is the same before and after, it is what was covered when
+        // `queued` was read.
         let mut covered = self.flusher.covered.load(Ordering::Acquire);
         loop {
             let queued = self.owner.queued.load(Ordering::Acquire);

@@ -11,18 +11,20 @@ pub enum Teardown {
     Strict,
     /// Before unmap returns, together with what other cores unmap at the moment.
     Combining {
-        /// How often, 2 ns each, a core looks for others when the hardware is idle; 0 for no wait. (While the hardware is busy,
-        /// waiting costs nothing.)
+        /// How often, 2 ns each, a core looks for others when the hardware is idle; 0 for no wait.
+        /// (While the hardware is busy, waiting costs nothing.)
         looks: u32,
     },
     /// Submitted before unmap returns, and not waited for; the IOVA returns when it is complete.
     Async(Window),
-    /// Some time later, one for all: per-core queues, flushed when one is full or its oldest entry too old.
+    /// Some time later, one for all: per-core queues, flushed when one is full or its oldest entry
+    /// too old.
     Deferred(Window),
 }
 
 impl Teardown {
-    /// A wait of about half a microsecond, by cores that have met others lately or were kept waiting by them.
+    /// A wait of about half a microsecond, by cores that have met others lately or were kept
+    /// waiting by them.
     pub const COMBINING: Self = Self::Combining {
         looks: GATHER_LOOKS,
     };
@@ -33,8 +35,8 @@ impl Teardown {
 pub struct Window {
     /// Most stale mappings of one core, 1 to 65,536.
     pub entries: usize,
-    /// Longest time until the invalidation is begun. What lets it hold for a core that does nothing is
-    /// [`tick`](super::DmaMapper::tick), whose period adds to it.
+    /// Longest time until the invalidation is begun. What lets it hold for a core that does nothing
+    /// is [`tick`](super::DmaMapper::tick), whose period adds to it.
     pub age: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! What a core has unmapped and not given back: in the order of unmapping, with room for a fixed number.
+//! What a core has unmapped and not given back: in the order of unmapping, with room for a fixed
+//! number.
 
 use alloc::collections::VecDeque;
 
@@ -8,8 +9,9 @@ use crate::invalidate::Ticket;
 
 /// A core's queue. Numbers of its entries only grow.
 pub(super) struct Queue {
-    /// Each with the time at which it went in, in nanoseconds. Its memory is allocated once. Options, so that `take` can move
-    /// them out where they lie; none is empty but then, and after a panic of what it calls.
+    /// Each with the time at which it went in, in nanoseconds. Its memory is allocated once.
+    /// Options, so that `take` can move them out where they lie; none is empty but then, and after
+    /// a panic of what it calls.
     entries: VecDeque<Option<(Pinned, u64)>>,
     /// What covers each entry, besides flushes. None where a policy waits for flushes only.
     tickets: VecDeque<Option<Ticket>>,
@@ -69,8 +71,8 @@ impl Queue {
         Some(*since_ns)
     }
 
-    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room. Where entries have tickets,
-    /// [`cover`](Self::cover) follows.
+    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room. Where
+    /// entries have tickets, [`cover`](Self::cover) follows.
     #[inline(always)]
     pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) {
         debug_assert!(!self.is_full(), "a queue never grows");
@@ -94,7 +96,8 @@ impl Queue {
         }
     }
 
-    /// Takes out those among the first `covered` ever: `fold` has each with its time, and what it gave for the one before.
+    /// Takes out those among the first `covered` ever: `fold` has each with its time, and what it
+    /// gave for the one before.
     #[inline]
     pub(super) fn take<S>(
         &mut self,
@@ -110,7 +113,8 @@ impl Queue {
             Some((pinned, since_ns)) => fold(before, pinned, since_ns),
             None => before,
         });
-        // Together, and after the last: a panic of `fold` leaves numbers, entries and tickets as they were.
+        // Together, and after the last: a panic of `fold` leaves numbers, entries and tickets as
+        // they were.
         self.entries.drain(..count);
         self.tickets.drain(..self.tickets.len().min(count));
         self.first += count as u64;

@@ -4,8 +4,8 @@ use iova::{CHUNK_PAGES, CoreAllocator, IovaPfn, IovaRange, Pinned};
 
 use crate::table::{PageTable, RetiredTable};
 
-/// What a mapper that gives tables back calls of its [`PageTable`]: on cold paths only, so that all others ask no more of a
-/// back end than an [`IoMap`].
+/// What a mapper that gives tables back calls of its [`PageTable`]: on cold paths only, so that all
+/// others ask no more of a back end than an [`IoMap`].
 pub(super) struct Reclaim<T> {
     has_table: fn(&T, IovaRange) -> bool,
     /// [`PageTable::retire_leaf`], with its conditions.

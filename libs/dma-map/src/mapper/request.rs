@@ -10,8 +10,9 @@ use crate::reuse::Key;
 /// Memory that is contiguous for the CPU's side of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// First byte; need not begin a page. An address in the back end's terms ([`IoMap`](crate::IoMap)): over a page table what
-    /// the IOMMU puts on the bus, over a kernel's interface the virtual address at which this process has the memory.
+    /// First byte; need not begin a page. An address in the back end's terms
+    /// ([`IoMap`](crate::IoMap)): over a page table what the IOMMU puts on the bus, over a kernel's
+    /// interface the virtual address at which this process has the memory.
     pub phys: PhysAddr,
     /// Bytes, at least 1.
     pub len: u64,
@@ -72,7 +73,8 @@ pub struct Mapping {
     pub(super) iova: Iova,
     /// Not 0, so that a slot that may hold a mapping is no larger than one.
     pub(super) len: NonZeroU64,
-    /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or none (`off`).
+    /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or
+    /// none (`off`).
     pub(super) allocated: u64,
     /// Which mapper made it: no later one has the same number.
     pub(super) domain: u64,
@@ -81,13 +83,15 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// What the device is told: the first byte, with the offset inside the page that the memory has.
+    /// What the device is told: the first byte, with the offset inside the page that the memory
+    /// has.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte; without translation, of its first segment.
+    /// Bytes from [`iova`](Self::iova) on. For a list with gaps, up to its last byte; without
+    /// translation, of its first segment.
     #[inline]
     pub fn len(&self) -> u64 {
         self.len.get()

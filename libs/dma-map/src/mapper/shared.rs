@@ -63,8 +63,8 @@ pub(super) struct Flush {
 
 /// One mapper. The order of its locks is in the head of `mapper/mod.rs`.
 pub(super) struct Shared<A, T, I, C> {
-    /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may outlive its mapper, at whose
-    /// address the next one may lie.
+    /// No other mapper of the program has it, before or after: a [`Mapping`](super::Mapping) may
+    /// outlive its mapper, at whose address the next one may lie.
     pub(super) id: u64,
     pub(super) allocator: A,
     pub(super) table: T,
@@ -102,7 +102,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         &self.lines[..self.used.load(Ordering::Acquire)]
     }
 
-    /// One invalidation for everything that every core has unmapped or retired so far. The caller holds the lock.
+    /// One invalidation for everything that every core has unmapped or retired so far. The caller
+    /// holds the lock.
     pub(super) fn flush_holding(&self, flush: &mut Flush) -> Result<(), InvalidateError> {
         self.note(flush);
         let orphans = self.orphans.lock().waiting.len();
@@ -131,7 +132,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     fn note(&self, flush: &mut Flush) {
         flush.noted.clear();
         flush.noted.extend(self.lines().iter().map(|line| {
-            // Acquire: pairs with the core's Release store, so that the cleared entries come before the submission.
+            // Acquire: pairs with the core's Release store, so that the cleared entries come before
+            // the submission.
             (
                 line.owner.queued.load(Ordering::Acquire),
                 line.owner.retired.load(Ordering::Acquire),
@@ -183,8 +185,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.invalidator.flush(&commands[..len])
     }
 
-    /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which somebody else, the owner
-    /// perhaps, tears some down at the moment: the next tick sees whether that was enough.
+    /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which
+    /// somebody else, the owner perhaps, tears some down at the moment: the next tick sees whether
+    /// that was enough.
     pub(super) fn expire(&self, now: u64) -> Result<(), InvalidateError> {
         let mut result = Ok(());
         for line in self.lines() {
@@ -211,7 +214,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         result
     }
 
-    /// Tears down what waits since an invalidation failed, and then what `take` takes, by a thread that is not the owner.
+    /// Tears down what waits since an invalidation failed, and then what `take` takes, by a thread
+    /// that is not the owner.
     fn tear_down(
         &self,
         line: &CoreLines,
@@ -231,8 +235,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         }
     }
 
-    /// Invalidates idle mappings that were taken through `expirer` and are cleared, and gives them back. Where that fails they
-    /// stay in the batch.
+    /// Invalidates idle mappings that were taken through `expirer` and are cleared, and gives them
+    /// back. Where that fails they stay in the batch.
     pub(super) fn finish(
         &self,
         line: &CoreLines,
@@ -249,7 +253,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         Ok(())
     }
 
-    /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are mapped.
+    /// Clears the entries of idle mappings. They are pinned by the core that kept them, so they are
+    /// mapped.
     pub(super) fn clear(&self, batch: &Batch) {
         for expired in batch.entries() {
             let cleared = self.table.unmap(expired.range);
@@ -266,8 +271,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         }
     }
 
-    /// Whether a tick would do something, or somebody has locked what would have to be looked at. In an interrupt, that somebody
-    /// may be who was interrupted: no lock is waited for here, and no [`Arc`] cloned, since the last to go frees.
+    /// Whether a tick would do something, or somebody has locked what would have to be looked at.
+    /// In an interrupt, that somebody may be who was interrupted: no lock is waited for here, and
+    /// no [`Arc`] cloned, since the last to go frees.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.clock.advance(now);
         let is_idle_due = self.lines().iter().any(|line| line.is_idle_due(now));

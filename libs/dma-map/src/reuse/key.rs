@@ -11,22 +11,23 @@ const LOW: u64 = PAGE_SIZE - 1;
 
 /// Which memory is mapped, and what the device may do with it: one 64-bit word.
 ///
-/// The word is the address of the first page, with the number of pages in bits 2 to 11 and the access in bits 0
-/// and 1. So no two of (page, pages, access) share a key: a mapping for reading is never found by who wants to write, nor
-/// one for both by who wants less.
+/// The word is the address of the first page, with the number of pages in bits 2 to 11 and the
+/// access in bits 0 and 1. So no two of (page, pages, access) share a key: a mapping for reading is
+/// never found by who wants to write, nor one for both by who wants less.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(NonZeroU64);
 
 impl Key {
-    /// Most pages of a mapping that is worth keeping here: the ten bits that a page-aligned address leaves beside
-    /// the access. A larger mapping spreads its cost over its pages anyway.
+    /// Most pages of a mapping that is worth keeping here: the ten bits that a page-aligned address
+    /// leaves beside the access. A larger mapping spreads its cost over its pages anyway.
     pub const MAX_PAGES: u64 = (1 << 10) - 1;
 
     /// Page 0 for reading, where a key has to stand for none.
     pub(super) const FIRST: Self = Self(NonZeroU64::new(1 << 2 | 1).expect("not 0"));
 
-    /// The key of `pages` pages from `phys` on; `None` where `phys` is not a multiple of 4 KiB, `pages` is 0 or more
-    /// than [`MAX_PAGES`](Self::MAX_PAGES), or the last page lies past the address space.
+    /// The key of `pages` pages from `phys` on; `None` where `phys` is not a multiple of 4 KiB,
+    /// `pages` is 0 or more than [`MAX_PAGES`](Self::MAX_PAGES), or the last page lies past the
+    /// address space.
     #[inline]
     pub fn new(phys: PhysAddr, pages: u64, access: Access) -> Option<Self> {
         if !phys.is_aligned(PAGE_SIZE) || !(1..=Self::MAX_PAGES).contains(&pages) {

@@ -1,22 +1,24 @@
-//! Mappings that outlive their unmap, or are found a second time, so that the next map of the same page costs no
-//! page-table change, no IOVA and no invalidation.
+//! Mappings that outlive their unmap, or are found a second time, so that the next map of the same
+//! page costs no page-table change, no IOVA and no invalidation.
 //!
 //! | structure | source | stale mappings | age | keeps |
 //! |---|---|---|---|---|
 //! | [`OptimisticCache`] | vIOMMU (ATC'11) §3.4, optimistic teardown | ≤ quota, per core | ≤ residency, even where the owner is quiet | idle mappings of one core |
 //! | [`SharingTable`] | vIOMMU §3.2-3.3, approximate sharing | 0 | 0 | live mappings of all cores |
 //!
-//! A mapping is *stale* from its release until it is found again or its teardown, invalidation included, has been
-//! reported: by its owner with [`OptimisticCache::finish`], by others with [`Slab::torn_down`]. What is to be torn down comes in a
-//! [`Batch`], so that one invalidation covers many.
+//! A mapping is *stale* from its release until it is found again or its teardown, invalidation
+//! included, has been reported: by its owner with [`OptimisticCache::finish`], by others with
+//! [`Slab::torn_down`]. What is to be torn down comes in a [`Batch`], so that one invalidation
+//! covers many.
 //!
-//! Time is the caller's: `now_ns` is nanoseconds of one monotonic clock for all cores, as coarse as the caller
-//! likes. A clock that lags makes entries expire early, never late; the age bound holds to the period at which
-//! somebody calls [`Slab::expire`].
+//! Time is the caller's: `now_ns` is nanoseconds of one monotonic clock for all cores, as coarse as
+//! the caller likes. A clock that lags makes entries expire early, never late; the age bound holds
+//! to the period at which somebody calls [`Slab::expire`].
 //!
-//! Called by `DmaMapper`'s cores, each with a cache of its own or all with one sharing table, and by any thread through a
-//! cache's [`Slab`]. Nothing here touches page tables, IOVAs or the IOMMU, takes a clock reading, or allocates after its
-//! construction. Other caches, of papers, stand beside these in `bench/dma-peers`.
+//! Called by `DmaMapper`'s cores, each with a cache of its own or all with one sharing table, and
+//! by any thread through a cache's [`Slab`]. Nothing here touches page tables, IOVAs or the IOMMU,
+//! takes a clock reading, or allocates after its construction. Other caches, of papers, stand
+//! beside these in `bench/dma-peers`.
 
 #![forbid(unsafe_code)]
 
@@ -62,8 +64,9 @@ pub struct Expired {
     pub place: u32,
 }
 
-/// Up to a fixed number of mappings of one cache that have to be torn down, for one invalidation. One that is dropped
-/// before keeps its mappings stale, and their places in the cache occupied, for ever.
+/// Up to a fixed number of mappings of one cache that have to be torn down, for one invalidation.
+/// One that is dropped before keeps its mappings stale, and their places in the cache occupied, for
+/// ever.
 #[derive(Debug)]
 #[must_use = "its mappings stay stale until they are torn down"]
 pub struct Batch {

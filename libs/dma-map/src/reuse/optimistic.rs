@@ -1,32 +1,36 @@
 //! Optimistic teardown: an unmapped mapping stays, in the hope of being mapped again.
 //!
-//! After vIOMMU (USENIX ATC 2011), §3.4: the mapping goes when more than a quota are idle (256 and 4096 in the
-//! paper) or when it has been idle for its residency (10 ms by default), whichever comes first. An idle mapping
-//! leaves the order when it is found and comes to its young end when it is released, so one list is the
-//! first-in-first-out of ages and the least-recently-used order of eviction at once.
+//! After vIOMMU (USENIX ATC 2011), §3.4: the mapping goes when more than a quota are idle (256 and
+//! 4096 in the paper) or when it has been idle for its residency (10 ms by default), whichever
+//! comes first. An idle mapping leaves the order when it is found and comes to its young end when
+//! it is released, so one list is the first-in-first-out of ages and the least-recently-used order
+//! of eviction at once.
 //!
-//! One cache belongs to one core. What that core alone needs, the index and the order, is its plain memory; what others
-//! have to see in order to expire the mappings of a core that is quiet lies in a slab of atomics (`slab.rs`, where
-//! the protocol is). A mapping that is in use is not in here: it may be released on another core and then rests there.
-//! Of several idle mappings of a page the youngest is found.
+//! One cache belongs to one core. What that core alone needs, the index and the order, is its plain
+//! memory; what others have to see in order to expire the mappings of a core that is quiet lies in
+//! a slab of atomics (`slab.rs`, where the protocol is). A mapping that is in use is not in here:
+//! it may be released on another core and then rests there. Of several idle mappings of a page the
+//! youngest is found.
 //!
-//! The owner, while it runs, lets mappings go at three quarters of their residency, others at its end: they then find nothing
-//! due in the cache of a core that runs.
+//! The owner, while it runs, lets mappings go at three quarters of their residency, others at its
+//! end: they then find nothing due in the cache of a core that runs.
 //!
-//! Room: the mapping that reaches the quota makes a batch of the oldest go, together; they count until their
-//! invalidation is complete. Until then, should nothing else have gone, the youngest is refused. So there are
-//! never more stale mappings than the quota. The mapper makes room itself, with a lock held that barriers wait for
-//! (`keep`, `make_room`). A place that was taken comes back to the owner when its mapping is torn down, by whomever: a batch
-//! whose invalidation failed may be left to whoever tears down next.
+//! Room: the mapping that reaches the quota makes a batch of the oldest go, together; they count
+//! until their invalidation is complete. Until then, should nothing else have gone, the youngest is
+//! refused. So there are never more stale mappings than the quota. The mapper makes room itself,
+//! with a lock held that barriers wait for (`keep`, `make_room`). A place that was taken comes back
+//! to the owner when its mapping is torn down, by whomever: a batch whose invalidation failed may
+//! be left to whoever tears down next.
 //!
-//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others see, two looks into the
-//! index, and about five lines of the core's own. The locked instruction is what keeps the owner and whoever expires apart; to
-//! do without it, those who expire would have to make the owner's processor finish its stores and loads (as Linux'
-//! `membarrier` does), which needs an operating system.
-//! Memory, allocated at construction: 76 bytes for each mapping of a quota that is a power of two.
+//! Cost of a hit and the release that follows: one locked instruction, two plain stores that others
+//! see, two looks into the index, and about five lines of the core's own. The locked instruction is
+//! what keeps the owner and whoever expires apart; to do without it, those who expire would have to
+//! make the owner's processor finish its stores and loads (as Linux' `membarrier` does), which
+//! needs an operating system. Memory, allocated at construction: 76 bytes for each mapping of a
+//! quota that is a power of two.
 //!
-//! Dropping the cache leaves its mappings where they are, without their pins: its [`Slab`] still gives them out. (A mapper has
-//! them given up before.)
+//! Dropping the cache leaves its mappings where they are, without their pins: its [`Slab`] still
+//! gives them out. (A mapper has them given up before.)
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -39,8 +43,8 @@ use super::slots::{Found, SlotMap};
 use super::{Batch, Key, OWNER_LEAD, Progress};
 use crate::risk::Counts;
 
-/// Most mappings that are evicted together. More would empty the cache for a burst, fewer share the price of an
-/// invalidation less.
+/// Most mappings that are evicted together. More would empty the cache for a burst, fewer share the
+/// price of an invalidation less.
 const EVICT_MAX: usize = 64;
 
 /// The idle mappings of one core, each with what keeps its IOVA allocated: for a mapper, its pin.
@@ -56,8 +60,8 @@ pub struct OptimisticCache<P = Pinned> {
 }
 
 impl<P> OptimisticCache<P> {
-    /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for at most
-    /// `residency_ns`.
+    /// At most `quota` idle mappings (1 to 2^30; more or fewer are taken for the nearest), each for
+    /// at most `residency_ns`.
     pub fn new(quota: usize, residency_ns: u64) -> Self {
         let slots = SlotMap::new(quota);
         Self {
@@ -69,14 +73,15 @@ impl<P> OptimisticCache<P> {
         }
     }
 
-    /// Whether the look at the oldest mapping can wait. False as well where the clock has gone back by so much
-    /// that what the slab was told would be late.
+    /// Whether the look at the oldest mapping can wait. False as well where the clock has gone back
+    /// by so much that what the slab was told would be late.
     #[inline]
     fn is_early(&self, now_ns: u64) -> bool {
         self.slab.due().wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
     }
 
-    /// An idle mapping of `key`, with its pin: of exactly the key's memory and access. A miss is not counted.
+    /// An idle mapping of `key`, with its pin: of exactly the key's memory and access. A miss is
+    /// not counted.
     #[inline(always)]
     pub fn hit(&mut self, key: Key, now_ns: u64) -> Option<P> {
         while let Some(found) = self.slots.find(key) {
@@ -109,8 +114,9 @@ impl<P> OptimisticCache<P> {
         self.own.misses += 1;
     }
 
-    /// A mapping has ended, and is kept where a place is free: `key` and `range` are what it was mapped with, on this core
-    /// or another. Tells whether others have to go: they are due, or no place is free for the next.
+    /// A mapping has ended, and is kept where a place is free: `key` and `range` are what it was
+    /// mapped with, on this core or another. Tells whether others have to go: they are due, or no
+    /// place is free for the next.
     ///
     /// # Errors
     /// Its pin, where it is not kept: it is to be torn down, and others have to go as well.
@@ -130,8 +136,9 @@ impl<P> OptimisticCache<P> {
         Ok(self.slots.is_full() || !self.is_early(now_ns))
     }
 
-    /// Frees the places of mappings that have been torn down, by whomever, and gives their pins to `free`: of those taken out
-    /// and at the old end of the order. Such as others took while older ones came wait until these have gone.
+    /// Frees the places of mappings that have been torn down, by whomever, and gives their pins to
+    /// `free`: of those taken out and at the old end of the order. Such as others took while older
+    /// ones came wait until these have gone.
     pub fn sweep(&mut self, mut free: impl FnMut(P)) {
         while let Some(oldest) = self.slots.oldest()
             && self.slab.slot(oldest).idle_since().is_none()
@@ -159,7 +166,8 @@ impl<P> OptimisticCache<P> {
         since_ns.is_some_and(|since_ns| self.slab.take(place, since_ns, batch))
     }
 
-    /// Before or after a release: moves what is due to `batch`; where that is nothing and no place is free, the oldest.
+    /// Before or after a release: moves what is due to `batch`; where that is nothing and no place
+    /// is free, the oldest.
     #[cold]
     pub fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
@@ -223,8 +231,8 @@ impl<P> OptimisticCache<P> {
         self.sweep(free);
     }
 
-    /// The mappings of `batch` are somebody else's from here on, `to`'s, each with its pin and when it was released: their
-    /// invalidation failed, and the owner rests.
+    /// The mappings of `batch` are somebody else's from here on, `to`'s, each with its pin and when
+    /// it was released: their invalidation failed, and the owner rests.
     pub fn give_up(&mut self, batch: &mut Batch, mut to: impl FnMut(P, u64)) {
         for gone in batch.take() {
             if let Some(pinned) = self.slots.value_mut(gone.place).take() {
@@ -239,8 +247,9 @@ impl<P> OptimisticCache<P> {
         Arc::clone(&self.slab)
     }
 
-    /// What its owner has done, and the bytes that are the owner's: all beyond what the slab counts. `stale_max` is what the
-    /// owner saw: a mapping that somebody else has torn down is in it until the owner meets its slot.
+    /// What its owner has done, and the bytes that are the owner's: all beyond what the slab
+    /// counts. `stale_max` is what the owner saw: a mapping that somebody else has torn down is in
+    /// it until the owner meets its slot.
     pub fn own_counts(&self) -> Counts {
         let pending = self.pending_free.capacity() * size_of::<u32>();
         Counts {

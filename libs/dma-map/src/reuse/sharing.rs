@@ -1,14 +1,14 @@
 //! Approximate sharing: a page that is mapped already is not mapped again.
 //!
-//! After vIOMMU (USENIX ATC 2011), §3.2 and 3.3: a reverse table from pages to live mappings, with a count of
-//! users; the last user's unmap tears the mapping down, so nothing is ever stale. The table is approximate: it is
-//! limited, and forgets the mapping it has not used for longest. A forgotten mapping costs a second one of the
-//! same page, no more. It is forgotten only while it has one user: that user's unmap finds nothing and tears
-//! down what is its alone.
+//! After vIOMMU (USENIX ATC 2011), §3.2 and 3.3: a reverse table from pages to live mappings, with
+//! a count of users; the last user's unmap tears the mapping down, so nothing is ever stale. The
+//! table is approximate: it is limited, and forgets the mapping it has not used for longest. A
+//! forgotten mapping costs a second one of the same page, no more. It is forgotten only while it
+//! has one user: that user's unmap finds nothing and tears down what is its alone.
 //!
-//! All cores share the table, since a mapping may be released where it was not made. It is cut into shards by
-//! key, each under its own lock, taken once per call for a lookup of a few lines: two cores meet only where they
-//! handle pages of the same shard at the same time.
+//! All cores share the table, since a mapping may be released where it was not made. It is cut into
+//! shards by key, each under its own lock, taken once per call for a lookup of a few lines: two
+//! cores meet only where they handle pages of the same shard at the same time.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -42,8 +42,8 @@ pub struct SharingTable {
 }
 
 impl SharingTable {
-    /// Remembers about `mappings` mappings in `shards` shards, rounded up to a power of two; four for each core
-    /// keep cores apart.
+    /// Remembers about `mappings` mappings in `shards` shards, rounded up to a power of two; four
+    /// for each core keep cores apart.
     pub fn new(mappings: usize, shards: usize) -> Arc<Self> {
         let shards = shards.clamp(1, 1 << 16).next_power_of_two();
         let each = mappings.div_ceil(shards);
@@ -65,7 +65,8 @@ impl SharingTable {
         &self.shards[(hash(key) >> 32) as usize & (self.shards.len() - 1)]
     }
 
-    /// A mapping of `key` for one more user; `None`: the caller makes one, and [`adopt`](Self::adopt)s it.
+    /// A mapping of `key` for one more user; `None`: the caller makes one, and
+    /// [`adopt`](Self::adopt)s it.
     pub fn acquire(&self, key: Key) -> Option<IovaRange> {
         let shard = &mut *self.shard(key).lock();
         let Some(found) = shard.slots.find(key) else {
@@ -83,7 +84,8 @@ impl SharingTable {
         Some(range)
     }
 
-    /// A mapping was made after a miss, and has one user. One that is not remembered ends as any other.
+    /// A mapping was made after a miss, and has one user. One that is not remembered ends as any
+    /// other.
     pub fn adopt(&self, key: Key, range: IovaRange) {
         let Some(range) = PackedRange::new(range) else {
             return;
@@ -108,7 +110,8 @@ impl SharingTable {
         }
     }
 
-    /// One use of a mapping ends. True where others still use it; else the mapping is to be torn down.
+    /// One use of a mapping ends. True where others still use it; else the mapping is to be torn
+    /// down.
     pub fn end_use(&self, key: Key, range: IovaRange) -> bool {
         let slots = &mut self.shard(key).lock().slots;
         let Some(found) = slots.find(key) else {

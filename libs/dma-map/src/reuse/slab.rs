@@ -1,4 +1,5 @@
-//! The idle mappings of one core, as every thread sees them: who takes one, by what order of stores and loads.
+//! The idle mappings of one core, as every thread sees them: who takes one, by what order of stores
+//! and loads.
 //!
 //! A slot is one idle mapping, in two words: its state and its IOVA range.
 //!
@@ -9,21 +10,26 @@
 //!     │ └────── owner: hit, reuse(t) ─────────┘                                         │
 //!     └──────────────── whoever took it, after the invalidation: finish ────────────────┘
 //! ```
-//! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was released at time t and
-//! is anybody's. Both ways out of it are a compare-and-swap, so exactly one thread gets it: the owner to hand the
-//! mapping out once more, or one thread to tear it down. *EXPIRING* is the taker's alone.
+//! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was
+//! released at time t and is anybody's. Both ways out of it are a compare-and-swap, so exactly one
+//! thread gets it: the owner to hand the mapping out once more, or one thread to tear it down.
+//! *EXPIRING* is the taker's alone.
 //!
 //! Pairs:
-//! * `publish` stores IDLE with release; `take` acquires it. So the taker sees the range (a relaxed store before
-//!   it) and everything its owner did while the mapping was live, page-table entries included.
-//! * `finish` stores OWNED with release; [`Slot::is_owned`] and the owner's failed `reuse` acquire it. So the
-//!   owner writes a new range only after the taker has read the old one, and the teardown is before the slot's next use.
-//! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker reads it after its
-//!   swap has succeeded: that IDLE(t) may by then be a later idleness with the same t does no harm.
+//! * `publish` stores IDLE with release; `take` acquires it. So the taker sees the range (a relaxed
+//!   store before it) and everything its owner did while the mapping was live, page-table entries
+//!   included.
+//! * `finish` stores OWNED with release; [`Slot::is_owned`] and the owner's failed `reuse` acquire
+//!   it. So the owner writes a new range only after the taker has read the old one, and the
+//!   teardown is before the slot's next use.
+//! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker
+//!   reads it after its swap has succeeded: that IDLE(t) may by then be a later idleness with the
+//!   same t does no harm.
 //!
 //! A slot that is EXPIRING says neither by whom nor how far that one has come.
 //!
-//! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of slots.
+//! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of
+//! slots.
 
 use alloc::boxed::Box;
 
@@ -74,7 +80,8 @@ impl Slot {
         (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
     }
 
-    /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or has.
+    /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or
+    /// has.
     #[inline]
     pub(super) fn reuse(&self, since_ns: u64) -> bool {
         let from = idle(since_ns);
@@ -126,7 +133,8 @@ struct Notice {
 /// What those who expire know together. Its lock is held while they look, not while they tear down.
 #[derive(Default)]
 struct Outside {
-    /// `Notice::published` when the slots were last looked through, and the oldest that stayed then.
+    /// `Notice::published` when the slots were last looked through, and the oldest that stayed
+    /// then.
     looked: Option<(u64, u64)>,
     expired: u64,
     windows: Windows,
@@ -155,8 +163,9 @@ impl Slab {
         &self.slots[place as usize]
     }
 
-    /// Owner: publishes a mapping in the slot of `place`, and counts that. Release, and after the slot's own store: who sees
-    /// the number sees what was published up to it, so that a look through the slots misses nothing it answers for.
+    /// Owner: publishes a mapping in the slot of `place`, and counts that. Release, and after the
+    /// slot's own store: who sees the number sees what was published up to it, so that a look
+    /// through the slots misses nothing it answers for.
     #[inline]
     pub(super) fn publish(&self, place: u32, range: PackedRange, since_ns: u64) {
         self.slot(place).publish(range, since_ns);
@@ -172,13 +181,15 @@ impl Slab {
         self.notice.due_ns.load(Ordering::Relaxed)
     }
 
-    /// Owner: nothing is due before `due_ns`. Relaxed: who sees the value before looks in vain, or one call later.
+    /// Owner: nothing is due before `due_ns`. Relaxed: who sees the value before looks in vain, or
+    /// one call later.
     #[inline]
     pub(super) fn set_due(&self, due_ns: u64) {
         self.notice.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
-    /// Anyone: moves the mapping of a place to `batch`, which has room, if it is idle since `since_ns`.
+    /// Anyone: moves the mapping of a place to `batch`, which has room, if it is idle since
+    /// `since_ns`.
     pub(super) fn take(&self, place: u32, since_ns: u64, batch: &mut Batch) -> bool {
         let taken = self.slot(place).take(since_ns);
         if let Some(range) = taken {
@@ -198,14 +209,16 @@ impl Slab {
         (now_ns >= self.due().saturating_add(self.residency_ns / OWNER_LEAD)).then_some(last_ns)
     }
 
-    /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and none has come since.
+    /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and
+    /// none has come since.
     fn has_looked(&self, outside: &Outside, last_ns: u64) -> bool {
         outside.looked.is_some_and(|(published, oldest)| {
             published == self.notice.published.load(Ordering::Acquire) && oldest > last_ns
         })
     }
 
-    /// Takes what is idle since `last_ns` or longer. Slots are looked through in their order, not by age.
+    /// Takes what is idle since `last_ns` or longer. Slots are looked through in their order, not
+    /// by age.
     fn collect(&self, outside: &mut Outside, last_ns: u64, batch: &mut Batch) -> Progress {
         let published = self.notice.published.load(Ordering::Acquire);
         let mut oldest_left = u64::MAX;
@@ -226,8 +239,8 @@ impl Slab {
         Progress::Done
     }
 
-    /// What can be seen without the owner: stale mappings now, the number of those that others expired, and the windows of
-    /// those that others tore down.
+    /// What can be seen without the owner: stale mappings now, the number of those that others
+    /// expired, and the windows of those that others tore down.
     pub fn counts(&self) -> Counts {
         let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
         let outside = self.outside.lock();
@@ -241,10 +254,11 @@ impl Slab {
         }
     }
 
-    /// Moves the mappings whose residency has ended to `batch`. Returns at once, `Done`, where another thread looks.
+    /// Moves the mappings whose residency has ended to `batch`. Returns at once, `Done`, where
+    /// another thread looks.
     ///
-    /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through all slots once
-    /// for each time that something was published or has become due.
+    /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through
+    /// all slots once for each time that something was published or has become due.
     pub fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
         let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
@@ -258,8 +272,8 @@ impl Slab {
         self.collect(&mut outside, last_ns, batch)
     }
 
-    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it. Waits for nobody and
-    /// allocates nothing: an interrupt may ask, whatever it has interrupted.
+    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it.
+    /// Waits for nobody and allocates nothing: an interrupt may ask, whatever it has interrupted.
     pub fn is_due(&self, now_ns: u64) -> bool {
         let Some(last_ns) = self.last_due(now_ns) else {
             return false;
@@ -271,20 +285,24 @@ impl Slab {
         !has_looked && idle.any(|since_ns| since_ns <= last_ns)
     }
 
-    /// Moves every idle mapping to `batch`. Once it has answered `Done`, what was idle at the call is in `batch`, or in one
-    /// that another thread or the owner has filled and not reported as torn down; it may wait for others who look. Who wants
-    /// to know when *those* are torn down agrees with them on a lock: `Leaving` in the mapper's `lines.rs`.
+    /// Moves every idle mapping to `batch`. Once it has answered `Done`, what was idle at the call
+    /// is in `batch`, or in one that another thread or the owner has filled and not reported as
+    /// torn down; it may wait for others who look. Who wants to know when *those* are torn down
+    /// agrees with them on a lock: `Leaving` in the mapper's `lines.rs`.
     pub fn drain(&self, batch: &mut Batch) -> Progress {
-        // Whoever holds it looks, and calls nothing that waits. To answer `Done` instead would be wrong: it may just count.
+        // Whoever holds it looks, and calls nothing that waits. To answer `Done` instead would be
+        // wrong: it may just count.
         let mut outside = self.outside.lock();
         self.collect(&mut outside, u64::MAX, batch)
     }
 
-    /// No device can use the mappings of `batch` any more: their entries are cleared and the invalidation that covers them
-    /// is complete. Empties the batch; until then they count as stale.
+    /// No device can use the mappings of `batch` any more: their entries are cleared and the
+    /// invalidation that covers them is complete. Empties the batch; until then they count as
+    /// stale.
     ///
     /// # Panics
-    /// A mapping of the batch was not taken from here, or is reported twice: a mistake of the caller.
+    /// A mapping of the batch was not taken from here, or is reported twice: a mistake of the
+    /// caller.
     pub fn torn_down(&self, batch: &mut Batch, now_ns: u64) {
         if batch.is_empty() {
             return;

@@ -1,16 +1,19 @@
-//! A fixed number of places for mappings, found by key and ordered by age: plain memory of one owner.
+//! A fixed number of places for mappings, found by key and ordered by age: plain memory of one
+//! owner.
 //!
-//! A place is free, or *indexed* (found by its key), or taken out (neither: whoever took it gives it back). An
-//! indexed place may be *linked* into the order, oldest first. Nothing is allocated after construction; links
-//! are numbers of places, free places hang on each other (the last given back is the first taken, being warm).
+//! A place is free, or *indexed* (found by its key), or taken out (neither: whoever took it gives
+//! it back). An indexed place may be *linked* into the order, oldest first. Nothing is allocated
+//! after construction; links are numbers of places, free places hang on each other (the last given
+//! back is the first taken, being warm).
 //!
-//! The index is a hash table of chains, at least two for each place. One page is often mapped many times at once (packets
-//! that share it), so mappings of one key are many: they form a stack, and the chain knows its top. The youngest comes
-//! first, and neither a look nor a removal meets the others. The hash is not secret: a driver that chooses its pages so
-//! that they collide slows itself, by at most one probe for each place.
+//! The index is a hash table of chains, at least two for each place. One page is often mapped many
+//! times at once (packets that share it), so mappings of one key are many: they form a stack, and
+//! the chain knows its top. The youngest comes first, and neither a look nor a removal meets the
+//! others. The hash is not secret: a driver that chooses its pages so that they collide slows
+//! itself, by at most one probe for each place.
 //!
-//! Three arrays, by how often a place's part is touched: the index; links of the order, of which an operation writes
-//! those of three places; and the rest.
+//! Three arrays, by how often a place's part is touched: the index; links of the order, of which an
+//! operation writes those of three places; and the rest.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -123,8 +126,8 @@ impl<T: Default> SlotMap<T> {
         self.free == NIL
     }
 
-    /// A place for a mapping, indexed and the youngest in the order, its value what it was last; `None` where no place is
-    /// free.
+    /// A place for a mapping, indexed and the youngest in the order, its value what it was last;
+    /// `None` where no place is free.
     #[inline(always)]
     pub fn insert(&mut self, key: Key) -> Option<u32> {
         let place = self.free;
@@ -147,7 +150,8 @@ impl<T: Default> SlotMap<T> {
         Some(place)
     }
 
-    /// The youngest place of `key`; where there is none, `NIL`, and the end of the chain that it would be in.
+    /// The youngest place of `key`; where there is none, `NIL`, and the end of the chain that it
+    /// would be in.
     #[inline(always)]
     fn look(&self, key: Key) -> Found {
         let chain = (hash(key) >> self.shift) as usize;

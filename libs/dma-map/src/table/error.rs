@@ -26,7 +26,8 @@ pub enum ConfigError {
     OutOfTables,
 }
 
-/// Why a range was not mapped. `E` is the back end's own error ([`IoMap::Error`](super::IoMap::Error)).
+/// Why a range was not mapped. `E` is the back end's own error
+/// ([`IoMap::Error`](super::IoMap::Error)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MapError<E = Infallible> {
     /// The range reaches past what the table translates.
@@ -67,7 +68,8 @@ pub enum MapError<E = Infallible> {
         /// Table pages that the range needs beyond those there are.
         tables: u64,
     },
-    /// The range needs more table pages than one call adds: it is to be mapped in parts. None was taken.
+    /// The range needs more table pages than one call adds: it is to be mapped in parts. None was
+    /// taken.
     #[error("{tables} table pages are needed, of which one call adds {max} at most")]
     TooManyTables {
         /// Table pages that the range needs beyond those there are.
@@ -75,8 +77,9 @@ pub enum MapError<E = Infallible> {
         /// Most that one call adds.
         max: u64,
     },
-    /// The back end has no room for another mapping, and would have if others went: a limit on their number or on pinned
-    /// memory. A mapper gives back what it keeps idle, and tries once more.
+    /// The back end has no room for another mapping, and would have if others went: a limit on
+    /// their number or on pinned memory. A mapper gives back what it keeps idle, and tries once
+    /// more.
     #[error("the back end is full")]
     Full(#[source] E),
     /// The back end refused.

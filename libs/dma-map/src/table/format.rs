@@ -1,19 +1,21 @@
 //! What an entry looks like: the part of a table that differs between IOMMUs.
 //!
-//! All formats here share the shape of x86: tables of 4 KiB with 512 entries of 8 bytes, 4 KiB pages at level 1, 512 times as
-//! much per entry at each level above, the frame number in bits 12 to 51. An entry of 0 is empty. What differs is data:
+//! All formats here share the shape of x86: tables of 4 KiB with 512 entries of 8 bytes, 4 KiB
+//! pages at level 1, 512 times as much per entry at each level above, the frame number in bits 12
+//! to 51. An entry of 0 is empty. What differs is data:
 //!
-//! * [`VtdSecondLevel`]: *Intel Virtualization Technology for Directed I/O, Architecture Specification*, revision 4.1, §9.8.
-//!   Left out: SNP (a unit that honours it needs it only for devices that ask for no snoop), TM, first-level and nested tables.
-//! * [`AmdV1`]: *AMD I/O Virtualization Technology (IOMMU) Specification*, publication 48882, revision 3.07, §2.2.3. The mode of
-//!   a device table entry is the number of levels. Left out: next-level code 7 (pages of other sizes), tables that skip
-//!   levels, modes 1 and 6.
+//! * [`VtdSecondLevel`]: *Intel Virtualization Technology for Directed I/O, Architecture
+//!   Specification*, revision 4.1, §9.8. Left out: SNP (a unit that honours it needs it only for
+//!   devices that ask for no snoop), TM, first-level and nested tables.
+//! * [`AmdV1`]: *AMD I/O Virtualization Technology (IOMMU) Specification*, publication 48882,
+//!   revision 3.07, §2.2.3. The mode of a device table entry is the number of levels. Left out:
+//!   next-level code 7 (pages of other sizes), tables that skip levels, modes 1 and 6.
 
 use address::PhysAddr;
 use iova::Access;
 
-/// Index bits of one level: 9, so that a table is a page. Loom explores every order of every access, so its
-/// tables have 2 entries.
+/// Index bits of one level: 9, so that a table is a page. Loom explores every order of every
+/// access, so its tables have 2 entries.
 pub const INDEX_BITS: u32 = if cfg!(loom) { 1 } else { 9 };
 /// Entries of a table.
 pub const ENTRIES: usize = 1 << INDEX_BITS;
@@ -50,8 +52,8 @@ pub struct Leaf {
     pub access: Access,
 }
 
-/// The layout of entries, in words as they are in memory. Sealed: that a word written as a leaf is never read as a table is
-/// what makes following a table entry sound.
+/// The layout of entries, in words as they are in memory. Sealed: that a word written as a leaf is
+/// never read as a table is what makes following a table entry sound.
 pub trait Format: sealed::Sealed + Send + Sync + 'static {
     /// Name for messages.
     const NAME: &'static str;
@@ -70,12 +72,14 @@ pub trait Format: sealed::Sealed + Send + Sync + 'static {
     /// The bits that tell a table from a leaf.
     const KIND: u64;
 
-    /// The entry of a page. `phys` is aligned to the size of the level's page and has at most [`PHYS_BITS`] bits.
+    /// The entry of a page. `phys` is aligned to the size of the level's page and has at most
+    /// [`PHYS_BITS`] bits.
     #[inline]
     fn leaf(phys: PhysAddr, access: Access, level: u32) -> u64 {
         debug_assert!(phys.raw() & !ADDR == 0);
         let large = if level > 1 { Self::LARGE } else { 0 };
-        // `Access` numbers its values as the two bits do. Masked: some of `KIND` may lie below the address.
+        // `Access` numbers its values as the two bits do. Masked: some of `KIND` may lie below the
+        // address.
         phys.raw() & ADDR | Self::LEAF | large | (access as u64) << Self::ACCESS_SHIFT
     }
 

@@ -6,9 +6,10 @@
 //! | VFIO type 1 (crate `vfio`) | `VFIO_IOMMU_MAP_DMA`; a record | a virtual address of this process | `VFIO_IOMMU_UNMAP_DMA` |
 //! | iommufd | `IOMMU_IOAS_MAP`; a record | a virtual address of this process | `IOMMU_IOAS_UNMAP` |
 //!
-//! A kernel's unmap returns after the kernel has invalidated. Made by `unmap` it would leave nothing to put off, so it is the
-//! invalidator that makes it, for neighbours at once; `unmap` notes it. A kernel has no query for what is mapped: the record is for
-//! [`lookup`](IoMap::lookup) as well.
+//! A kernel's unmap returns after the kernel has invalidated. Made by `unmap` it would leave
+//! nothing to put off, so it is the invalidator that makes it, for neighbours at once; `unmap`
+//! notes it. A kernel has no query for what is mapped: the record is for [`lookup`](IoMap::lookup)
+//! as well.
 
 use address::{Iova, PhysAddr};
 use iova::{Access, IovaRange};
@@ -17,13 +18,14 @@ use super::{MapError, Translation, UnmapError};
 
 /// The translations of one IOVA space, shared by all cores.
 ///
-/// Whoever maps or unmaps a range **owns** its IOVAs for the time of the call: they are allocated to the caller, or pinned, and
-/// nobody else maps or unmaps them. Calls for different IOVAs run side by side. A caller who breaks this may find a mapping lost or
-/// doubled; errors are exact only for owners. A lookup may be for what is nobody's, and finds what was true at some moment.
+/// Whoever maps or unmaps a range **owns** its IOVAs for the time of the call: they are allocated
+/// to the caller, or pinned, and nobody else maps or unmaps them. Calls for different IOVAs run
+/// side by side. A caller who breaks this may find a mapping lost or doubled; errors are exact only
+/// for owners. A lookup may be for what is nobody's, and finds what was true at some moment.
 ///
 /// Ranges are whole pages of 4 KiB. Neither `map` nor `unmap` need invalidate anything: that is the
-/// [`Invalidator`](crate::invalidate::Invalidator)'s part. What `unmap` has written is visible to whoever sees a store that
-/// the caller makes later (the tail of an invalidation queue).
+/// [`Invalidator`](crate::invalidate::Invalidator)'s part. What `unmap` has written is visible to
+/// whoever sees a store that the caller makes later (the tail of an invalidation queue).
 ///
 /// ```
 /// use dma_map::IoMap;
@@ -66,8 +68,9 @@ use super::{MapError, Translation, UnmapError};
 /// # assert!(matches!(Kernel.map(range, PhysAddr::new(0), Access::Read), Err(MapError::Full(_))));
 /// ```
 pub trait IoMap: Send + Sync {
-    /// What the back end says when it refuses, an ioctl's errno for instance; [`Infallible`](core::convert::Infallible) where
-    /// nothing but the caller's mistakes can go wrong.
+    /// What the back end says when it refuses, an ioctl's errno for instance;
+    /// [`Infallible`](core::convert::Infallible) where nothing but the caller's mistakes can go
+    /// wrong.
     type Error: core::error::Error + Send + Sync + 'static;
 
     /// Maps all of `range` to the memory from `phys` on, which begins a page. All or nothing.
@@ -83,9 +86,10 @@ pub trait IoMap: Send + Sync {
 
     /// Unmaps all of `range`. All or nothing.
     ///
-    /// A mapper unmaps only **whole** mappings: the ranges of one or several calls of [`map`](Self::map), one behind the other,
-    /// never a part of one. (VFIO type 1 version 2 and iommufd refuse parts.) It may ask for pages behind a mapping's last that
-    /// are not mapped, where its own caller has given a wrong length: that has to be refused.
+    /// A mapper unmaps only **whole** mappings: the ranges of one or several calls of
+    /// [`map`](Self::map), one behind the other, never a part of one. (VFIO type 1 version 2 and
+    /// iommufd refuse parts.) It may ask for pages behind a mapping's last that are not mapped,
+    /// where its own caller has given a wrong length: that has to be refused.
     ///
     /// # Errors
     /// [`UnmapError`]; nothing is unmapped then.

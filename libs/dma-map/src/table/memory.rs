@@ -1,10 +1,12 @@
-//! Where table pages come from: [`HostMemory`], or whatever else implements [`TableMemory`]: a kernel's page allocator and its
-//! direct map, a huge page, a region of a guest.
+//! Where table pages come from: [`HostMemory`], or whatever else implements [`TableMemory`]: a
+//! kernel's page allocator and its direct map, a huge page, a region of a guest.
 //!
-//! `alloc` and `free` are called when a table is installed or released, so seldom; `entries` is on the path of every walk.
+//! `alloc` and `free` are called when a table is installed or released, so seldom; `entries` is on
+//! the path of every walk.
 //!
-//! Left out: devices that read tables past the CPU's caches (VT-d units with `ECAP.C` clear) need the lines of
-//! changed entries written back; NUMA nodes: a memory per node is a memory of the caller's.
+//! Left out: devices that read tables past the CPU's caches (VT-d units with `ECAP.C` clear) need
+//! the lines of changed entries written back; NUMA nodes: a memory per node is a memory of the
+//! caller's.
 #![expect(
     unsafe_code,
     reason = "pages are memory that devices read: from addresses to references"
@@ -22,11 +24,13 @@ pub use self::host::HostMemory;
 /// A page of entries. Devices read it at any time, so every access is atomic.
 pub type Table = [AtomicU64; ENTRIES];
 
-/// A source of table pages, which knows where the CPU finds the page that a device finds at an address.
+/// A source of table pages, which knows where the CPU finds the page that a device finds at an
+/// address.
 ///
 /// # Safety
-/// `alloc` gives a page that is aligned to its size, has at most 52 address bits, is nobody else's until it is
-/// freed, and reads as zeros. `entries` gives that page for that address, the same memory each time.
+/// `alloc` gives a page that is aligned to its size, has at most 52 address bits, is nobody else's
+/// until it is freed, and reads as zeros. `entries` gives that page for that address, the same
+/// memory each time.
 pub unsafe trait TableMemory: Send + Sync {
     /// A page of zeros; `None` where there is none. The address is not 0.
     fn alloc(&self) -> Option<PhysAddr>;
@@ -34,8 +38,8 @@ pub unsafe trait TableMemory: Send + Sync {
     /// Takes a page back.
     ///
     /// # Safety
-    /// `page` came from `alloc` of this memory and was not freed since; neither a reference from `entries` nor a
-    /// device uses it any more.
+    /// `page` came from `alloc` of this memory and was not freed since; neither a reference from
+    /// `entries` nor a device uses it any more.
     unsafe fn free(&self, page: PhysAddr);
 
     /// The entries of a page.
@@ -47,7 +51,8 @@ pub unsafe trait TableMemory: Send + Sync {
 
 macro_rules! forward {
     ($($pointer:ty),*) => {$(
-        // SAFETY: every call goes to the memory behind the pointer, always the same, which keeps the contract.
+        // SAFETY: every call goes to the memory behind the pointer, always the same, which keeps
+        // the contract.
         unsafe impl<M: TableMemory> TableMemory for $pointer {
             fn alloc(&self) -> Option<PhysAddr> {
                 (**self).alloc()
@@ -89,8 +94,9 @@ mod host {
     };
     const _: () = assert!(size_of::<Table>() == PAGE.size());
 
-    /// Pages of the global allocator. The address that a device uses is the pointer's value: for user-space drivers whose IOMMU
-    /// maps the process one to one, for emulated devices, and for tests.
+    /// Pages of the global allocator. The address that a device uses is the pointer's value: for
+    /// user-space drivers whose IOMMU maps the process one to one, for emulated devices, and for
+    /// tests.
     #[derive(Debug, Default)]
     pub struct HostMemory(Lock<Vec<PhysAddr>>);
 
@@ -101,14 +107,15 @@ mod host {
         }
     }
 
-    // SAFETY: `alloc_zeroed` gives pages of that size and alignment, zeroed, nobody else's; pooled ones are zeroed
-    // again; addresses above 52 bits are not given out. The pointer is its address, so `entries` gives the same memory.
+    // SAFETY: `alloc_zeroed` gives pages of that size and alignment, zeroed, nobody else's; pooled
+    // ones are zeroed again; addresses above 52 bits are not given out. The pointer is its address,
+    // so `entries` gives the same memory.
     unsafe impl TableMemory for HostMemory {
         fn alloc(&self) -> Option<PhysAddr> {
             if let Some(page) = self.0.lock().pop() {
                 let memory = ptr::with_exposed_provenance_mut::<u8>(page.raw() as usize);
-                // SAFETY: pages in the pool came from `alloc_zeroed(PAGE)` below, and `free`'s callers gave up
-                // every use of them: these bytes are ours alone.
+                // SAFETY: pages in the pool came from `alloc_zeroed(PAGE)` below, and `free`'s
+                // callers gave up every use of them: these bytes are ours alone.
                 unsafe { memory.write_bytes(0, PAGE.size()) };
                 return Some(page);
             }
@@ -132,15 +139,16 @@ mod host {
             }
             drop(pool);
             let memory = ptr::with_exposed_provenance_mut(page.raw() as usize);
-            // SAFETY: the caller promises that it came from `alloc`, so from `alloc_zeroed` with this layout, and
-            // that nobody uses it.
+            // SAFETY: the caller promises that it came from `alloc`, so from `alloc_zeroed` with
+            // this layout, and that nobody uses it.
             unsafe { dealloc(memory, PAGE) };
         }
 
         #[inline]
         unsafe fn entries(&self, page: PhysAddr) -> &Table {
-            // SAFETY: the caller promises a live page of `alloc`: that many aligned, initialized bytes, whose
-            // provenance was exposed there, and which are only accessed atomically while they are live.
+            // SAFETY: the caller promises a live page of `alloc`: that many aligned, initialized
+            // bytes, whose provenance was exposed there, and which are only accessed atomically
+            // while they are live.
             unsafe { &*ptr::with_exposed_provenance::<Table>(page.raw() as usize) }
         }
     }
@@ -149,7 +157,8 @@ mod host {
         fn drop(&mut self) {
             for page in self.0.get_mut().drain(..) {
                 let memory = ptr::with_exposed_provenance_mut(page.raw() as usize);
-                // SAFETY: pages in the pool came from `alloc_zeroed` with this layout and nobody uses them.
+                // SAFETY: pages in the pool came from `alloc_zeroed` with this layout and nobody
+                // uses them.
                 unsafe { dealloc(memory, PAGE) };
             }
         }

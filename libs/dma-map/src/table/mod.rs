@@ -1,39 +1,45 @@
-//! IO page tables: what a device's addresses go through, changed by many cores while the device reads them.
+//! IO page tables: what a device's addresses go through, changed by many cores while the device
+//! reads them.
 //!
-//! A tree of tables of 512 entries, 3 to 5 levels high, with leaves of 4 KiB, 2 MiB and 1 GiB, in the format of
-//! Intel VT-d's second level or AMD's version 1 ([`format`](mod@format)).
+//! A tree of tables of 512 entries, 3 to 5 levels high, with leaves of 4 KiB, 2 MiB and 1 GiB, in
+//! the format of Intel VT-d's second level or AMD's version 1 ([`format`](mod@format)).
 //!
 //! # How work flows
-//! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an allocator gave it
-//! to nobody else. So a leaf is written by a look and a plain store, and only tables, which owners of
-//! different ranges share, are installed by compare-and-swap; who loses gives its page back. Nobody waits for anybody.
+//! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an
+//! allocator gave it to nobody else. So a leaf is written by a look and a plain store, and only
+//! tables, which owners of different ranges share, are installed by compare-and-swap; who loses
+//! gives its page back. Nobody waits for anybody.
 //!
-//! Tables that become empty stay, until the owner of all their IOVAs, usually the allocator that got a whole chunk
-//! of 512 pages back, calls [`retire_leaf`](PageTable::retire_leaf): no walk counts anything. The device may still
-//! hold the table's address in a page-walk cache, so the page is [`release`](PageTable::release)d only after an
-//! invalidation that covers it:
+//! Tables that become empty stay, until the owner of all their IOVAs, usually the allocator that
+//! got a whole chunk of 512 pages back, calls [`retire_leaf`](PageTable::retire_leaf): no walk
+//! counts anything. The device may still hold the table's address in a page-walk cache, so the page
+//! is [`release`](PageTable::release)d only after an invalidation that covers it:
 //!
 //! ```text
 //! owner      unmap ─ free IOVA ┄ all 512 free ─ retire_leaf ─ submit ───────────── release ─ map ─ ...
 //! device      ... walks, with cached tables ...                 └ invalidates ┘ complete
 //! ```
 //!
-//! This idea and the reason for it (a use count in each table costs more than the walk) are the project's own;
-//! that no table need be locked is from *Utilizing the IOMMU Scalably* (USENIX ATC 2015).
+//! This idea and the reason for it (a use count in each table costs more than the walk) are the
+//! project's own; that no table need be locked is from *Utilizing the IOMMU Scalably* (USENIX ATC
+//! 2015).
 //!
 //! # Parts
-//! [`format`](mod@format) what an entry is; [`memory`] where pages come from; `tree` the entries and why following them is
-//! sound (with `memory`, all of the unsafe code); `radix` what a call does to the tree; `tests/model.rs` the loom models.
+//! [`format`](mod@format) what an entry is; [`memory`] where pages come from; `tree` the entries
+//! and why following them is sound (with `memory`, all of the unsafe code); `radix` what a call
+//! does to the tree; `tests/model.rs` the loom models.
 //!
 //! # What it costs
-//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a store; `p256_alone_lock_free_1thr_ns` of
-//! `make bench-dma` (a loop over the levels instead of the unrolled walk was slower). `cargo run --release -p
-//! dma-peers --example map_unmap`. Cores that use pages of the same leaf table share its lines; an
-//! allocator that gives each core its own chunks avoids that.
+//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a
+//! store; `p256_alone_lock_free_1thr_ns` of `make bench-dma` (a loop over the levels instead of the
+//! unrolled walk was slower). `cargo run --release -p dma-peers --example map_unmap`. Cores that
+//! use pages of the same leaf table share its lines; an allocator that gives each core its own
+//! chunks avoids that.
 //!
 //! # Left out
-//! Write-back of changed lines for units that do not snoop (VT-d `ECAP.C` clear); access and dirty bits; splitting
-//! large leaves; leaf sizes between levels; keeping a cursor to the last leaf table.
+//! Write-back of changed lines for units that do not snoop (VT-d `ECAP.C` clear); access and dirty
+//! bits; splitting large leaves; leaf sizes between levels; keeping a cursor to the last leaf
+//! table.
 //!
 //! ```
 //! use address::{Iova, PhysAddr};
@@ -122,40 +128,46 @@ impl RetiredTable {
     }
 }
 
-/// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that alignment, the configuration and
-/// existing tables allow, and adds no table page where it fails; [`unmap`](IoMap::unmap) takes any range that covers no part of
-/// a leaf, and leaves tables where they are. [`lookup`](IoMap::lookup) may also be asked for what is nobody's, and finds what was
-/// true at some moment of the call, as long as no table that was there when it began is [released](Self::release) before it ends.
+/// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that
+/// alignment, the configuration and existing tables allow, and adds no table page where it fails;
+/// [`unmap`](IoMap::unmap) takes any range that covers no part of a leaf, and leaves tables where
+/// they are. [`lookup`](IoMap::lookup) may also be asked for what is nobody's, and finds what was
+/// true at some moment of the call, as long as no table that was there when it began is
+/// [released](Self::release) before it ends.
 #[expect(
     unsafe_code,
     reason = "giving a table page back rests on what the device still holds"
 )]
 pub trait PageTable: IoMap {
-    /// The page of the root table, for the device's context entry. Whoever gives it to a device takes it away
-    /// again, and waits for the invalidation, before the table is dropped: its pages are freed then.
+    /// The page of the root table, for the device's context entry. Whoever gives it to a device
+    /// takes it away again, and waits for the invalidation, before the table is dropped: its pages
+    /// are freed then.
     fn root(&self) -> PhysAddr;
 
     /// Pages by level. Exact when nobody maps at the time.
     fn stats(&self) -> TableStats;
 
-    /// Whether there is a table that translates exactly `chunk`, which [`retire_leaf`](Self::retire_leaf) might take. The caller
-    /// owns all of it.
+    /// Whether there is a table that translates exactly `chunk`, which
+    /// [`retire_leaf`](Self::retire_leaf) might take. The caller owns all of it.
     fn has_table(&self, _chunk: IovaRange) -> bool {
         true
     }
 
-    /// Takes the table that translates exactly `chunk` (512 pages, or a power of 512, aligned) out of the tree, if
-    /// there is one and it is empty, and keeps its page. Also makes way for a leaf of the chunk's size.
+    /// Takes the table that translates exactly `chunk` (512 pages, or a power of 512, aligned) out
+    /// of the tree, if there is one and it is empty, and keeps its page. Also makes way for a leaf
+    /// of the chunk's size.
     ///
     /// # Safety
-    /// No other call maps or unmaps an IOVA of `chunk` from here until this call returns, and none that began before is
-    /// running: whoever does holds the IOVA allocated or pinned, and here nobody does. A lookup is over before the `release`.
+    /// No other call maps or unmaps an IOVA of `chunk` from here until this call returns, and none
+    /// that began before is running: whoever does holds the IOVA allocated or pinned, and here
+    /// nobody does. A lookup is over before the `release`.
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable>;
 
     /// Gives the page of a retired table back to the memory.
     ///
     /// # Safety
-    /// An invalidation of [`RetiredTable::range`], page-walk caches included, was submitted after `retire_leaf`
-    /// returned and has completed: no device holds the address of the page. No lookup runs that began before.
+    /// An invalidation of [`RetiredTable::range`], page-walk caches included, was submitted after
+    /// `retire_leaf` returned and has completed: no device holds the address of the page. No lookup
+    /// runs that began before.
     unsafe fn release(&self, retired: RetiredTable);
 }

@@ -1,15 +1,16 @@
 //! Mapping and unmapping: what the calls of [`IoMap`] do to the tree.
 //!
-//! A call for one page walks to its leaf table, looks at the entry and stores it: that is the whole of
-//! [`map`](IoMap::map) and [`unmap`](IoMap::unmap) where nothing is wrong, and it is inlined. Everything else,
-//! errors among it, goes out of line and begins again from the arguments:
+//! A call for one page walks to its leaf table, looks at the entry and stores it: that is the whole
+//! of [`map`](IoMap::map) and [`unmap`](IoMap::unmap) where nothing is wrong, and it is inlined.
+//! Everything else, errors among it, goes out of line and begins again from the arguments:
 //! 1. look at every entry of the range, change nothing, count the tables that are missing;
 //! 2. allocate those;
 //! 3. install them and store the leaves.
 //!
-//! So an error finds nothing changed, and what one call takes is bounded ([`MAX_TABLES`]). Steps 1 and 3 go from [`Part`] to
-//! part: they walk once to each leaf table of 512 pages, from the lowest table that leads to all of the range, and not at
-//! all below an entry that is empty (1) or becomes a large leaf.
+//! So an error finds nothing changed, and what one call takes is bounded ([`MAX_TABLES`]). Steps 1
+//! and 3 go from [`Part`] to part: they walk once to each leaf table of 512 pages, from the lowest
+//! table that leads to all of the range, and not at all below an entry that is empty (1) or becomes
+//! a large leaf.
 
 use core::convert::Infallible;
 
@@ -24,11 +25,12 @@ use super::{IoMap, MapError, Translation, UnmapError};
 /// Most table pages that one call adds: 64 MiB, which map 32 GiB in pages of 4 KiB.
 const MAX_TABLES: u64 = 1 << 14;
 
-/// Pages that lie in one leaf table, or behind one entry above that leads to no table: to a leaf, which is given, or nowhere.
-/// That table, that leaf, the first page and the last.
+/// Pages that lie in one leaf table, or behind one entry above that leads to no table: to a leaf,
+/// which is given, or nowhere. That table, that leaf, the first page and the last.
 type Part<'t, F, M> = (Node<'t, F, M>, Option<Leaf>, u64, u64);
 
-/// The parts of pages `first` to `last`, to all of which `top` leads, each as it is when it is asked for.
+/// The parts of pages `first` to `last`, to all of which `top` leads, each as it is when it is
+/// asked for.
 fn parts<F: Format, M: TableMemory>(
     top: Node<'_, F, M>,
     first: u64,
@@ -49,8 +51,8 @@ fn parts<F: Format, M: TableMemory>(
     })
 }
 
-/// Tables needed below an empty entry of a table at `level` for its pages `first` to `last`, where whole entries of tables
-/// up to level `leaf_level` become leaves.
+/// Tables needed below an empty entry of a table at `level` for its pages `first` to `last`, where
+/// whole entries of tables up to level `leaf_level` become leaves.
 fn missing(level: u32, leaf_level: u32, first: u64, last: u64) -> u64 {
     let at = |below: u32| {
         let shift = INDEX_BITS * below;

@@ -1,17 +1,20 @@
-//! The tree of tables: all that follows or changes an entry, and the whole argument why following one is sound.
+//! The tree of tables: all that follows or changes an entry, and the whole argument why following
+//! one is sound.
 //!
-//! **Invariant.** Every entry that [`Format::is_table`] recognizes, in any table reachable from the root, holds
-//! the address of a page that came from this tree's memory and is not freed. It holds because
-//! * entries are written only here, as 0, as what `Format::leaf` makes (which is never taken for a table: formats
-//!   are sealed and tested), or by [`Node::install`] with a fresh page;
-//! * a page leaves the tree only by [`PageTable::retire_leaf`], whose caller promises that nobody walks its range, and is
-//!   freed only by [`PageTable::release`], after that;
-//! * new pages are published by a *release* compare-and-swap and entries are loaded by *acquire*, so whoever
-//!   finds the page finds its zeros too. With a relaxed swap it may find what the page held before: entries
-//!   of a table that is gone. (`tests/model.rs` makes that mistake on purpose.)
+//! **Invariant.** Every entry that [`Format::is_table`] recognizes, in any table reachable from the
+//! root, holds the address of a page that came from this tree's memory and is not freed. It holds
+//! because
+//! * entries are written only here, as 0, as what `Format::leaf` makes (which is never taken for a
+//!   table: formats are sealed and tested), or by [`Node::install`] with a fresh page;
+//! * a page leaves the tree only by [`PageTable::retire_leaf`], whose caller promises that nobody
+//!   walks its range, and is freed only by [`PageTable::release`], after that;
+//! * new pages are published by a *release* compare-and-swap and entries are loaded by *acquire*,
+//!   so whoever finds the page finds its zeros too. With a relaxed swap it may find what the page
+//!   held before: entries of a table that is gone. (`tests/model.rs` makes that mistake on
+//!   purpose.)
 //!
-//! A [`Node`] is a table in use by a call. It does not outlive the call, which is what makes "nobody walks"
-//! a promise that owners of IOVAs can make.
+//! A [`Node`] is a table in use by a call. It does not outlive the call, which is what makes
+//! "nobody walks" a promise that owners of IOVAs can make.
 #![expect(
     unsafe_code,
     reason = "follows table entries to pages, and frees pages when no device holds them"
@@ -49,7 +52,8 @@ pub struct IoPageTable<F: Format, M: TableMemory> {
     format: PhantomData<fn() -> F>,
 }
 
-/// Tables by level, leaf tables first. Written when a table comes or goes, never on the common path.
+/// Tables by level, leaf tables first. Written when a table comes or goes, never on the common
+/// path.
 #[derive(Debug, Default)]
 struct Counters {
     tables: [AtomicUsize; MAX_LEVELS as usize],
@@ -125,8 +129,9 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
     /// The table at `page`, which the root or a table entry of the tree names.
     #[inline]
     fn follow(&self, page: PhysAddr) -> &Table {
-        // SAFETY: by the module's invariant the page came from this memory and is not freed while a walk that can
-        // reach it runs; the reference is used inside that walk only (`Node` is not public outside `table`).
+        // SAFETY: by the module's invariant the page came from this memory and is not freed while a
+        // walk that can reach it runs; the reference is used inside that walk only (`Node` is not
+        // public outside `table`).
         unsafe { self.memory.entries(page) }
     }
 
@@ -139,7 +144,8 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
         }
     }
 
-    /// The leaf table of all pages from `first` to `last`, if there is one: the whole walk of the common path.
+    /// The leaf table of all pages from `first` to `last`, if there is one: the whole walk of the
+    /// common path.
     #[inline]
     pub(super) fn leaf_table(&self, first: u64, last: u64) -> Option<Node<'_, F, M>> {
         if (first ^ last) >= ENTRIES as u64 || !self.translates(first) {
@@ -181,7 +187,8 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
         Some(reserve)
     }
 
-    /// The table with one entry for exactly `range`, if there is one and a table may be behind that entry.
+    /// The table with one entry for exactly `range`, if there is one and a table may be behind that
+    /// entry.
     fn above(&self, range: IovaRange) -> Option<Node<'_, F, M>> {
         let (first, pages) = (range.first().raw(), range.pages());
         let level = 1 + pages.trailing_zeros() / INDEX_BITS;
@@ -203,8 +210,9 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
             let entry = slot.load(Ordering::Acquire);
             if let Entry::Table(child) = node.behind(entry) {
                 self.free_below(child);
-                // SAFETY: named by an entry, so live by the invariant; called from `drop` only, which is alone with
-                // the tree and does not look at this entry again. Devices: see `PageTable::root`.
+                // SAFETY: named by an entry, so live by the invariant; called from `drop` only,
+                // which is alone with the tree and does not look at this entry again. Devices: see
+                // `PageTable::root`.
                 unsafe { self.memory.free(F::phys(entry)) };
             }
         }
@@ -247,7 +255,8 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
         if !child.table.iter().all(is_empty) {
             return None;
         }
-        // Fails if somebody else retired it at the same time. Release: the invalidation comes after.
+        // Fails if somebody else retired it at the same time. Release: the invalidation comes
+        // after.
         slot.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         self.counters.retired.fetch_add(1, Ordering::Relaxed);
@@ -262,8 +271,9 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
     unsafe fn release(&self, retired: RetiredTable) {
         assert_eq!(retired.root, self.root, "released into its own table");
         self.counters.retired.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the page came from this memory by `install`, was unlinked by `retire_leaf`, and `RetiredTable` cannot
-        // be copied, so it is freed once. No CPU walks it (the promise there) and no device (this one's).
+        // SAFETY: the page came from this memory by `install`, was unlinked by `retire_leaf`, and
+        // `RetiredTable` cannot be copied, so it is freed once. No CPU walks it (the promise there)
+        // and no device (this one's).
         unsafe { self.memory.free(retired.page) };
     }
 }
@@ -277,7 +287,8 @@ impl<F: Format, M: TableMemory> Drop for IoPageTable<F, M> {
 }
 
 impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
-    /// The lowest table there is, at `level` or above, through which all walks for pages `first` to `last` go.
+    /// The lowest table there is, at `level` or above, through which all walks for pages `first` to
+    /// `last` go.
     pub(super) fn lowest(mut self, first: u64, last: u64, level: u32) -> Self {
         while self.level > level
             && (first ^ last) < entry_pages(self.level)
@@ -329,7 +340,8 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         }
     }
 
-    /// Puts an empty table behind the entry of `page`, unless another core was faster. False where the reserve is used up.
+    /// Puts an empty table behind the entry of `page`, unless another core was faster. False where
+    /// the reserve is used up.
     pub(super) fn install(&self, page: u64, reserve: &mut Reserve<'t, F, M>) -> bool {
         let Some(table) = reserve.pages.pop() else {
             return false;
@@ -347,14 +359,15 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
     /// The first of the leaf table's pages `first` to `last` that is mapped, or that is not.
     #[inline]
     pub(super) fn find(&self, first: u64, last: u64, is_mapped: bool) -> Option<u64> {
-        // Relaxed: the caller owns the IOVAs, so nobody else writes these entries, and whatever gave the caller the
-        // IOVAs ordered the last owner's stores before.
+        // Relaxed: the caller owns the IOVAs, so nobody else writes these entries, and whatever
+        // gave the caller the IOVAs ordered the last owner's stores before.
         let mut slots = self.slots(first, last).iter();
         let found = slots.position(|slot| (slot.load(Ordering::Relaxed) != 0) == is_mapped)?;
         Some(first + found as u64)
     }
 
-    /// Makes the leaf table's entries of pages `first` to `last` leaves of consecutive pages from `phys` on.
+    /// Makes the leaf table's entries of pages `first` to `last` leaves of consecutive pages from
+    /// `phys` on.
     #[inline]
     pub(super) fn store(&self, first: u64, last: u64, phys: PhysAddr, access: Access) {
         let mut leaf = F::leaf(phys, access, 1);
@@ -373,7 +386,8 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         }
     }
 
-    /// Changes one leaf, or nothing into a leaf or back; false if it is not `from` now. Never changes a table.
+    /// Changes one leaf, or nothing into a leaf or back; false if it is not `from` now. Never
+    /// changes a table.
     pub(super) fn swap(&self, page: u64, from: Option<Leaf>, to: Option<Leaf>) -> bool {
         let word = |leaf: Option<Leaf>| match leaf {
             Some(leaf) => F::leaf(leaf.phys, leaf.access, self.level),
@@ -394,7 +408,8 @@ pub(super) struct Reserve<'t, F: Format, M: TableMemory> {
 impl<F: Format, M: TableMemory> Drop for Reserve<'_, F, M> {
     fn drop(&mut self) {
         for page in self.pages.drain(..) {
-            // SAFETY: allocated by `reserve`, and never published: `install` takes it out of the list to do so.
+            // SAFETY: allocated by `reserve`, and never published: `install` takes it out of the
+            // list to do so.
             unsafe { self.tree.memory.free(page) };
         }
     }

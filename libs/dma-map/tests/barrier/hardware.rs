@@ -1,5 +1,5 @@
-//! What a mapper works with, as it may behave at its worst: hardware that takes its time, fails and completes in any order, and
-//! a clock and a table at which a core may be stopped.
+//! What a mapper works with, as it may behave at its worst: hardware that takes its time, fails and
+//! completes in any order, and a clock and a table at which a core may be stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,8 +43,9 @@ struct State {
     failures: u64,
 }
 
-/// An IOMMU that holds what it has cached until an invalidation has covered it. A batch is carried out at any moment between
-/// its submission and its completion; it may fail at either, carried out or not.
+/// An IOMMU that holds what it has cached until an invalidation has covered it. A batch is carried
+/// out at any moment between its submission and its completion; it may fail at either, carried out
+/// or not.
 pub struct Hardware {
     pub iotlb: Arc<ModelIotlb>,
     state: Mutex<State>,

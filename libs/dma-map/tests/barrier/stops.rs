@@ -1,4 +1,5 @@
-//! Stops that let something through once, or would have: each core goes exactly as far as the test says.
+//! Stops that let something through once, or would have: each core goes exactly as far as the test
+//! says.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -56,8 +57,8 @@ fn ask(
     (asking, answer)
 }
 
-/// Runs the barrier `asking` as far as it comes while `holder` is stopped: it must not be `Ok` while `is_reached`. Then both
-/// go on, and it is.
+/// Runs the barrier `asking` as far as it comes while `holder` is stopped: it must not be `Ok`
+/// while `is_reached`. Then both go on, and it is.
 fn holds(
     cores: &mut Cores,
     holder: usize,
@@ -77,8 +78,8 @@ fn holds(
     assert!(!is_reached());
 }
 
-/// m1 is unmapped at 0 ms, m2 at 7 ms (at 8 ms the owner itself would let m1 go), and a tick at 10 ms takes m1 and is stopped
-/// in `submit`.
+/// m1 is unmapped at 0 ms, m2 at 7 ms (at 8 ms the owner itself would let m1 go), and a tick at 10
+/// ms takes m1 and is stopped in `submit`.
 #[test]
 fn flush_waits_for_a_tick_that_is_stopped_in_the_hardware() {
     let world = world(Policy::optimistic(256));
@@ -104,7 +105,8 @@ fn flush_waits_for_a_tick_that_is_stopped_in_the_hardware() {
     });
 }
 
-/// The tick that has taken a mapping is stopped before it has cleared it, or after, or in the hardware.
+/// The tick that has taken a mapping is stopped before it has cleared it, or after, or in the
+/// hardware.
 fn stop_a_tick(question: fn(&mut Option<Core<TreeAllocator>>) -> Result<(), InvalidateError>) {
     for place in [Place::Unmap, Place::Unmapped, Place::Submit, Place::Poll] {
         let world = world(Policy::optimistic(256));
@@ -217,7 +219,8 @@ fn a_flush_covers_what_a_quiet_owner_could_not() {
     assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
 }
 
-/// Asynchronous: A's invalidation fails, its core is dropped, and the ticket of the next owner's B completes.
+/// Asynchronous: A's invalidation fails, its core is dropped, and the ticket of the next owner's B
+/// completes.
 #[test]
 fn the_next_owners_ticket_does_not_cover_what_a_dropped_core_left() {
     let world = world(Policy::ASYNC);

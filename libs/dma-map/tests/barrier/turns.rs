@@ -1,9 +1,9 @@
-//! Cores as coroutines of one thread: one runs, the others are stopped, each at a step of its own, for as long as the test
-//! likes. What happens is a matter of the seed alone.
+//! Cores as coroutines of one thread: one runs, the others are stopped, each at a step of its own,
+//! for as long as the test likes. What happens is a matter of the seed alone.
 //!
-//! Steps are what [`point`] is called at (inside the invalidator, the clock, the table), and every lock taken and every look
-//! of a wait in `lines`, `iova` and `dma-map` (`lines::hooks`). Between two steps nobody else runs: orders of single
-//! accesses are shuttle's and loom's part.
+//! Steps are what [`point`] is called at (inside the invalidator, the clock, the table), and every
+//! lock taken and every look of a wait in `lines`, `iova` and `dma-map` (`lines::hooks`). Between
+//! two steps nobody else runs: orders of single accesses are shuttle's and loom's part.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -62,7 +62,8 @@ std::thread_local! {
     static RANDOM: RefCell<Random> = RefCell::new(Random::new(0));
     /// Steps that the core that runs still passes by.
     static LEFT: Cell<u64> = const { Cell::new(0) };
-    /// A core stops at every so many steps, about; at every one where this is 1, at none but waits where it is 0.
+    /// A core stops at every so many steps, about; at every one where this is 1, at none but waits
+    /// where it is 0.
     static EVERY: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -85,8 +86,9 @@ pub fn point(place: Place) {
     if EVERY.get() > 1 {
         LEFT.set(any(2 * EVERY.get()));
     }
-    // SAFETY: not null, it is what `Cores::resume` was told by the coroutine that runs now, on whose stack this call is: its
-    // yielder lives until its closure returns, and `resume` takes the pointer away when the coroutine stops or ends.
+    // SAFETY: not null, it is what `Cores::resume` was told by the coroutine that runs now, on
+    // whose stack this call is: its yielder lives until its closure returns, and `resume` takes the
+    // pointer away when the coroutine stops or ends.
     unsafe { (*running).suspend(place) };
 }
 
@@ -174,7 +176,8 @@ impl Cores {
         }
     }
 
-    /// Lets a core go on until it stops at `place` for the `count`th time. False where it ends before.
+    /// Lets a core go on until it stops at `place` for the `count`th time. False where it ends
+    /// before.
     pub fn run_to(&mut self, core: usize, place: Place, count: usize) -> bool {
         let mut seen = 0;
         while let Some(at) = self.resume(core) {
@@ -198,8 +201,8 @@ impl Cores {
         true
     }
 
-    /// Lets all go on until they end, in an order that the seed gives; some stay stopped for a while. `progress` is how far
-    /// they have come.
+    /// Lets all go on until they end, in an order that the seed gives; some stay stopped for a
+    /// while. `progress` is how far they have come.
     ///
     /// # Panics
     /// They make none.
@@ -241,7 +244,8 @@ impl Drop for Cores {
     fn drop(&mut self) {
         hooks::set(None);
         if std::thread::panicking() {
-            // To unwind the others would run what they hold in the middle of something. The test is over.
+            // To unwind the others would run what they hold in the middle of something. The test is
+            // over.
             std::mem::take(&mut self.0)
                 .into_iter()
                 .for_each(std::mem::forget);

@@ -44,7 +44,8 @@ struct Known {
     leaving: u32,
     /// When its last unmap returned.
     gone_at: u64,
-    /// The handle by which it was unmapped; none where it was another's as well before that unmap had returned.
+    /// The handle by which it was unmapped; none where it was another's as well before that unmap
+    /// had returned.
     by: Option<u64>,
     /// Maps and unmaps of it that have begun.
     changes: u64,
@@ -112,8 +113,9 @@ impl<A: IovaAllocator> World<A> {
             invalidator: Arc::clone(&hardware),
             clock: Arc::clone(&time),
         };
-        // SAFETY: the pages of a `ModelMemory` live as long as it, freed or not, and are reached by index only: a table
-        // that is walked after it was freed is a wrong answer here, never undefined behaviour.
+        // SAFETY: the pages of a `ModelMemory` live as long as it, freed or not, and are reached by
+        // index only: a table that is walked after it was freed is a wrong answer here, never
+        // undefined behaviour.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
         Rc::new(Self {
             mapper: mapper.expect("a policy within its bounds"),
@@ -186,7 +188,8 @@ impl<A: IovaAllocator> World<A> {
         reached.copied().collect()
     }
 
-    /// A barrier that began at `since` has returned `Ok`: nothing that `is_covered` and was gone by then is reached.
+    /// A barrier that began at `since` has returned `Ok`: nothing that `is_covered` and was gone by
+    /// then is reached.
     fn check(&self, what: &str, since: u64, is_covered: impl Fn(Option<u64>) -> bool) {
         for place in self.reached() {
             let known = self.state().known[&place];
@@ -409,7 +412,8 @@ impl<A: IovaAllocator> Worker<A> {
         let known = state.known.get_mut(&place).expect("it stays");
         known.leaving -= 1;
         known.gone_at = now;
-        // Others may have mapped it, at the same address, and unmapped it since it was out of reach.
+        // Others may have mapped it, at the same address, and unmapped it since it was out of
+        // reach.
         known.by = (change == Some(known.changes)).then_some(handle);
         let (pages, is_gone) = (known.pages, known.users == 0 && known.leaving == 0);
         if is_gone {
@@ -444,7 +448,8 @@ impl<A: IovaAllocator> Worker<A> {
         Ok(())
     }
 
-    /// Another owner has the core. Where nothing failed meanwhile, nothing that was unmapped by the last one is reached.
+    /// Another owner has the core. Where nothing failed meanwhile, nothing that was unmapped by the
+    /// last one is reached.
     pub fn drop_and_claim(&mut self) {
         let since = self.world.now();
         let failures = self.world.hardware.failures();

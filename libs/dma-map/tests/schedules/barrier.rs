@@ -1,5 +1,6 @@
-//! Barriers: somebody flushes, or a core parks, while others map, unmap, evict and tick. What was unmapped before is not reached
-//! after; what is reached is counted. (Under every policy, with hardware that fails, but stopped at fewer steps: `tests/barrier`.)
+//! Barriers: somebody flushes, or a core parks, while others map, unmap, evict and tick. What was
+//! unmapped before is not reached after; what is reached is counted. (Under every policy, with
+//! hardware that fails, but stopped at fewer steps: `tests/barrier`.)
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -186,7 +187,8 @@ fn what_was_unmapped_before_a_barrier_is_not_reached_after_it() {
     holds(300, model(Policy::DEFERRED));
 }
 
-/// The hardware does not answer for the first unmap, whose core is dropped and claimed again; somebody asks meanwhile.
+/// The hardware does not answer for the first unmap, whose core is dropped and claimed again;
+/// somebody asks meanwhile.
 fn leave() {
     let world = World::new(Policy::ASYNC);
     let mut core = world.domain.core(0);

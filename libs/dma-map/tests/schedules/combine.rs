@@ -8,8 +8,8 @@ use random_schedules::{any, fail, has_failed, holds, point, thread};
 
 const ROUNDS: usize = 3;
 
-/// What the hardware knows of the pages, one for each core. One thread runs at a time, and looks at it between two
-/// points, so each look is one step.
+/// What the hardware knows of the pages, one for each core. One thread runs at a time, and looks at
+/// it between two points, so each look is one step.
 #[derive(Default)]
 struct State {
     /// The entries that are set.
@@ -29,7 +29,8 @@ struct Hardware {
     whole_domain_from: usize,
     /// Some batches fail.
     fails: bool,
-    /// So many cores end while one is stopped in the middle of a submission; none is where there are 0.
+    /// So many cores end while one is stopped in the middle of a submission; none is where there
+    /// are 0.
     outlive: usize,
 }
 

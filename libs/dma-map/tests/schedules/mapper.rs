@@ -1,10 +1,12 @@
-//! Cores that map and unmap under every policy, a thread that ticks, and a device that forgets nothing by itself.
+//! Cores that map and unmap under every policy, a thread that ticks, and a device that forgets
+//! nothing by itself.
 //!
-//! What is mapped is reached, and leads where it should: so no IOVA is given out again, and no idle mapping torn down,
-//! while something remembers or uses it. What a strict policy has unmapped is not reached. Then the cores go
-//! quiet, ticks alone close what is open, and nothing that is unmapped is reached; in the end all is back at zero.
-//! While cores run no time is measured: a thread that shuttle stops in the middle of an invalidation keeps a window
-//! open as long as it likes.
+//! What is mapped is reached, and leads where it should: so no IOVA is given out again, and no idle
+//! mapping torn down, while something remembers or uses it. What a strict policy has unmapped is
+//! not reached. Then the cores go quiet, ticks alone close what is open, and nothing that is
+//! unmapped is reached; in the end all is back at zero. While cores run no time is measured: a
+//! thread that shuttle stops in the middle of an invalidation keeps a window open as long as it
+//! likes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,8 +43,8 @@ struct Page {
 #[derive(Default)]
 struct Known {
     pages: BTreeMap<u64, Page>,
-    /// By page of memory: maps that were begun, and those that are over. One in between may have found a mapping
-    /// that is gone for everybody else.
+    /// By page of memory: maps that were begun, and those that are over. One in between may have
+    /// found a mapping that is gone for everybody else.
     maps: BTreeMap<u64, (u32, u32)>,
     /// Whoever takes one unmaps it.
     handed_over: Vec<Mapping>,
@@ -115,7 +117,8 @@ impl<A: IovaAllocator> World<A> {
         }
     }
 
-    /// The device tries a page that is or was mapped. What it is judged by stayed the same meanwhile.
+    /// The device tries a page that is or was mapped. What it is judged by stayed the same
+    /// meanwhile.
     fn access(&self, number: u64, may_be_stale: bool) {
         let look = || {
             let known = self.known();

@@ -1,4 +1,5 @@
-//! Owners of idle mappings, who take them back, and strangers who expire them meanwhile: one of them gets each.
+//! Owners of idle mappings, who take them back, and strangers who expire them meanwhile: one of
+//! them gets each.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

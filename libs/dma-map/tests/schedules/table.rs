@@ -1,5 +1,5 @@
-//! Cores that map and give tables back, and a device that walks all the while: it keeps the address of each leaf table
-//! that it went through until it sees an invalidation.
+//! Cores that map and give tables back, and a device that walks all the while: it keeps the address
+//! of each leaf table that it went through until it sees an invalidation.
 #![expect(
     unsafe_code,
     reason = "a memory whose pages tell their past, and an owner who gives tables back"
@@ -53,7 +53,8 @@ impl Memory {
     }
 }
 
-// SAFETY: an address is the index of a page, given out once, zeroed; the pages live as long as the memory.
+// SAFETY: an address is the index of a page, given out once, zeroed; the pages live as long as the
+// memory.
 unsafe impl TableMemory for Memory {
     fn alloc(&self) -> Option<PhysAddr> {
         let index = self.next.fetch_add(1, Real::Relaxed);
@@ -89,7 +90,8 @@ struct World {
 #[derive(Clone, Copy, PartialEq)]
 enum Release {
     AfterInvalidation,
-    /// The mistake: some earlier invalidation, which may have been over before the table was taken away.
+    /// The mistake: some earlier invalidation, which may have been over before the table was taken
+    /// away.
     AfterTheLast,
 }
 
@@ -130,8 +132,8 @@ fn owner(world: &World, id: u64, release: Release) {
         while world.obeyed.load(Ordering::Acquire) < number && !has_failed() {
             lines::spin_loop();
         }
-        // SAFETY: after the invalidation; or too early, which is the mistake that must be found: the page is never used
-        // again, and its memory stays.
+        // SAFETY: after the invalidation; or too early, which is the mistake that must be found:
+        // the page is never used again, and its memory stays.
         unsafe { world.table.release(retired) };
         if has_failed() {
             return;

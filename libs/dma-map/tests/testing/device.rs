@@ -1,13 +1,15 @@
-//! A device and an IOTLB for tests: they remember everything and forget nothing until they are told to.
+//! A device and an IOTLB for tests: they remember everything and forget nothing until they are told
+//! to.
 //!
-//! [`ModelDevice`] walks the real tables through [`ModelMemory`]. Its [`ModelIotlb`] keeps every translation and
-//! every table pointer that a walk has found, and answers from them first: what real hardware may do, this one does
-//! always. A walk through a table page that was freed is a fault of its own ([`DeviceFault::FreedTable`]): the
-//! memory keeps the pages for ever and knows which are free.
+//! [`ModelDevice`] walks the real tables through [`ModelMemory`]. Its [`ModelIotlb`] keeps every
+//! translation and every table pointer that a walk has found, and answers from them first: what
+//! real hardware may do, this one does always. A walk through a table page that was freed is a
+//! fault of its own ([`DeviceFault::FreedTable`]): the memory keeps the pages for ever and knows
+//! which are free.
 //!
-//! Walk and insertion are one step for whoever invalidates (one lock), as in hardware whose invalidations wait for
-//! the walks in flight. Commands take effect when their ticket is polled, not before: whoever does not wait is
-//! served stale translations.
+//! Walk and insertion are one step for whoever invalidates (one lock), as in hardware whose
+//! invalidations wait for the walks in flight. Commands take effect when their ticket is polled,
+//! not before: whoever does not wait is served stale translations.
 //!
 //! Left out: capacity (a real IOTLB forgets by itself, which makes it kinder than this one), speed.
 #![expect(
@@ -75,8 +77,9 @@ impl ModelMemory {
     }
 }
 
-// SAFETY: an address stands for one page of the slice, given to one caller at a time by the list of free pages and
-// zeroed then; `entries` indexes the slice, which neither grows nor moves while `self` is borrowed.
+// SAFETY: an address stands for one page of the slice, given to one caller at a time by the list of
+// free pages and zeroed then; `entries` indexes the slice, which neither grows nor moves while
+// `self` is borrowed.
 unsafe impl TableMemory for ModelMemory {
     fn alloc(&self) -> Option<PhysAddr> {
         let slot = self.free.lock().pop()?;
@@ -117,7 +120,8 @@ pub enum DeviceFault {
         /// What it could have done.
         allowed: Access,
     },
-    /// The walk went through a page that was freed: whoever freed it did not wait for the invalidation.
+    /// The walk went through a page that was freed: whoever freed it did not wait for the
+    /// invalidation.
     #[error("the walk went through the freed table page {page:#x}")]
     FreedTable {
         /// The page.
@@ -244,7 +248,8 @@ impl<F: Format> ModelDevice<F> {
         }
     }
 
-    /// Where an access to `iova` for `access` goes, by whatever is remembered, else by a walk, which is remembered.
+    /// Where an access to `iova` for `access` goes, by whatever is remembered, else by a walk,
+    /// which is remembered.
     ///
     /// # Errors
     /// [`DeviceFault`].

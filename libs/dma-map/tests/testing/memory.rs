@@ -1,4 +1,5 @@
-//! Memories for tables: one that counts its pages and may run out of them, and one that devices find elsewhere.
+//! Memories for tables: one that counts its pages and may run out of them, and one that devices
+//! find elsewhere.
 #![expect(unsafe_code, reason = "implements an unsafe trait")]
 
 use alloc::vec::Vec;
@@ -65,7 +66,8 @@ unsafe impl TableMemory for CountedMemory {
     }
 }
 
-/// Pages of a region that a device finds elsewhere than the CPU, as in a guest's memory or a kernel's direct map.
+/// Pages of a region that a device finds elsewhere than the CPU, as in a guest's memory or a
+/// kernel's direct map.
 pub struct RegionMemory {
     base: PhysAddr,
     memory: NonNull<Table>,
@@ -74,7 +76,8 @@ pub struct RegionMemory {
 }
 
 impl RegionMemory {
-    /// The `pages` pages that devices find at `base`, not 0, and the CPU at `memory`; both begin a page.
+    /// The `pages` pages that devices find at `base`, not 0, and the CPU at `memory`; both begin a
+    /// page.
     ///
     /// # Safety
     /// While this lives, the region is mapped readable and writable, and nobody else writes it.
@@ -101,13 +104,14 @@ impl RegionMemory {
     }
 }
 
-// SAFETY: the pointer is to memory that all threads may access, per the contract of `new`; all accesses are atomic.
+// SAFETY: the pointer is to memory that all threads may access, per the contract of `new`; all
+// accesses are atomic.
 unsafe impl Send for RegionMemory {}
 // SAFETY: as above; the list of free pages is behind a lock.
 unsafe impl Sync for RegionMemory {}
 
-// SAFETY: `new` checked alignment; an index in `free` is nobody's, and its page is zeroed when it is given out; address and
-// pointer differ by a constant.
+// SAFETY: `new` checked alignment; an index in `free` is nobody's, and its page is zeroed when it
+// is given out; address and pointer differ by a constant.
 unsafe impl TableMemory for RegionMemory {
     fn alloc(&self) -> Option<PhysAddr> {
         let index = self.free.lock().pop()?;
@@ -124,8 +128,8 @@ unsafe impl TableMemory for RegionMemory {
     }
 
     unsafe fn entries(&self, page: PhysAddr) -> &Table {
-        // SAFETY: the index lies in the region, which is mapped while this lives, per the contract of `new`. Any bits are
-        // entries. Only users of this memory write it, atomically.
+        // SAFETY: the index lies in the region, which is mapped while this lives, per the contract
+        // of `new`. Any bits are entries. Only users of this memory write it, atomically.
         unsafe { self.memory.add(self.index(page)).as_ref() }
     }
 }

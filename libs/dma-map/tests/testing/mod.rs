@@ -1,10 +1,12 @@
-//! A domain made of models, for tests of this crate and of what is built on it (feature `testing`): a mapper that
-//! gives tables back, a device that forgets nothing by itself, and time that stands still. Beside it, [`reuse`]: what finds
-//! mappings again, taken by itself; and [`reuse_world`], which any such cache is compared with.
+//! A domain made of models, for tests of this crate and of what is built on it (feature `testing`):
+//! a mapper that gives tables back, a device that forgets nothing by itself, and time that stands
+//! still. Beside it, [`reuse`]: what finds mappings again, taken by itself; and [`reuse_world`],
+//! which any such cache is compared with.
 //!
-//! [`ModelDomain::new`] is safe although it makes a mapper that reclaims: a [`ModelMemory`] never really frees a page. An
-//! allocator that breaks its promises lets a walk meet a page that is free or another table's, which shows as a wrong
-//! answer or as [`DeviceFault::FreedTable`], never as undefined behaviour.
+//! [`ModelDomain::new`] is safe although it makes a mapper that reclaims: a [`ModelMemory`] never
+//! really frees a page. An allocator that breaks its promises lets a walk meet a page that is free
+//! or another table's, which shows as a wrong answer or as [`DeviceFault::FreedTable`], never as
+//! undefined behaviour.
 //!
 //! ```
 //! use address::PhysAddr;
@@ -84,7 +86,8 @@ impl<A: IovaAllocator> ModelDomain<A> {
         Self::in_memory(allocator, policy, limits, &memory)
     }
 
-    /// The same with table pages from a memory of the caller's, who can see afterwards that all came back.
+    /// The same with table pages from a memory of the caller's, who can see afterwards that all
+    /// came back.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -118,9 +121,10 @@ impl<A: IovaAllocator> ModelDomain<A> {
             invalidator: Arc::clone(&iotlb),
             clock: Arc::clone(&clock),
         };
-        // SAFETY: what the caller promises is that no page of a table is walked after it was freed. Here that is no
-        // question of memory safety: the pages of a `ModelMemory` live as long as it, freed or not, and are reached by
-        // index only; table, invalidator and memory are this function's own.
+        // SAFETY: what the caller promises is that no page of a table is walked after it was freed.
+        // Here that is no question of memory safety: the pages of a `ModelMemory` live as long as
+        // it, freed or not, and are reached by index only; table, invalidator and memory are this
+        // function's own.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, limits) };
         let mapper = mapper.expect("a policy within its bounds");
         let root = mapper.root();
@@ -160,7 +164,8 @@ const IDLE: Optimistic = Optimistic {
     residency: Duration::from_millis(5),
 };
 
-/// Every policy that protects, and what combines, with a name each; small windows and quotas beside the usual ones.
+/// Every policy that protects, and what combines, with a name each; small windows and quotas beside
+/// the usual ones.
 pub const POLICIES: [(&str, Policy); 12] = [
     ("strict", Policy::STRICT),
     ("strict-combining", Policy::STRICT_COMBINING),

@@ -1,5 +1,6 @@
-//! What finds mappings again, taken by itself: the mapper's two structures, what they are made of, and a trait that they and
-//! others which do the same have in common, to be tested and measured side by side. No promise of stability goes with it.
+//! What finds mappings again, taken by itself: the mapper's two structures, what they are made of,
+//! and a trait that they and others which do the same have in common, to be tested and measured
+//! side by side. No promise of stability goes with it.
 
 pub use crate::reuse::key::PackedRange;
 pub use crate::reuse::optimistic::{evicted_together, owners};
@@ -22,28 +23,31 @@ pub enum Released {
     Kept,
     /// Somebody else still uses it.
     InUse,
-    /// The cache does not want it: the caller tears it down before the release returns to the driver.
+    /// The cache does not want it: the caller tears it down before the release returns to the
+    /// driver.
     TearDown,
 }
 
 /// One core's cache of mappings.
 ///
-/// A mapping is known to its cache by the key it was mapped with and the IOVA range it got. The caller keeps the
-/// page-table entries of everything that is kept, live or in a batch.
+/// A mapping is known to its cache by the key it was mapped with and the IOVA range it got. The
+/// caller keeps the page-table entries of everything that is kept, live or in a batch.
 pub trait ReuseCache: Send {
-    /// A mapping of `key` for one more user, which releases it later; `None`: the caller makes one, and
-    /// [`adopt`](Self::adopt)s it. The range is mapped, with exactly the key's memory and access.
+    /// A mapping of `key` for one more user, which releases it later; `None`: the caller makes one,
+    /// and [`adopt`](Self::adopt)s it. The range is mapped, with exactly the key's memory and
+    /// access.
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange>;
 
-    /// A mapping was made after a miss, and has one user. The cache may ignore it: a mapping it does not know is
-    /// nevertheless released through it.
+    /// A mapping was made after a miss, and has one user. The cache may ignore it: a mapping it
+    /// does not know is nevertheless released through it.
     fn adopt(&mut self, key: Key, range: IovaRange, now_ns: u64);
 
-    /// One user of a mapping has ended. `key` and `range` are what it was mapped with, on this core or another.
+    /// One user of a mapping has ended. `key` and `range` are what it was mapped with, on this core
+    /// or another.
     ///
-    /// `batch` may gain mappings that have to go to make room or because they are due: the caller tears them down
-    /// and reports [`torn_down`](Self::torn_down). Where it is full, a release may answer
-    /// [`Released::TearDown`] although an older mapping would have been the better victim.
+    /// `batch` may gain mappings that have to go to make room or because they are due: the caller
+    /// tears them down and reports [`torn_down`](Self::torn_down). Where it is full, a release may
+    /// answer [`Released::TearDown`] although an older mapping would have been the better victim.
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released;
 
     /// Moves the idle mappings whose residency has ended to `batch`, oldest first.
@@ -52,15 +56,16 @@ pub trait ReuseCache: Send {
     /// Moves every idle mapping to `batch`: before a core parks, on exhaustion, on reset.
     fn drain(&mut self, batch: &mut Batch) -> Progress;
 
-    /// No device can use the mappings of `batch` any more: their entries are cleared and the invalidation that
-    /// covers them is complete. Empties the batch. Until then they count as stale.
+    /// No device can use the mappings of `batch` any more: their entries are cleared and the
+    /// invalidation that covers them is complete. Empties the batch. Until then they count as
+    /// stale.
     ///
     /// # Panics
     /// An entry of the batch was not taken from this cache: a mistake of the caller.
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64);
 
-    /// How any thread may expire this cache's mappings; `None` where only the owner can, so that the age bound
-    /// ends with the owner's calls.
+    /// How any thread may expire this cache's mappings; `None` where only the owner can, so that
+    /// the age bound ends with the owner's calls.
     fn expirer(&self) -> Option<Arc<Slab>> {
         None
     }
@@ -69,8 +74,9 @@ pub trait ReuseCache: Send {
     fn counts(&self) -> Counts;
 }
 
-/// As the mapper uses it, but that room is made without a lock: what is not kept goes, and makes room for the next. Where
-/// others tear down, who has a notice of it first says [`torn_down`](ReuseCache::torn_down), if need be of nothing.
+/// As the mapper uses it, but that room is made without a lock: what is not kept goes, and makes
+/// room for the next. Where others tear down, who has a notice of it first says
+/// [`torn_down`](ReuseCache::torn_down), if need be of nothing.
 impl ReuseCache for OptimisticCache {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {

@@ -1,8 +1,9 @@
 //! A set of small numbers that many cores take from and put into without a lock: a bit each.
 //!
-//! There is no summary of the words: one that a taker clears while another puts would, for a moment, hide a number that is in
-//! the set, and a space would call itself exhausted that is not. A search reads at most every word once, 2 KiB for a zone
-//! of the default size, and goes on behind a word in which another core was faster.
+//! There is no summary of the words: one that a taker clears while another puts would, for a
+//! moment, hide a number that is in the set, and a space would call itself exhausted that is not. A
+//! search reads at most every word once, 2 KiB for a zone of the default size, and goes on behind a
+//! word in which another core was faster.
 
 use alloc::boxed::Box;
 
@@ -50,8 +51,9 @@ impl Bitmap {
         self.take_run(1, 0, 0, bound)
     }
 
-    /// Takes `count` consecutive numbers whose first is `offset` (a multiple of 64) more than a multiple of `2^order`, which is at
-    /// least `count`, and whose last is not above `bound`; the highest such run.
+    /// Takes `count` consecutive numbers whose first is `offset` (a multiple of 64) more than a
+    /// multiple of `2^order`, which is at least `count`, and whose last is not above `bound`; the
+    /// highest such run.
     pub(super) fn take_run(
         &self,
         count: usize,

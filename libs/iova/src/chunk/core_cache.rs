@@ -1,4 +1,5 @@
-//! What one core has at hand: its free lists, and the directory's blocks with the chunks in which those ranges lie.
+//! What one core has at hand: its free lists, and the directory's blocks with the chunks in which
+//! those ranges lie.
 //!
 //! ```text
 //!              reclaim, acquire              make_ready, convert               take
@@ -7,12 +8,12 @@
 //!              deposit, sweep     free          spill, unready         free_ready, keep_single,
 //!                                                                      keep_marked, free_any
 //! ```
-//! A step between the space, words and free lists is made with this core's lock held (`core_zone`): those to the right are in
-//! `refill`, those to the left in `flush`. What is here works on plain memory of the core and on the states of its pages, and takes
-//! no lock.
+//! A step between the space, words and free lists is made with this core's lock held (`core_zone`):
+//! those to the right are in `refill`, those to the left in `flush`. What is here works on plain
+//! memory of the core and on the states of its pages, and takes no lock.
 //!
-//! Frees in chunks of other cores go through the directory's blocks as well, which say in which this core is the designated remote
-//! freer ([`DirectoryCache::give`]).
+//! Frees in chunks of other cores go through the directory's blocks as well, which say in which
+//! this core is the designated remote freer ([`DirectoryCache::give`]).
 
 mod flush;
 mod refill;
@@ -32,8 +33,8 @@ pub(super) struct CoreCache {
     id: CoreId,
     /// The owner of this core's chunks.
     owner: u64,
-    /// The same if this core's frees need no fence of its CPU, and otherwise the owner of no chunk: then all frees are found to be
-    /// [`Freed::Marked`], and the paths that follow make one.
+    /// The same if this core's frees need no fence of its CPU, and otherwise the owner of no chunk:
+    /// then all frees are found to be [`Freed::Marked`], and the paths that follow make one.
     unfenced_owner: u64,
     hot: DirectoryCache,
     /// The last pages of the zones.
@@ -57,7 +58,8 @@ fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<Io
 #[derive(Clone, Copy)]
 pub(super) enum Freed {
     Done,
-    /// It is allocated, in this state, in a chunk of ours that is cached and has marks of remote cores, or needs a fence.
+    /// It is allocated, in this state, in a chunk of ours that is cached and has marks of remote
+    /// cores, or needs a fence.
     Marked(State),
     /// The same, in a chunk of another core, or of none.
     Remote(State),
@@ -67,9 +69,11 @@ pub(super) enum Freed {
 /// Which zone's pages have a place of their own ([`Ready::singles`]).
 #[derive(Debug)]
 struct Single {
-    /// What this core's chunks of that zone are tagged with that have no marks; no tag where its frees need a fence.
+    /// What this core's chunks of that zone are tagged with that have no marks; no tag where its
+    /// frees need a fence.
     tag: u64,
-    /// The limit with which they were last asked for when there were none: a device's, which does not change.
+    /// The limit with which they were last asked for when there were none: a device's, which does
+    /// not change.
     last: u64,
     /// The least limit for which it is the zone to take from, and from there to the greatest.
     least: u64,
@@ -132,7 +136,8 @@ impl CoreCache {
         self.hot.known(page)
     }
 
-    /// Whether there are neither free ranges nor chunks in which this core is the designated remote freer.
+    /// Whether there are neither free ranges nor chunks in which this core is the designated remote
+    /// freer.
     pub(super) fn is_clear(&self) -> bool {
         !self.hot.is_giver() && self.ready.is_clear()
     }
@@ -153,7 +158,8 @@ impl CoreCache {
         (0..MAX_ZONES).find(|lane| last >= self.lasts[*lane])
     }
 
-    /// A range that is kept ready in the highest zone all of which lies within the limit. It calls nothing, nor does
+    /// A range that is kept ready in the highest zone all of which lies within the limit. It calls
+    /// nothing, nor does
     /// [`Self::free_ready`]: what is inlined of them saves no registers.
     #[inline(always)]
     pub(super) fn take(&mut self, request: &Request) -> Option<IovaRange> {
@@ -166,7 +172,8 @@ impl CoreCache {
         take_from(self.ready.among_others(lane, order), &self.hot, order)
     }
 
-    /// The same of a request that it had nothing for: what the newest words have free is made ready before.
+    /// The same of a request that it had nothing for: what the newest words have free is made ready
+    /// before.
     #[inline]
     pub(super) fn take_refilled(
         &mut self,
@@ -193,7 +200,8 @@ impl CoreCache {
         self.single = Single::of(lane, self.unfenced_owner, &self.lasts, last);
     }
 
-    /// Keeps a range of ours ready that is allocated or, where the caller says that it `is_pinned`, pinned.
+    /// Keeps a range of ours ready that is allocated or, where the caller says that it `is_pinned`,
+    /// pinned.
     #[inline(always)]
     pub(super) fn free_ready(&mut self, range: IovaRange, is_pinned: bool) -> Freed {
         let page = range.first().raw();
@@ -219,7 +227,8 @@ impl CoreCache {
                             false => Freed::Remote(state),
                         };
                     }
-                    // In branches: the next allocation waits for what is kept, which must not wait for the tag.
+                    // In branches: the next allocation waits for what is kept, which must not wait
+                    // for the tag.
                     if page > self.lasts[1] {
                         self.ready.among_others(0, order)
                     } else {
@@ -236,9 +245,9 @@ impl CoreCache {
         Freed::Done
     }
 
-    /// Keeps a single page of the zone singled out ready, in a chunk of this core with a designated remote freer, which has not
-    /// freed it, and no other marks; `false` where anything of this is not so. For as long as there is one, all frees in
-    /// its chunk come here.
+    /// Keeps a single page of the zone singled out ready, in a chunk of this core with a designated
+    /// remote freer, which has not freed it, and no other marks; `false` where anything of this is
+    /// not so. For as long as there is one, all frees in its chunk come here.
     #[inline(always)]
     pub(super) fn keep_single(&mut self, range: IovaRange, state: State) -> bool {
         let page = range.first().raw();
@@ -253,8 +262,8 @@ impl CoreCache {
         true
     }
 
-    /// Keeps a range ready in a chunk of this core with marks, and tells how it was tagged; `None` where a remote core has marked the
-    /// range itself.
+    /// Keeps a range ready in a chunk of this core with marks, and tells how it was tagged; `None`
+    /// where a remote core has marked the range itself.
     #[inline(always)]
     pub(super) fn keep_marked(
         &mut self,
@@ -265,8 +274,9 @@ impl CoreCache {
         let page = range.first().raw();
         let chunk = self.hot.known(page)?;
         let tag = chunk.tag();
-        // The state again: a core that collects for this one clears it before the mark. The tag was read again, too: a chunk that has
-        // been taken from this one meanwhile has no marks of what was freed in it.
+        // The state again: a core that collects for this one clears it before the mark. The tag was
+        // read again, too: a chunk that has been taken from this one meanwhile has no marks of what
+        // was freed in it.
         let is_own = tag & OWNER == self.owner;
         if !is_own || chunk.is_met(tag, page, state) || chunk.state(page) != state {
             return None;
@@ -286,8 +296,8 @@ impl CoreCache {
         }
     }
 
-    /// Frees a range of a chunk in the directory, of this core or of another; `false` where the slow path must find out what is
-    /// wrong or special.
+    /// Frees a range of a chunk in the directory, of this core or of another; `false` where the
+    /// slow path must find out what is wrong or special.
     #[inline]
     pub(super) fn free_any(&mut self, shared: &Shared, range: IovaRange) -> bool {
         if range.pages() >= CHUNK_PAGES {
@@ -304,8 +314,8 @@ impl CoreCache {
         self.hot.free_foreign(shared, self.owner, range)
     }
 
-    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another core, if this core is the chunk's
-    /// designated remote freer; whether it did.
+    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another
+    /// core, if this core is the chunk's designated remote freer; whether it did.
     #[inline(always)]
     pub(super) fn give(&self, page: u64, state: State) -> bool {
         self.hot.give(self.owner, page, state)

@@ -1,12 +1,15 @@
 //! What one core owns of each zone: lists of its chunks and words, under a lock of that core.
 //!
-//! A core takes its own lock for whatever is not the common path: to refill and flush its free lists, to collect what remote
-//! cores freed, to take and to give back chunks. The common path needs nothing of this: it works on the free lists, which are
-//! plain memory of the handle, and on the states of pages that are allocated or in one of these lists. So the lists here can be
-//! worked on by another core, with the lock held, while the owner rests or is in the middle of its common path: a core that
-//! finds no room does for the others what they would do if they ran ([`CoreZones::give_up_unused`]).
+//! A core takes its own lock for whatever is not the common path: to refill and flush its free
+//! lists, to collect what remote cores freed, to take and to give back chunks. The common path
+//! needs nothing of this: it works on the free lists, which are plain memory of the handle, and on
+//! the states of pages that are allocated or in one of these lists. So the lists here can be worked
+//! on by another core, with the lock held, while the owner rests or is in the middle of its common
+//! path: a core that finds no room does for the others what they would do if they ran
+//! ([`CoreZones::give_up_unused`]).
 //!
-//! Locks: a core waits for its own lock only, and takes those of others only where they are free, one at a time.
+//! Locks: a core waits for its own lock only, and takes those of others only where they are free,
+//! one at a time.
 
 use alloc::vec::Vec;
 
@@ -29,13 +32,14 @@ pub(super) struct CoreZones {
 
 /// What one core owns of one zone.
 ///
-/// A free range of a word is in the word (its `held` bit is clear) or in a free list ([`Ready`](super::ready::Ready)) of the owner
-/// (it is set, as it is for an allocated one). A word of a class with something free in it is in `partial`,
-/// a full one nowhere. An owned chunk with an open word is in `roomy`. Every owned chunk is in `own`.
+/// A free range of a word is in the word (its `held` bit is clear) or in a free list
+/// ([`Ready`](super::ready::Ready)) of the owner (it is set, as it is for an allocated one). A word
+/// of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with an
+/// open word is in `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]
 pub(super) struct CoreZone {
-    /// First pages of words of each class with something free. Has room for every word of the class, so that a free
-    /// allocates no memory.
+    /// First pages of words of each class with something free. Has room for every word of the
+    /// class, so that a free allocates no memory.
     pub(super) partial: [Vec<u64>; MAX_ORDER + 1],
     /// Words of each class.
     pub(super) words: [usize; MAX_ORDER + 1],
@@ -45,13 +49,14 @@ pub(super) struct CoreZone {
     pub(super) own: Vec<u64>,
     /// Words that became empty since the last sweep.
     pub(super) emptied: usize,
-    /// How many chunks may be looked at for ranges that remote cores freed: 8 more with each look for a word, so that looking
-    /// costs a bounded share however many chunks there are.
+    /// How many chunks may be looked at for ranges that remote cores freed: 8 more with each look
+    /// for a word, so that looking costs a bounded share however many chunks there are.
     credit: usize,
-    /// Nothing of this core's own has a range of this order, or a larger one, at or below this page, unless it was freed since.
+    /// Nothing of this core's own has a range of this order, or a larger one, at or below this
+    /// page, unless it was freed since.
     exhausted_below: Option<(usize, u64)>,
-    /// How often remote cores had marked chunks of this core when it last collected all of this zone's, and which of these they
-    /// may mark without saying so.
+    /// How often remote cores had marked chunks of this core when it last collected all of this
+    /// zone's, and which of these they may mark without saying so.
     pub(super) marked: u64,
     pub(super) unannounced: Vec<u64>,
     /// The last call for drains of the zone that was answered.

@@ -1,4 +1,5 @@
-//! The blocks of chunks that a core has in mind: a direct-mapped cache of the directory, and of which chunks it is the giver.
+//! The blocks of chunks that a core has in mind: a direct-mapped cache of the directory, and of
+//! which chunks it is the giver.
 
 use alloc::sync::Arc;
 
@@ -25,8 +26,8 @@ struct Place {
     roles: [Role; BLOCK_CHUNKS],
 }
 
-/// What a core is in a chunk of another: how many ranges it has freed there, or [`Role::GIVER`]. One byte, so that a place has
-/// 32 and is found by a shift.
+/// What a core is in a chunk of another: how many ranges it has freed there, or [`Role::GIVER`].
+/// One byte, so that a place has 32 and is found by a shift.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Role(u8);
 
@@ -39,9 +40,10 @@ impl Role {
 #[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<Place>() == 32);
 
-/// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A chunk that has one costs its
-/// owner a look at a line that the other writes at every free, for as long as the other has the role; a few frees are
-/// collected instead ([`MEETINGS`](super::owner_side::MEETINGS)).
+/// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A
+/// chunk that has one costs its owner a look at a line that the other writes at every free, for as
+/// long as the other has the role; a few frees are collected instead
+/// ([`MEETINGS`](super::owner_side::MEETINGS)).
 const VISITS: u8 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
 /// What a page's block is known by, and its place.
@@ -80,8 +82,8 @@ impl DirectoryCache {
         Some(chunk_of(block, page))
     }
 
-    /// The chunk of `page`; `None` where its block was never used, or is of no zone. Of a page beside its zone it is one that nobody
-    /// ever owns, in which nothing is ever allocated.
+    /// The chunk of `page`; `None` where its block was never used, or is of no zone. Of a page
+    /// beside its zone it is one that nobody ever owns, in which nothing is ever allocated.
     #[inline]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
@@ -103,8 +105,8 @@ impl DirectoryCache {
         Some(())
     }
 
-    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another core than `core`, which calls, if it
-    /// is the chunk's giver; whether it did.
+    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another
+    /// core than `core`, which calls, if it is the chunk's giver; whether it did.
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (key, at) = key_and_place(page);
@@ -116,8 +118,8 @@ impl DirectoryCache {
         block.is_some_and(|block| chunk_of(block, page).give(core, page, state))
     }
 
-    /// The same if it is not the giver, and has the chunk in mind; `false` where the slow path must find out what is wrong
-    /// or special.
+    /// The same if it is not the giver, and has the chunk in mind; `false` where the slow path must
+    /// find out what is wrong or special.
     pub(super) fn free_foreign(&mut self, shared: &Shared, core: u64, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (key, at) = key_and_place(page);

@@ -1,4 +1,5 @@
-//! Calls for drains: a core that finds no room asks the others to give up their chunks of a zone, and answers what they ask.
+//! Calls for drains: a core that finds no room asks the others to give up their chunks of a zone,
+//! and answers what they ask.
 //!
 //! ```text
 //!                        another core's `ask`
@@ -18,8 +19,9 @@ use super::core_cache::CoreCache;
 use super::core_zone::CoreZones;
 use crate::IovaPfn;
 
-/// A starving core calls for drains at its first failure, the second after that, the fourth after that, and so on, and then at
-/// every one in this many: a call makes every other core give up its chunks of a zone and take others.
+/// A starving core calls for drains at its first failure, the second after that, the fourth after
+/// that, and so on, and then at every one in this many: a call makes every other core give up its
+/// chunks of a zone and take others.
 const MOST_PATIENCE: u32 = 1024;
 
 /// What one core has heard and said of drains.
@@ -77,7 +79,8 @@ impl Drains {
                 *answered += u64::from(*answered == before);
             }
         }
-        // Release: see `answer`. A core that answers publishes what it gives back by the sets that it puts it in.
+        // Release: see `answer`. A core that answers publishes what it gives back by the sets that
+        // it puts it in.
         let before = shared.drain.fetch_add(1, Ordering::Release);
         self.answered += u64::from(self.answered == before);
         others

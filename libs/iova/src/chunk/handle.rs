@@ -1,4 +1,5 @@
-//! One core's handle: the paths that most operations take, without a lock and without a read-modify-write.
+//! One core's handle: the paths that most operations take, without a lock and without a
+//! read-modify-write.
 //!
 //! What a core has for itself is in four parts, which know nothing of each other's state:
 //!
@@ -74,8 +75,8 @@ impl Local {
         &self.cache
     }
 
-    /// An allocation for which no word was at hand: the other words, the tree, and at last a search of everything and a call to the
-    /// other cores.
+    /// An allocation for which no word was at hand: the other words, the tree, and at last a search
+    /// of everything and a call to the other cores.
     #[cold]
     #[inline(never)]
     fn alloc_slow(&mut self, shared: &Shared, request: Request) -> Result<IovaRange, AllocError> {
@@ -87,7 +88,8 @@ impl Local {
             last: request.last.min(shared.aperture.last()),
         };
         let is_vain = self.search.is_vain(shared, &self.cache, &want);
-        // Whole chunks are in no list of this core's: no lock is taken for them where there are some.
+        // Whole chunks are in no list of this core's: no lock is taken for them where there are
+        // some.
         if want.order > MAX_ORDER
             && !is_vain
             && let Some(range) = self.cache.alloc_run_in_zones(shared, &want)
@@ -118,7 +120,8 @@ impl Local {
         })
     }
 
-    /// A free that was found to be [`Freed::Marked`]: one call, so that the common path saves no registers for a second.
+    /// A free that was found to be [`Freed::Marked`]: one call, so that the common path saves no
+    /// registers for a second.
     #[inline(never)]
     fn free_marked(
         &mut self,
@@ -126,7 +129,8 @@ impl Local {
         range: IovaRange,
         state: State,
     ) -> Result<(), FreeError> {
-        // Nothing that was loaded before is relied on from here: where there was no fence, `keep_single` keeps nothing.
+        // Nothing that was loaded before is relied on from here: where there was no fence,
+        // `keep_single` keeps nothing.
         self.owner_side.fence_free();
         if self.cache.keep_single(range, state) {
             self.owner_side.changed();
@@ -158,7 +162,8 @@ impl Local {
         }
     }
 
-    /// Keeps a range ready in a chunk of this core with marks; `false` where a remote core has marked the range itself.
+    /// Keeps a range ready in a chunk of this core with marks; `false` where a remote core has
+    /// marked the range itself.
     #[inline(always)]
     fn keep_marked(&mut self, shared: &Shared, range: IovaRange, state: State) -> bool {
         let Some(tag) = self.cache.keep_marked(shared, range, state) else {
@@ -169,8 +174,8 @@ impl Local {
         true
     }
 
-    /// A free that was found to be [`Freed::Remote`]. Apart from the other one, whose registers cost a designated remote freer as
-    /// much as the work.
+    /// A free that was found to be [`Freed::Remote`]. Apart from the other one, whose registers
+    /// cost a designated remote freer as much as the work.
     #[inline(never)]
     fn free_remote(
         &mut self,
@@ -230,7 +235,8 @@ impl Local {
 }
 
 impl ChunkCore {
-    /// An allocation for which nothing is at hand. In parts, because a request would go through memory.
+    /// An allocation for which nothing is at hand. In parts, because a request would go through
+    /// memory.
     #[inline(never)]
     fn alloc_elsewhere(
         &mut self,
@@ -262,8 +268,8 @@ impl CoreAllocator for ChunkCore {
         self.local.cache.id()
     }
 
-    // Inlined whatever its size: out of line, the request and the answer would go through memory, which costs more than
-    // everything else here.
+    // Inlined whatever its size: out of line, the request and the answer would go through memory,
+    // which costs more than everything else here.
     #[inline(always)]
     fn alloc(&mut self, request: Request) -> Result<IovaRange, AllocError> {
         let Self { shared, local, .. } = self;

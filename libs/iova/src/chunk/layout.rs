@@ -10,11 +10,11 @@
 //! | `claimed`, `freed` | strangers, by read-modify-write | ranges that a stranger has pinned; that other strangers than the giver gave back and the owner has not seen yet |
 //! | `tag` and the rest of a chunk | owner; strangers set [`PENDING`] and [`GIVER`] | whose the chunk is, which words have which class |
 //!
-//! The states of a word have a line of their own, because an owner that hands out one word while a stranger gives back
-//! another must not wait for him.
+//! The states of a word have a line of their own, because an owner that hands out one word while a
+//! stranger gives back another must not wait for him.
 //!
-//! The owner's loads and stores of its own lines are relaxed: what it says reaches a stranger with the range itself,
-//! by whatever handed the range over.
+//! The owner's loads and stores of its own lines are relaxed: what it says reaches a stranger with
+//! the range itself, by whatever handed the range over.
 
 use alloc::sync::Arc;
 
@@ -34,7 +34,8 @@ const STATES: usize = if cfg!(loom) { 2 } else { 64 };
 pub(super) const WORD_PAGES: u64 = 64;
 /// Pages of a block, as a power of two.
 pub(super) const BLOCK_SHIFT: u32 = if cfg!(loom) { 10 } else { 13 };
-/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 16 KiB of bookkeeping).
+/// Chunks of a block: what the directory allocates at a time (32 MiB of IOVA, 16 KiB of
+/// bookkeeping).
 pub(super) const BLOCK_CHUNKS: usize = 1 << (BLOCK_SHIFT - 9);
 /// Most zones of a space; a power of two, for the fast path.
 pub(super) const MAX_ZONES: usize = 4;
@@ -48,7 +49,8 @@ pub(super) const TAIL: u8 = 62;
 /// The first word of a run of whole chunks, whose length [`Chunk::run`] has.
 pub(super) const RUN: u8 = 61;
 
-/// In [`Chunk::tag`]: remote cores have pinned ranges or freed them since the owner last collected; a bit for each word.
+/// In [`Chunk::tag`]: remote cores have pinned ranges or freed them since the owner last collected;
+/// a bit for each word.
 pub(super) const PENDING: u64 = (ALL_WORDS as u64) << PENDING_SHIFT;
 const PENDING_SHIFT: u32 = 48;
 /// In [`Chunk::tag`]: a stranger may give ranges back at any time without saying so here.
@@ -76,7 +78,8 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
     1,
 ];
 
-/// The bits that a range of an order has which starts at the first page of a word of a class, at most that order.
+/// The bits that a range of an order has which starts at the first page of a word of a class, at
+/// most that order.
 const fn span(order: usize, class: usize) -> u64 {
     assert!(class <= MAX_ORDER, "a range lies in a word of no class");
     if order >= 6 {
@@ -101,14 +104,16 @@ pub(super) struct Chunk {
     freed: Line,
     given: Line,
     states: States,
-    /// Makes it 1024 bytes, and its place in a block a mask and a shift: 8 % of an allocation and a free.
+    /// Makes it 1024 bytes, and its place in a block a mask and a shift: 8 % of an allocation and a
+    /// free.
     spare: [u8; 128],
 }
 
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Meta {
-    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), its lane, [`PENDING`] and [`GIVER`].
+    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), its lane, [`PENDING`]
+    /// and [`GIVER`].
     tag: AtomicU64,
     /// Chunks of the run that starts here; 0 where none does.
     run: AtomicU64,
@@ -134,8 +139,9 @@ struct States {
     touch: [Touch; WORDS],
 }
 
-/// Where loom looks for orders to try. Of its own accord loom 0.7 tries a store of one thread before a load of another only
-/// if nobody loaded in between; two read-modify-writes it always tries in both orders.
+/// Where loom looks for orders to try. Of its own accord loom 0.7 tries a store of one thread
+/// before a load of another only if nobody loaded in between; two read-modify-writes it always
+/// tries in both orders.
 #[cfg(loom)]
 #[derive(Debug)]
 struct Touch(AtomicU64);
@@ -269,7 +275,8 @@ impl Chunk {
         self.set_state(page, self.state(page).handed_out(order));
     }
 
-    /// What is allocated or kept ready: a bit where a range of the word's class starts, all of the bits of a larger range. Owner only.
+    /// What is allocated or kept ready: a bit where a range of the word's class starts, all of the
+    /// bits of a larger range. Owner only.
     #[inline]
     pub(super) fn held(&self, word: usize) -> &AtomicU64 {
         self.held.word(word)
@@ -363,8 +370,8 @@ impl Chunk {
         self.tag_word().load(Ordering::Relaxed)
     }
 
-    /// Names another owner: the caller owns the chunk, or has it from one of the zone's sets. The giver remains, and so does
-    /// what strangers write at the same time.
+    /// Names another owner: the caller owns the chunk, or has it from one of the zone's sets. The
+    /// giver remains, and so does what strangers write at the same time.
     pub(super) fn set_owner(&self, owner: u64) {
         let before = self.tag() & (OWNER | PENDING);
         self.tag_word().fetch_xor(before ^ owner, Ordering::AcqRel);
@@ -394,8 +401,8 @@ impl Chunk {
         self.set_open(self.open() | word_bits(first, words));
     }
 
-    /// The first aligned group of open words that holds a range of this class, the first of which ends at or before page
-    /// `most` of the chunk.
+    /// The first aligned group of open words that holds a range of this class, the first of which
+    /// ends at or before page `most` of the chunk.
     pub(super) fn find_open(&self, order: usize, most: u64) -> Option<usize> {
         let words = words_of(order);
         let open = self.open();
@@ -406,8 +413,8 @@ impl Chunk {
         })
     }
 
-    /// Where free ranges of an order start in a word of a class at most that: those that end at or before page `most` of the
-    /// word. Owner only.
+    /// Where free ranges of an order start in a word of a class at most that: those that end at or
+    /// before page `most` of the word. Owner only.
     pub(super) fn free_starts(&self, word: usize, order: usize, most: u64) -> u64 {
         let class = self.order(word);
         let free = FULL[class] & !get(self.held(word));
@@ -419,7 +426,8 @@ impl Chunk {
         }
     }
 
-    /// Makes a word serve a smaller class than before, with what is out and kept ready of it. Owner only.
+    /// Makes a word serve a smaller class than before, with what is out and kept ready of it. Owner
+    /// only.
     pub(super) fn split(&self, word: usize, order: usize) {
         // Each range's bit becomes those of its parts: there are no carries.
         let held = get(self.held(word)) * span(self.order(word), order);
@@ -427,7 +435,8 @@ impl Chunk {
         self.set_kind(word, order as u8);
     }
 
-    /// Takes a free range that ends at or before page `most` out of a word of a smaller class: its first page. Owner only.
+    /// Takes a free range that ends at or before page `most` out of a word of a smaller class: its
+    /// first page. Owner only.
     pub(super) fn join(&self, word: usize, order: usize, most: u64) -> Option<u64> {
         let at = u64::from(self.free_starts(word, order, most).checked_ilog2()?);
         set(
@@ -442,7 +451,8 @@ impl Chunk {
         self.open() == ALL_WORDS
     }
 
-    /// Makes it as new, for its next owner. Strangers who still believe in an old range may have left marks.
+    /// Makes it as new, for its next owner. Strangers who still believe in an old range may have
+    /// left marks.
     pub(super) fn wipe(&self) {
         for word in 0..WORDS {
             let base = word as u64 * WORD_PAGES;
@@ -453,7 +463,8 @@ impl Chunk {
             }
             set(self.held(word), 0);
             self.set_kind(word, FREE);
-            // Read-modify-write: the next stranger's mark reads from it, and so sees what was written before.
+            // Read-modify-write: the next stranger's mark reads from it, and so sees what was
+            // written before.
             self.claimed(word).swap(0, Ordering::AcqRel);
             self.freed(word).swap(0, Ordering::AcqRel);
             let given = self.given(word).load(Ordering::Acquire);

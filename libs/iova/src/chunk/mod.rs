@@ -1,66 +1,79 @@
 //! Chunks: 2 MiB of IOVA that one core owns, behind which lies one leaf table.
 //!
 //! # What
-//! An allocator made for page tables: a *chunk* is the 512 pages that one leaf table maps, and one core owns it. So a core
-//! allocates and frees without a lock and without an atomic read-modify-write, no two cores write entries of the same
-//! leaf table, and the allocator knows, without counting anything per entry, when a leaf table is empty.
+//! An allocator made for page tables: a *chunk* is the 512 pages that one leaf table maps, and one
+//! core owns it. So a core allocates and frees without a lock and without an atomic
+//! read-modify-write, no two cores write entries of the same leaf table, and the allocator knows,
+//! without counting anything per entry, when a leaf table is empty.
 //!
 //! # Flow
-//! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of two), and each page has a byte
-//! that says whether a range starts there, and how large it is (`state`): a word's bytes are one cache line. Where nothing else is
-//! left, larger ranges are put between those of a word's class, and a word of larger ones serves a smaller class from then on.
+//! A chunk is eight words of 64 pages, a word serves one size class (1 to 256 pages, powers of
+//! two), and each page has a byte that says whether a range starts there, and how large it is
+//! (`state`): a word's bytes are one cache line. Where nothing else is left, larger ranges are put
+//! between those of a word's class, and a word of larger ones serves a smaller class from then on.
 //! ```text
 //! alloc: free list of the class ─▶ write the byte                none: a word with something free │ what remote cores freed │
 //!                                                                an open word │ an abandoned chunk │ a free chunk │ the tree │
 //!                                                                whatever others keep and do not use (`search`)
 //! free:  chunk ─ ours? exact? ─▶ write the byte, keep it         another's: turn a bit in a line that remote cores write
 //! ```
-//! * The owner writes the bytes; remote cores write `claimed` and `freed`, by read-modify-write, and one of them, the
-//!   chunk's designated remote freer (its *giver*), writes `given` by plain stores (`layout` says which line is whose, `ranges` who
-//!   may do what, `remote_free` what the owner does about it). A free is checked before anything changes: exactly that range
-//!   must be allocated, unpinned and not given back before.
-//! * What a core owns is in two halves: its free lists, which are plain memory, and all else, under a lock of the core
-//!   (`core_zone`), where another core can see to it that nothing is kept unused.
-//! * A core that parks abandons the chunks in use; a core that needs a chunk, or frees in one, reclaims it.
-//! * Ranges of 512 pages and more are runs of whole chunks from the same set of free chunks; what fits no chunk (odd ends of
-//!   the aperture, more than a zone holds) comes from a locked tree.
+//! * The owner writes the bytes; remote cores write `claimed` and `freed`, by read-modify-write,
+//!   and one of them, the chunk's designated remote freer (its *giver*), writes `given` by plain
+//!   stores (`layout` says which line is whose, `ranges` who may do what, `remote_free` what the
+//!   owner does about it). A free is checked before anything changes: exactly that range must be
+//!   allocated, unpinned and not given back before.
+//! * What a core owns is in two halves: its free lists, which are plain memory, and all else, under
+//!   a lock of the core (`core_zone`), where another core can see to it that nothing is kept
+//!   unused.
+//! * A core that parks abandons the chunks in use; a core that needs a chunk, or frees in one,
+//!   reclaims it.
+//! * Ranges of 512 pages and more are runs of whole chunks from the same set of free chunks; what
+//!   fits no chunk (odd ends of the aperture, more than a zone holds) comes from a locked tree.
 //! * A chunk in which nothing is allocated goes back to the space, or, for a space made with
-//!   [`ChunkAllocator::retiring`], to [`retire`](crate::CoreAllocator::retire): whoever owns the page table clears the entry
-//!   that leads to the leaf table, and recycles the chunk after an invalidation.
+//!   [`ChunkAllocator::retiring`], to [`retire`](crate::CoreAllocator::retire): whoever owns the
+//!   page table clears the entry that leads to the leaf table, and recycles the chunk after an
+//!   invalidation.
 //!
 //! # Why a chunk cannot be retired under somebody's feet
-//! Whoever walks the page table under an IOVA has it allocated, or pinned. The owner pins by a byte of its own and retires
-//! itself, so the two cannot meet. A stranger claims by read-modify-write and *then* looks whether the range is still
-//! allocated; the owner empties the chunk and *then* looks, by read-modify-write, for claims. One of the two sees the other.
+//! Whoever walks the page table under an IOVA has it allocated, or pinned. The owner pins by a byte
+//! of its own and retires itself, so the two cannot meet. A stranger claims by read-modify-write
+//! and *then* looks whether the range is still allocated; the owner empties the chunk and *then*
+//! looks, by read-modify-write, for claims. One of the two sees the other.
 //!
 //! # Cost
-//! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private stack). Freeing another core's
-//! range: a plain store of the giver, a read-modify-write of others, and about three line transfers per word of 64 pages
-//! however many of them are freed together. Bookkeeping: 1 KiB per chunk in use, made in blocks of 16.
+//! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private
+//! stack). Freeing another core's range: a plain store of the giver, a read-modify-write of others,
+//! and about three line transfers per word of 64 pages however many of them are freed together.
+//! Bookkeeping: 1 KiB per chunk in use, made in blocks of 16.
 //!
-//! What keeps the common path short: the class of a freed range is computed from its size, not from what its byte said, so
-//! that the next allocation does not wait for two loads; owner, zone and marks are in one tag, so that one comparison tells
-//! that a chunk is ours, of the zone at hand and without marks; single pages of the zone that a core last ran out of have a stack at a place of its own
-//! (`ready`); and what leads from a page to its chunk is a table of blocks (`directory_cache`), small enough for the first-level cache with
-//! 4 GiB in use.
+//! What keeps the common path short: the class of a freed range is computed from its size, not from
+//! what its byte said, so that the next allocation does not wait for two loads; owner, zone and
+//! marks are in one tag, so that one comparison tells that a chunk is ours, of the zone at hand and
+//! without marks; single pages of the zone that a core last ran out of have a stack at a place of
+//! its own (`ready`); and what leads from a page to its chunk is a table of blocks
+//! (`directory_cache`), small enough for the first-level cache with 4 GiB in use.
 //!
 //! # Left out
-//! Two frees of one range that *race* each other on two cores are one free too many, and like any free that comes after the
-//! range was given out again cannot always be told from a right one. Sizes are rounded up to powers of two below
-//! 512 pages and to whole chunks above. A run of chunks that would lie half in the lowest zone and half in the tree below it
-//! is not found (only where the space is larger than the zone).
+//! Two frees of one range that *race* each other on two cores are one free too many, and like any
+//! free that comes after the range was given out again cannot always be told from a right one.
+//! Sizes are rounded up to powers of two below 512 pages and to whole chunks above. A run of chunks
+//! that would lie half in the lowest zone and half in the tree below it is not found (only where
+//! the space is larger than the zone).
 //!
 //! # What a core keeps that does not come back
-//! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to 4,096 (single pages) of each class,
-//! 16 times the first room (`ready`), of which it keeps the first room until it has run over. They are taken by plain loads and
-//! stores, and to end that from outside would take a fence in every operation. Everything else others take when they
-//! find no other room: ranges that any core freed, under a pin or not, empty words, empty chunks. What is live, what the owner is
-//! pinning or freeing at that moment (`remote_free` says why), and the rest of a chunk in which such is, stays its owner's. A core
-//! that goes idle calls [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
+//! Its free lists, and the chunks in which the ranges in these lie: at most 32 (of 256 pages) to
+//! 4,096 (single pages) of each class, 16 times the first room (`ready`), of which it keeps the
+//! first room until it has run over. They are taken by plain loads and stores, and to end that from
+//! outside would take a fence in every operation. Everything else others take when they find no
+//! other room: ranges that any core freed, under a pin or not, empty words, empty chunks. What is
+//! live, what the owner is pinning or freeing at that moment (`remote_free` says why), and the rest
+//! of a chunk in which such is, stays its owner's. A core that goes idle calls
+//! [`park`](crate::CoreAllocator::park); one that works answers the next call for drains.
 //!
-//! A chunk in which another core has freed 16 ranges and more, and which that core has cached, costs its owner a look at one more
-//! line at every free until the other core parks, owns the chunk, or works in 4 GiB of other addresses; fewer remote frees are
-//! forgotten after 16 frees of the owner.
+//! A chunk in which another core has freed 16 ranges and more, and which that core has cached,
+//! costs its owner a look at one more line at every free until the other core parks, owns the
+//! chunk, or works in 4 GiB of other addresses; fewer remote frees are forgotten after 16 frees of
+//! the owner.
 
 mod bitmap;
 mod core_cache;
@@ -99,7 +112,8 @@ use handle::Local;
 use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
 use zone::Zone;
 
-/// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address limit.
+/// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address
+/// limit.
 pub const DEFAULT_ZONE_CHUNKS: usize = 1 << 14;
 
 /// Allocates from 2 MiB chunks that one core owns each. See the [module](self).
@@ -149,7 +163,8 @@ struct Published {
     chunks: AtomicU64,
     /// How often it has returned something that any core may have. It alone writes this.
     returned: AtomicU64,
-    /// The page of the range that it is pinning or freeing, or [`NO_PAGE`](owner_side::NO_PAGE). It alone writes this.
+    /// The page of the range that it is pinning or freeing, or [`NO_PAGE`](owner_side::NO_PAGE). It
+    /// alone writes this.
     changing: Arc<CachePadded<AtomicU64>>,
     /// How often others have marked a chunk of its that had no marks.
     marked: CachePadded<AtomicU64>,
@@ -173,10 +188,11 @@ impl Published {
 /// How a space of chunks is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkConfig {
-    /// Most chunks below each address limit (32 bits, 39 bits, the aperture's end), at least 1; what they do not cover is the
-    /// tree's. Default: [`DEFAULT_ZONE_CHUNKS`].
+    /// Most chunks below each address limit (32 bits, 39 bits, the aperture's end), at least 1;
+    /// what they do not cover is the tree's. Default: [`DEFAULT_ZONE_CHUNKS`].
     pub zone_chunks: usize,
-    /// Emptied chunks wait for [`retire`](crate::CoreAllocator::retire), so that their leaf tables can be reclaimed. Default: no.
+    /// Emptied chunks wait for [`retire`](crate::CoreAllocator::retire), so that their leaf tables
+    /// can be reclaimed. Default: no.
     pub retires: bool,
 }
 
@@ -198,8 +214,8 @@ impl ChunkAllocator {
         Self::with_config(aperture, cores, ChunkConfig::default())
     }
 
-    /// The same for an IO page table that gives leaf tables back: an emptied chunk is not used again before
-    /// [`retire`](crate::CoreAllocator::retire) had a chance to take it.
+    /// The same for an IO page table that gives leaf tables back: an emptied chunk is not used
+    /// again before [`retire`](crate::CoreAllocator::retire) had a chance to take it.
     ///
     /// # Errors
     /// [`ApertureError::Cores`].
@@ -323,7 +339,8 @@ impl Shared {
     /// Tells the owner of a chunk that it has marks now.
     fn tell(&self, owner: u64) {
         let core = usize::try_from(owner.wrapping_sub(1)).unwrap_or(usize::MAX);
-        // Nobody and those who have chunks away keep no account. Release: who sees it sees the mark.
+        // Nobody and those who have chunks away keep no account. Release: who sees it sees the
+        // mark.
         if let Some(core) = self.cores.get(core) {
             core.marked.fetch_add(1, Ordering::Release);
         }

@@ -1,4 +1,5 @@
-//! An owner's side of remote frees while it works: it says what it changes, and counts the marks that it meets.
+//! An owner's side of remote frees while it works: it says what it changes, and counts the marks
+//! that it meets.
 //!
 //! ```text
 //!          changing(page), freeing(page)
@@ -43,22 +44,24 @@ impl OwnerSide {
         }
     }
 
-    /// Says that the range at a page is about to be pinned or freed: before anything is loaded that this depends on.
+    /// Says that the range at a page is about to be pinned or freed: before anything is loaded that
+    /// this depends on.
     #[inline(always)]
     pub(super) fn changing(&self, page: u64) {
         self.changing.store(page, Ordering::Relaxed);
         self.fences.light();
     }
 
-    /// The same of a free. Where it needs a fence of the CPU, that is made by [`Self::fence_free`]: to ask here would cost each free
-    /// 3 % more.
+    /// The same of a free. Where it needs a fence of the CPU, that is made by [`Self::fence_free`]:
+    /// to ask here would cost each free 3 % more.
     #[inline(always)]
     pub(super) fn freeing(&self, page: u64) {
         self.changing.store(page, Ordering::Relaxed);
         Fences::light_by_kernel();
     }
 
-    /// Makes the fence of a free that has not been made. What was loaded before is not to be relied on.
+    /// Makes the fence of a free that has not been made. What was loaded before is not to be relied
+    /// on.
     #[inline(always)]
     pub(super) fn fence_free(&self) {
         if !self.fences.is_by_kernel() {
@@ -73,7 +76,8 @@ impl OwnerSide {
         self.changing.store(NO_PAGE, Ordering::Release);
     }
 
-    /// Counts a free of our own in a chunk with such a tag, and collects the chunk where marks were met often enough.
+    /// Counts a free of our own in a chunk with such a tag, and collects the chunk where marks were
+    /// met often enough.
     pub(super) fn meet(&mut self, shared: &Shared, cache: &CoreCache, tag: u64, page: u64) {
         // A chunk that only a designated remote freer marks is not better for being collected.
         self.meetings += u32::from(tag & PENDING != 0);

@@ -1,8 +1,10 @@
 //! What may be done with one range of a chunk: what its owner does, and what strangers do.
 //!
-//! A stranger's free is a mark that the owner takes note of later. The first stranger to free in a chunk twice becomes its
-//! *giver*: only it writes `given`, so that its marks are plain stores, and it remains the giver for as long as it keeps the
-//! chunk in mind ([`DirectoryCache`](super::directory_cache::DirectoryCache)). All others mark `freed` by read-modify-write. Everyone looks at both.
+//! A stranger's free is a mark that the owner takes note of later. The first stranger to free in a
+//! chunk twice becomes its *giver*: only it writes `given`, so that its marks are plain stores, and
+//! it remains the giver for as long as it keeps the chunk in mind
+//! ([`DirectoryCache`](super::directory_cache::DirectoryCache)). All others mark `freed` by
+//! read-modify-write. Everyone looks at both.
 //!
 //! | free of | costs |
 //! |---|---|
@@ -10,9 +12,10 @@
 //! | the giver | the same, of a word that the owner reads now and then |
 //! | another stranger | a read-modify-write |
 //!
-//! The giver's stores are not followed by a fence, so its owner cannot tell from a mark in the tag that he has
-//! seen all of them. Therefore [`GIVER`] itself is a mark: while it is set, the owner looks. Who lets go says
-//! [`PENDING`] in the same read-modify-write, which comes after its last store.
+//! The giver's stores are not followed by a fence, so its owner cannot tell from a mark in the tag
+//! that he has seen all of them. Therefore [`GIVER`] itself is a mark: while it is set, the owner
+//! looks. Who lets go says [`PENDING`] in the same read-modify-write, which comes after its last
+//! store.
 
 use lines::Ordering;
 
@@ -24,13 +27,14 @@ use super::state::State;
 use crate::IovaRange;
 
 impl Chunk {
-    /// Frees `range` if the `owner` calls, exactly that is allocated and not pinned, and no stranger has marked it; whether it was.
+    /// Frees `range` if the `owner` calls, exactly that is allocated and not pinned, and no
+    /// stranger has marked it; whether it was.
     pub(super) fn free_marked(&self, owner: u64, range: IovaRange) -> bool {
         self.change_marked(owner, range, State::none)
     }
 
-    /// Pins the range of this order at a page if no stranger has marked anything in the chunk, and otherwise as
-    /// [`Self::free_marked`] frees.
+    /// Pins the range of this order at a page if no stranger has marked anything in the chunk, and
+    /// otherwise as [`Self::free_marked`] frees.
     #[inline(always)]
     pub(super) fn pin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
@@ -46,11 +50,13 @@ impl Chunk {
         self.change_marked(owner, range, State::pinned)
     }
 
-    /// Owner: changes the state of exactly `range` if strangers have not marked it; whether that was so.
+    /// Owner: changes the state of exactly `range` if strangers have not marked it; whether that
+    /// was so.
     fn change_marked(&self, owner: u64, range: IovaRange, to: impl Fn(State) -> State) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        // Acquire, and before the state, which a core that collects for the owner clears before the mark.
+        // Acquire, and before the state, which a core that collects for the owner clears before the
+        // mark.
         let is_marked = (self.claimed(word).load(Ordering::Acquire)
             | self.freed(word).load(Ordering::Acquire))
             & bit
@@ -64,8 +70,8 @@ impl Chunk {
         is_ours
     }
 
-    /// Owner: frees `range`, which is pinned, by its state or by a claim; `false` where a remote core has freed it at the same
-    /// moment, by mistake.
+    /// Owner: frees `range`, which is pinned, by its state or by a claim; `false` where a remote
+    /// core has freed it at the same moment, by mistake.
     pub(super) fn free_pinned(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         // Acquire, and before the state: as in `change_marked`.
@@ -80,20 +86,22 @@ impl Chunk {
         is_ours
     }
 
-    /// Owner: whether a range of it at a page, in this state, was freed or pinned by a remote core. Only what the `tag` has marks
-    /// for is looked at: where there are none, nothing was marked that the caller may know of.
+    /// Owner: whether a range of it at a page, in this state, was freed or pinned by a remote core.
+    /// Only what the `tag` has marks for is looked at: where there are none, nothing was marked
+    /// that the caller may know of.
     #[inline]
     pub(super) fn is_met(&self, tag: u64, page: u64, state: State) -> bool {
         let (word, bit) = (word_of(page), bit_of(page));
         let is_pending = tag & pending(word) != 0;
-        // Acquire: if a core that collects for the owner has cleared the mark, it is seen to have cleared the state.
+        // Acquire: if a core that collects for the owner has cleared the mark, it is seen to have
+        // cleared the state.
         let freed = || self.freed(word).load(Ordering::Acquire);
         is_pending && (get(self.claimed(word)) | freed()) & bit != 0
             || (is_pending || tag & GIVER != 0) && self.is_given(page, state)
     }
 
-    /// Lets go of what the `owner`, which calls, pinned; `false` where it does not own the chunk, or has not pinned the
-    /// range: it may have parked since, which makes a claim of its pin.
+    /// Lets go of what the `owner`, which calls, pinned; `false` where it does not own the chunk,
+    /// or has not pinned the range: it may have parked since, which makes a claim of its pin.
     #[inline(always)]
     pub(super) fn unpin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
@@ -145,8 +153,9 @@ impl Chunk {
             });
     }
 
-    /// Gives what is allocated at a page, in this state, back to its owner, another core than the giver, `core`, who calls; `false`
-    /// where the slow path must find out what is wrong or special.
+    /// Gives what is allocated at a page, in this state, back to its owner, another core than the
+    /// giver, `core`, who calls; `false` where the slow path must find out what is wrong or
+    /// special.
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (word, at) = (word_of(page), page % WORD_PAGES);
@@ -164,15 +173,17 @@ impl Chunk {
         true
     }
 
-    /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as can be seen. Whether it was
-    /// freed is not looked at: that line is written next, and to read it first would fetch it twice.
+    /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as
+    /// can be seen. Whether it was freed is not looked at: that line is written next, and to read
+    /// it first would fetch it twice.
     pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let is_claimed = get(self.claimed(word_of(page))) & bit_of(page) != 0;
         !is_claimed && self.is_still_out(range)
     }
 
-    /// Whether exactly `range` is allocated, not pinned by its owner, and not given back by the giver, as far as can be seen.
+    /// Whether exactly `range` is allocated, not pinned by its owner, and not given back by the
+    /// giver, as far as can be seen.
     pub(super) fn is_still_out(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let state = self.state(page);
@@ -183,8 +194,9 @@ impl Chunk {
     pub(super) fn give_back(&self, shared: &Shared, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only the bit itself is asked of
-        // the answer: that is one instruction, not a loop of compare-and-exchange.
+        // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only
+        // the bit itself is asked of the answer: that is one instruction, not a loop of
+        // compare-and-exchange.
         if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }

@@ -6,18 +6,22 @@ use core::mem;
 use super::layout::{FULL, MAX_ORDER, WORD_PAGES, bits};
 use super::zone::MAX_ZONES;
 
-/// Ranges a core keeps ready at first, by class: 256 to 1536 pages of each. What a loop over mixed sizes takes and gives of one
-/// class goes up and down like a random walk, and each end of it costs a look at words.
+/// Ranges a core keeps ready at first, by class: 256 to 1536 pages of each. What a loop over mixed
+/// sizes takes and gives of one class goes up and down like a random walk, and each end of it costs
+/// a look at words.
 pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 128, 128, 64, 48, 48, 16, 4, 2];
 
-/// How many times as many a core keeps of a class that runs empty and over in turn, as bursts make it.
+/// How many times as many a core keeps of a class that runs empty and over in turn, as bursts make
+/// it.
 const MOST: usize = 16;
 
-/// Free ranges of one core, by zone and order. Room for [`READY`] is made with the first word of a class.
+/// Free ranges of one core, by zone and order. Room for [`READY`] is made with the first word of a
+/// class.
 #[derive(Debug)]
 pub(super) struct Ready {
-    /// Pages of one zone. Most devices ask for these alone, and a stack whose place does not depend on what is asked for takes
-    /// a third less: its length need not go through memory from one operation to the next.
+    /// Pages of one zone. Most devices ask for these alone, and a stack whose place does not depend
+    /// on what is asked for takes a third less: its length need not go through memory from one
+    /// operation to the next.
     pub(super) singles: Stack,
     /// The zone whose pages [`Self::singles`] has.
     single_lane: usize,
@@ -25,7 +29,8 @@ pub(super) struct Ready {
     stacks: [[Stack; 16]; MAX_ZONES],
 }
 
-/// Free ranges of a class: the first pages, the one freed last on top. Of 32 bytes, which makes its place a shift.
+/// Free ranges of a class: the first pages, the one freed last on top. Of 32 bytes, which makes its
+/// place a shift.
 #[derive(Debug, Default)]
 #[repr(align(32))]
 pub(super) struct Stack {
@@ -145,7 +150,8 @@ impl Stack {
         has_room
     }
 
-    /// Keeps as many as there is room for of the ranges of a word whose first page is `base`: which, a bit each.
+    /// Keeps as many as there is room for of the ranges of a word whose first page is `base`:
+    /// which, a bit each.
     pub(super) fn keep_all(&mut self, base: u64, free: u64, order: usize) -> u64 {
         let room = self.pages.capacity() - self.pages.len();
         if order <= 6 && free == FULL[order] && room >= (WORD_PAGES >> order) as usize {
@@ -162,8 +168,8 @@ impl Stack {
         kept
     }
 
-    /// Whether more should be made ready, once something is: half of the first room, as far from the next refill as from the
-    /// next spill.
+    /// Whether more should be made ready, once something is: half of the first room, as far from
+    /// the next refill as from the next spill.
     pub(super) fn is_short(&self, order: usize) -> bool {
         self.pages.len() < READY[order] / 2
     }

@@ -1,35 +1,43 @@
-//! Frees by remote cores, on the owner's side: what they freed is collected, and abandoned chunks are reclaimed.
+//! Frees by remote cores, on the owner's side: what they freed is collected, and abandoned chunks
+//! are reclaimed.
 //!
 //! # The path of a remote free
-//! A remote core marks the range (`ranges`): in `given` if it is the chunk's designated remote freer, else in `freed`, and says so
-//! in the chunk's tag: `GIVER` for as long as there is a designated one, a bit of `PENDING` for the word otherwise. The mark that comes to a chunk without any is counted for its owner
-//! ([`Published::marked`](super::Published)).
+//! A remote core marks the range (`ranges`): in `given` if it is the chunk's designated remote
+//! freer, else in `freed`, and says so in the chunk's tag: `GIVER` for as long as there is a
+//! designated one, a bit of `PENDING` for the word otherwise. The mark that comes to a chunk
+//! without any is counted for its owner ([`Published::marked`](super::Published)).
 //!
 //! # What it costs the owner
-//! * A free in a chunk without marks compares one tag. With marks it looks at those of its own word, and no further. Every
-//!   [`MEETINGS`]th such free collects the chunk, so that a few remote frees do not slow the owner for long. What remains marked
-//!   then has a designated remote freer, or is pinned by a remote core.
-//! * To collect reads the tags of this core's chunks, and is paid for by the looks for words since the last time
-//!   ([`CoreZone::pay`]); nothing is read where no mark has been counted. It goes for words that remote cores have emptied
-//!   ([`Collect::EmptiedWords`]), so as not to disturb those they are filling, and for everything before a core takes one more chunk
-//!   ([`Collect::All`]).
+//! * A free in a chunk without marks compares one tag. With marks it looks at those of its own
+//!   word, and no further. Every [`MEETINGS`]th such free collects the chunk, so that a few remote
+//!   frees do not slow the owner for long. What remains marked then has a designated remote freer,
+//!   or is pinned by a remote core.
+//! * To collect reads the tags of this core's chunks, and is paid for by the looks for words since
+//!   the last time ([`CoreZone::pay`]); nothing is read where no mark has been counted. It goes for
+//!   words that remote cores have emptied ([`Collect::EmptiedWords`]), so as not to disturb those
+//!   they are filling, and for everything before a core takes one more chunk ([`Collect::All`]).
 //!
 //! # What it costs if the owner rests
-//! All of this is done on the lists of the owner with its lock held, so another core can do it. One that finds no room collects
-//! for all others ([`CoreZones::collect_for_owner`]), and has the chunks that are empty then. So an owner that rests keeps the
-//! ranges in its free lists and the rest of the chunks in which these lie.
+//! All of this is done on the lists of the owner with its lock held, so another core can do it. One
+//! that finds no room collects for all others ([`CoreZones::collect_for_owner`]), and has the
+//! chunks that are empty then. So an owner that rests keeps the ranges in its free lists and the
+//! rest of the chunks in which these lie.
 //!
 //! An owner that works meanwhile takes no notice of it, but for three things.
-//! * It pins and frees by a load and a store of the state: had another core taken the range back in between, the range would be
-//!   left pinned in a word that has it free, or in a chunk of another core, or be both in a free list and free in its word. (Two
-//!   cores that unmap one range meet like this: both pin, or both free, and one comes second.) So an owner says which page it is
-//!   about to change ([`Published::changing`](super::Published)) before it loads, and takes that back when it has stored; and the
-//!   other core, after it has read what was freed, leaves out that page and what the owner has pinned. With a fence on each side, either the owner sees that the range was
-//!   freed, or the other core sees the page. The owner's costs nothing ([`Fences`](lines::Fences)).
-//! * It allocates without saying so. So the other core leaves out what is not allocated: a range that the owner has freed, and
-//!   another core too, by mistake, is in a free list, and may be handed out at any moment.
-//! * It looks for marks only where the tag has some. So the other core looks at no others, and leaves `PENDING` as it is; the owner
-//!   clears it.
+//! * It pins and frees by a load and a store of the state: had another core taken the range back in
+//!   between, the range would be left pinned in a word that has it free, or in a chunk of another
+//!   core, or be both in a free list and free in its word. (Two cores that unmap one range meet
+//!   like this: both pin, or both free, and one comes second.) So an owner says which page it is
+//!   about to change ([`Published::changing`](super::Published)) before it loads, and takes that
+//!   back when it has stored; and the other core, after it has read what was freed, leaves out that
+//!   page and what the owner has pinned. With a fence on each side, either the owner sees that the
+//!   range was freed, or the other core sees the page. The owner's costs nothing
+//!   ([`Fences`](lines::Fences)).
+//! * It allocates without saying so. So the other core leaves out what is not allocated: a range
+//!   that the owner has freed, and another core too, by mistake, is in a free list, and may be
+//!   handed out at any moment.
+//! * It looks for marks only where the tag has some. So the other core looks at no others, and
+//!   leaves `PENDING` as it is; the owner clears it.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -65,8 +73,8 @@ struct RemoteFrees {
 }
 
 impl CoreZones {
-    /// Collects what remote cores freed in any chunk of a zone, if there is something new and credit to look; `false` where
-    /// only the credit is missing.
+    /// Collects what remote cores freed in any chunk of a zone, if there is something new and
+    /// credit to look; `false` where only the credit is missing.
     pub(super) fn collect(&mut self, shared: &Shared, lane: usize, what: Collect) -> bool {
         if !self.may_find(shared, lane) {
             return true;
@@ -79,7 +87,8 @@ impl CoreZones {
         has_credit
     }
 
-    /// Whether remote cores have freed, or may have freed without saying so, since everything was last collected.
+    /// Whether remote cores have freed, or may have freed without saying so, since everything was
+    /// last collected.
     pub(super) fn may_find(&self, shared: &Shared, lane: usize) -> bool {
         // Acquire: a mark that is counted is seen.
         let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
@@ -105,8 +114,8 @@ impl CoreZones {
         });
     }
 
-    /// The same by another core, with the lock of this one held, which may be in the middle of anything that takes no lock.
-    /// See the module.
+    /// The same by another core, with the lock of this one held, which may be in the middle of
+    /// anything that takes no lock. See the module.
     fn collect_for_owner(&mut self, shared: &Shared, lane: usize) {
         let zone = &shared.zones[lane];
         self.with_marked(shared, lane, Collect::All, |zones, pages| {
@@ -133,7 +142,8 @@ impl CoreZones {
             own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
         let seen = words.map(|base| {
             let (chunk, word) = (zone.known(base), word_of(base));
-            // Of the tag that was there before the fence: an owner that frees looks at `freed` only where the tag says so.
+            // Of the tag that was there before the fence: an owner that frees looks at `freed` only
+            // where the tag says so.
             let is_pending = chunk.tag() & pending(word) != 0;
             let freed = || chunk.freed(word).load(Ordering::Acquire);
             RemoteFrees {
@@ -149,7 +159,8 @@ impl CoreZones {
         seen.filter(is_any).collect()
     }
 
-    /// Takes back what was seen to be freed in a word, but for what the owner has pinned or has free, or may be about to.
+    /// Takes back what was seen to be freed in a word, but for what the owner has pinned or has
+    /// free, or may be about to.
     fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: RemoteFrees, changing: u64) {
         let RemoteFrees { base, given, freed } = seen;
         let (chunk, word) = (zone.known(base), word_of(base));
@@ -167,12 +178,13 @@ impl CoreZones {
         if freed != 0 {
             chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
         }
-        // Read-modify-write: a remote core that claims after it reads from it, and so sees that the range is gone.
+        // Read-modify-write: a remote core that claims after it reads from it, and so sees that the
+        // range is gone.
         chunk.claimed(word).fetch_or(0, Ordering::AcqRel);
     }
 
-    /// Lends the chunks of a zone in which remote cores may have freed something to `collect`, and takes note of those that have
-    /// marks afterwards.
+    /// Lends the chunks of a zone in which remote cores may have freed something to `collect`, and
+    /// takes note of those that have marks afterwards.
     fn with_marked(
         &mut self,
         shared: &Shared,
@@ -212,8 +224,8 @@ impl CoreZones {
         }
     }
 
-    /// Takes back the words of a chunk of this core in which remote cores have freed everything. `PENDING` stays, so that what
-    /// is left is not forgotten; `tag` is as it was read.
+    /// Takes back the words of a chunk of this core in which remote cores have freed everything.
+    /// `PENDING` stays, so that what is left is not forgotten; `tag` is as it was read.
     fn drain_emptied(&mut self, chunk: &Chunk, page: u64, lane: usize, tag: u64) {
         for word in 0..WORDS {
             let given = chunk.given(word).load(Ordering::Acquire);
@@ -235,9 +247,10 @@ impl CoreZones {
     /// Takes back everything that remote cores freed in a chunk of this core. By the owner.
     pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
         let marks = chunk.tag() & PENDING;
-        // Before the words: a mark set after a word was read here is set by a core that then sees the word's bit of `PENDING`
-        // clear, because its read-modify-write of the word follows ours. A designated remote freer is there (`GIVER`) until it
-        // lets go, which sets all of `PENDING`.
+        // Before the words: a mark set after a word was read here is set by a core that then sees
+        // the word's bit of `PENDING` clear, because its read-modify-write of the word follows
+        // ours. A designated remote freer is there (`GIVER`) until it lets go, which sets all of
+        // `PENDING`.
         if marks != 0 {
             chunk.tag_word().fetch_and(!marks, Ordering::AcqRel);
         }
@@ -249,7 +262,8 @@ impl CoreZones {
                 continue;
             }
             let mut freed = chunk.freed(word).load(Ordering::Acquire);
-            // Ends when no remote core freed between two looks; each turn more takes one more range of at most 64.
+            // Ends when no remote core freed between two looks; each turn more takes one more range
+            // of at most 64.
             loop {
                 self.take_back(chunk, page, lane, word, given, freed);
                 let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
@@ -258,8 +272,8 @@ impl CoreZones {
                     break;
                 }
             }
-            // Read-modify-write: a remote core that claims after it reads from it, and so sees `PENDING` clear and sets it. A
-            // load might miss a claim whose maker still saw it set.
+            // Read-modify-write: a remote core that claims after it reads from it, and so sees
+            // `PENDING` clear and sets it. A load might miss a claim whose maker still saw it set.
             if chunk.claimed(word).fetch_or(0, Ordering::AcqRel) != 0 {
                 claimed |= pending(word);
             }
@@ -270,8 +284,9 @@ impl CoreZones {
         }
     }
 
-    /// What remote cores freed in one word: `given` and `freed` as they were read. The state is cleared before the mark in
-    /// `freed`, and together with that in `given`: at each moment one of them tells a second freer that it is too late.
+    /// What remote cores freed in one word: `given` and `freed` as they were read. The state is
+    /// cleared before the mark in `freed`, and together with that in `given`: at each moment one of
+    /// them tells a second freer that it is too late.
     fn take_back(
         &mut self,
         chunk: &Chunk,
@@ -300,8 +315,9 @@ impl CoreZones {
         }
     }
 
-    /// Does for a core what it would do if it ran and parked, as far as its free lists are not needed: collects what remote cores
-    /// freed in a zone and returns what is empty to the space. Called by another core, with the lock held.
+    /// Does for a core what it would do if it ran and parked, as far as its free lists are not
+    /// needed: collects what remote cores freed in a zone and returns what is empty to the space.
+    /// Called by another core, with the lock held.
     pub(super) fn give_up_unused(&mut self, shared: &Shared, lane: usize) {
         if self.zones[lane].own.is_empty() {
             return;

@@ -1,21 +1,25 @@
 //! The last resort of a request: a search of everything that no core has allocated.
 //!
-//! Before a request is refused, its core looks wherever a range for it may be: it collects what remote cores freed, returns its
-//! free lists to their words, does the same for every other core as far as those cores need not run
-//! ([`CoreZones::give_up_unused`]), and takes ranges out of words of other classes and out of what a limit cuts.
-//! So a request is refused only while every range that would do touches one that is
+//! Before a request is refused, its core looks wherever a range for it may be: it collects what
+//! remote cores freed, returns its free lists to their words, does the same for every other core as
+//! far as those cores need not run ([`CoreZones::give_up_unused`]), and takes ranges out of words
+//! of other classes and out of what a limit cuts. So a request is refused only while every range
+//! that would do touches one that is
 //!
 //! * allocated or pinned, or in a chunk of another core in which something is;
-//! * in a free list of another core, or being pinned or freed by it (`remote_free` says why), or in a chunk of another core that has
-//!   such a range: at most 16 times [`READY`](super::ready::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These
-//!   it gives back when it next runs (`asked` counts the cores);
+//! * in a free list of another core, or being pinned or freed by it (`remote_free` says why), or in
+//!   a chunk of another core that has such a range: at most 16 times [`READY`](super::ready::READY)
+//!   of a class, 32 ranges of 256 pages to 4,096 pages. These it gives back when it next runs
+//!   (`asked` counts the cores);
 //! * or half in the last zone and half in the tree, where the space is larger than the zone.
 //!
-//! A search costs in proportion to the chunks in use, so it is paid for. A core begins with credit for [`BANK`] chunks, and a
-//! request that fails earns [`EARNED`]. Where nothing has come back since the last search ([`Shared::returned`] counts that),
-//! another is made only after as many requests as there are chunks, for what comes back without being counted: ranges that
-//! their owner itself freed last in a chunk, or that a designated remote freer did. So of requests that fail one after the
-//! other at latest the one numbered `chunks + 1` has seen what was free when the first failed.
+//! A search costs in proportion to the chunks in use, so it is paid for. A core begins with credit
+//! for [`BANK`] chunks, and a request that fails earns [`EARNED`]. Where nothing has come back
+//! since the last search ([`Shared::returned`] counts that), another is made only after as many
+//! requests as there are chunks, for what comes back without being counted: ranges that their owner
+//! itself freed last in a chunk, or that a designated remote freer did. So of requests that fail
+//! one after the other at latest the one numbered `chunks + 1` has seen what was free when the
+//! first failed.
 
 use lines::Ordering;
 
@@ -60,7 +64,8 @@ impl Search {
         self.credit
     }
 
-    /// Whether nothing was found for as much or less, and nothing has come back since. To ask what has reads a line of every core.
+    /// Whether nothing was found for as much or less, and nothing has come back since. To ask what
+    /// has reads a line of every core.
     fn found_nothing(&self, want: &Want, returned: impl FnOnce() -> u64) -> bool {
         self.vain.is_some_and(|(vain, seen)| {
             // Whole chunks may be fewer than their alignment says.
@@ -80,13 +85,14 @@ impl Search {
         has_credit
     }
 
-    /// Whether the request that came last to [`Self::is_vain`] was looked for wherever something could be.
+    /// Whether the request that came last to [`Self::is_vain`] was looked for wherever something
+    /// could be.
     pub(super) fn is_sure(&self) -> bool {
         self.is_sure
     }
 
-    /// Whether a request need not look into any zone: an earlier one found nothing, nothing has come back, and it is not time to look
-    /// nevertheless.
+    /// Whether a request need not look into any zone: an earlier one found nothing, nothing has
+    /// come back, and it is not time to look nevertheless.
     pub(super) fn is_vain(&mut self, shared: &Shared, cache: &CoreCache, want: &Want) -> bool {
         self.is_sure = true;
         let is_vain = self.found_nothing(want, || shared.returned());
@@ -114,7 +120,8 @@ impl Search {
             self.is_sure = false;
             return None;
         }
-        // What this core has freed by plain stores is announced, and what it keeps goes to its words.
+        // What this core has freed by plain stores is announced, and what it keeps goes to its
+        // words.
         cache.leave_all(shared);
         let in_limit = |lane: &usize| shared.zones[*lane].base() <= want.last.raw();
         let lanes = || (0..shared.zones.len()).filter(in_limit);
@@ -163,7 +170,8 @@ impl Search {
 }
 
 impl Shared {
-    /// How often something has come back that may be had by any core, apart from what is not counted (see the module).
+    /// How often something has come back that may be had by any core, apart from what is not
+    /// counted (see the module).
     fn returned(&self) -> u64 {
         // Acquire: what is counted is seen.
         self.cores.iter().fold(0, |sum, core| {

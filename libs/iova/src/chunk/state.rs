@@ -1,5 +1,5 @@
-//! What one byte says of one page of a chunk: whether a range starts there, how large it is, and whether its owner has pinned
-//! it.
+//! What one byte says of one page of a chunk: whether a range starts there, how large it is, and
+//! whether its owner has pinned it.
 //!
 //! | low six bits | meaning |
 //! |---|---|
@@ -7,10 +7,12 @@
 //! | 32 to 40 | the same, n plus 32: its owner has pinned it |
 //! | 63 | no range starts here that is allocated |
 //!
-//! So one comparison with an order ([`exact_order`]) tells that a range is allocated, unpinned, and of that size.
+//! So one comparison with an order ([`exact_order`]) tells that a range is allocated, unpinned, and
+//! of that size.
 //!
-//! The bit above them, the *turn*, is compared with a bit that strangers write (`layout`: `given`): where they differ, a
-//! stranger has given the range back. The owner takes note by turning it, in the same store that says "not allocated".
+//! The bit above them, the *turn*, is compared with a bit that strangers write (`layout`: `given`):
+//! where they differ, a stranger has given the range back. The owner takes note by turning it, in
+//! the same store that says "not allocated".
 
 use core::num::NonZeroU64;
 
@@ -31,8 +33,8 @@ const MOST_PAGES: usize = 1 << MAX_ORDER;
 /// The order of no range inside a chunk; no state has it.
 const NO_ORDER: u8 = 62;
 
-/// The order of the range that holds so many pages, or of exactly so many, for each number of them. Tables: a logarithm is several
-/// times the work of a load.
+/// The order of the range that holds so many pages, or of exactly so many, for each number of them.
+/// Tables: a logarithm is several times the work of a load.
 const ORDERS: [u8; MOST_PAGES + 1] = orders(false);
 const EXACT_ORDERS: [u8; MOST_PAGES + 1] = orders(true);
 
@@ -60,7 +62,8 @@ pub(super) fn order_of(pages: u64) -> Option<usize> {
     look_up(&ORDERS, pages).filter(|order| *order <= MAX_ORDER)
 }
 
-/// The order of ranges of exactly so many pages; past [`MAX_ORDER`] where there are none inside a chunk.
+/// The order of ranges of exactly so many pages; past [`MAX_ORDER`] where there are none inside a
+/// chunk.
 #[inline(always)]
 pub(super) fn exact_order(pages: u64) -> Option<usize> {
     look_up(&EXACT_ORDERS, pages)

@@ -1,4 +1,5 @@
-//! Giving back: words to their chunks, chunks to the space or to those that wait until their leaf tables are reclaimed.
+//! Giving back: words to their chunks, chunks to the space or to those that wait until their leaf
+//! tables are reclaimed.
 //!
 //! A sweep visits the words that have something free.
 
@@ -19,8 +20,8 @@ pub(super) enum RetainEmpty {
 }
 
 impl CoreZones {
-    /// Returns empty words to their chunks, and empty chunks to the space (or, where leaf tables are reclaimed, to those that may be
-    /// retired).
+    /// Returns empty words to their chunks, and empty chunks to the space (or, where leaf tables
+    /// are reclaimed, to those that may be retired).
     pub(super) fn sweep(&mut self, shared: &Shared, lane: usize, retain: RetainEmpty) {
         let zone = &shared.zones[lane];
         let own = &mut self.zones[lane];
@@ -69,14 +70,16 @@ impl CoreZones {
     }
 }
 
-/// Takes the highest of the emptied chunks in which no remote core has claimed a range, and makes it nobody's.
+/// Takes the highest of the emptied chunks in which no remote core has claimed a range, and makes
+/// it nobody's.
 pub(super) fn take_spent(zone: &Zone) -> Option<u64> {
     let mut bound = usize::MAX;
     loop {
         let index = zone.spent.take_highest(bound)?;
         let page = zone.page(index);
         let chunk = zone.known(page);
-        // Read-modify-write: a remote core that claims after this sees that nothing is allocated, and lets go.
+        // Read-modify-write: a remote core that claims after this sees that nothing is allocated,
+        // and lets go.
         if (0..WORDS).all(|word| chunk.claimed(word).fetch_or(0, Ordering::AcqRel) == 0) {
             chunk.set_owner(AWAY);
             return Some(page);

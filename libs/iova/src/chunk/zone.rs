@@ -1,8 +1,9 @@
 //! A zone: the part of the aperture below one address limit that is handed out in chunks.
 //!
-//! Zones end at address limits (4, 64 and 512 GiB, the aperture's end), so that a device of 32 bits and one of 64 never search
-//! each other's space, and are bounded in length, so that the directory is a plain array. What no zone covers (odd ends,
-//! pieces between reserved regions, the rest of a huge aperture) is the tree's.
+//! Zones end at address limits (4, 64 and 512 GiB, the aperture's end), so that a device of 32 bits
+//! and one of 64 never search each other's space, and are bounded in length, so that the directory
+//! is a plain array. What no zone covers (odd ends, pieces between reserved regions, the rest of a
+//! huge aperture) is the tree's.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -17,8 +18,8 @@ use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of, new_block
 use crate::wanted::range_at;
 use crate::{Aperture, CHUNK_PAGES, IovaRange};
 
-/// Where zones end and the next lower one may begin: the address limits of 39 bits (the least a VT-d unit translates), 36 and 32
-/// get zones of their own, and what is above them.
+/// Where zones end and the next lower one may begin: the address limits of 39 bits (the least a
+/// VT-d unit translates), 36 and 32 get zones of their own, and what is above them.
 const ENDS: [u64; MAX_ZONES + 1] = [1 << 52, 1 << (39 - 12), 1 << (36 - 12), 1 << (32 - 12), 0];
 
 /// Blocks by which each zone begins further below its end than the one above it.
@@ -31,18 +32,20 @@ const BLOCK_HEADER: usize = align_of::<Block>();
 pub(super) struct Zone {
     /// First page, a multiple of [`CHUNK_PAGES`].
     base: u64,
-    /// The page of the chunk that has number 0, at or below `base`: a multiple of 64 chunks, so that a run of up to 64 chunks,
-    /// which is aligned, lies in one word of a set.
+    /// The page of the chunk that has number 0, at or below `base`: a multiple of 64 chunks, so
+    /// that a run of up to 64 chunks, which is aligned, lies in one word of a set.
     origin: u64,
     chunks: usize,
-    /// From number `first_key` on. A block may reach past the zone's ends; the chunks there stay unused.
+    /// From number `first_key` on. A block may reach past the zone's ends; the chunks there stay
+    /// unused.
     blocks: Box<[OnceBox<Arc<Block>>]>,
     first_key: u64,
     /// Chunks that nobody has.
     pub(super) free: Bitmap,
     /// Chunks with ranges in use whose owner parked.
     pub(super) orphans: Bitmap,
-    /// Chunks that nobody has, whose leaf tables wait to be reclaimed. Has room for none where they do not.
+    /// Chunks that nobody has, whose leaf tables wait to be reclaimed. Has room for none where they
+    /// do not.
     pub(super) spent: Bitmap,
     /// A hint whether there are any.
     has_spent: AtomicBool,
@@ -112,14 +115,15 @@ impl Zone {
         self.origin + index as u64 * CHUNK_PAGES
     }
 
-    /// The highest chunk number whose pages are all at or below `bound`; `None` where not even the first is.
+    /// The highest chunk number whose pages are all at or below `bound`; `None` where not even the
+    /// first is.
     pub(super) fn highest_below(&self, bound: u64) -> Option<usize> {
         let chunks = (bound.min(self.last()) + 1).checked_sub(self.base)? / CHUNK_PAGES;
         (chunks > 0).then(|| self.index(self.base) + chunks as usize - 1)
     }
 
-    /// Takes `count` free chunks in a row, or ones whose leaf tables wait to be reclaimed, from a multiple of `2^order` chunks
-    /// on and up to number `highest`.
+    /// Takes `count` free chunks in a row, or ones whose leaf tables wait to be reclaimed, from a
+    /// multiple of `2^order` chunks on and up to number `highest`.
     pub(super) fn take_run(&self, count: usize, order: u32, highest: usize) -> Option<usize> {
         let align = 1_u64.checked_shl(order)?;
         let offset = (align - self.origin / CHUNK_PAGES % align) % align;
@@ -135,8 +139,10 @@ impl Zone {
         take(&self.free).or_else(|| take(&self.spent))
     }
 
-    /// Takes a free chunk up to number `highest`. Zones end at multiples of 4 GiB, and a core that works in two of them must not
-    /// have the blocks of both in one place of [`DirectoryCache`](super::directory_cache::DirectoryCache): each begins some blocks below its end.
+    /// Takes a free chunk up to number `highest`. Zones end at multiples of 4 GiB, and a core that
+    /// works in two of them must not have the blocks of both in one place of
+    /// [`DirectoryCache`](super::directory_cache::DirectoryCache): each begins some blocks below
+    /// its end.
     pub(super) fn take_chunk(&self, highest: usize) -> Option<usize> {
         let below = self.lane * APART * BLOCK_CHUNKS;
         let apart = highest.checked_sub(below).filter(|_| below > 0);
@@ -195,12 +201,13 @@ impl Zone {
     }
 }
 
-/// Cuts the aperture into at most one zone per address limit, of at most `most` chunks each, highest first; and what
-/// remains for the tree, ascending.
+/// Cuts the aperture into at most one zone per address limit, of at most `most` chunks each,
+/// highest first; and what remains for the tree, ascending.
 pub(super) fn cut(aperture: &Aperture, most: usize, retires: bool) -> (Vec<Zone>, Vec<IovaRange>) {
     let mut zones: Vec<Zone> = Vec::new();
     for ends in ENDS.windows(2) {
-        // The topmost chunks of the piece that has most, up to what is enough; of such pieces the highest.
+        // The topmost chunks of the piece that has most, up to what is enough; of such pieces the
+        // highest.
         let pieces = aperture.usable().iter().filter_map(|usable| {
             let first = usable.first().raw().max(ends[1]).div_ceil(CHUNK_PAGES);
             let end = (usable.last().raw() + 1).min(ends[0]) / CHUNK_PAGES;

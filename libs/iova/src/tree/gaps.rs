@@ -1,19 +1,22 @@
-//! The free gaps of a space, by address: a B+tree in which the highest gap that fits is found in logarithmic time with
-//! alignment counted.
+//! The free gaps of a space, by address: a B+tree in which the highest gap that fits is found in
+//! logarithmic time with alignment counted.
 //!
-//! Alignment: a request of `p` pages starts at a multiple of the power of two that holds it, so a gap of `p`
-//! pages need not fit it, and the largest gap of a subtree says little. What is kept instead is
+//! Alignment: a request of `p` pages starts at a multiple of the power of two that holds it, so a
+//! gap of `p` pages need not fit it, and the largest gap of a subtree says little. What is kept
+//! instead is
 //! [`natural`]: the largest request that fits a gap *so aligned*. It is one number because fitting is
-//! monotone in `p` (where `p` pages lie aligned, any fewer do too), so its maximum over a subtree tells exactly
-//! whether the subtree has a place.
+//! monotone in `p` (where `p` pages lie aligned, any fewer do too), so its maximum over a subtree
+//! tells exactly whether the subtree has a place.
 //!
-//! A request aligned to more than its size is first sought as a whole block of its alignment. Where there is none, the
-//! [`LOOKS`] highest gaps that could hold its size are tried, and no more.
+//! A request aligned to more than its size is first sought as a whole block of its alignment. Where
+//! there is none, the [`LOOKS`] highest gaps that could hold its size are tried, and no more.
 //!
-//! Shape: all gaps are at one depth. A full node splits, an empty one goes, a quarter-full one joins a neighbour it fits into.
+//! Shape: all gaps are at one depth. A full node splits, an empty one goes, a quarter-full one
+//! joins a neighbour it fits into.
 //!
-//! Cost: four nodes per descent at 65,536 gaps; one descent to search, one or two to change. A search that fails is one
-//! descent, or [`LOOKS`] at most. A node has a kilobyte; about 60 bytes per gap.
+//! Cost: four nodes per descent at 65,536 gaps; one descent to search, one or two to change. A
+//! search that fails is one descent, or [`LOOKS`] at most. A node has a kilobyte; about 60 bytes
+//! per gap.
 
 use alloc::vec::Vec;
 
@@ -143,7 +146,8 @@ impl Gaps {
         }
     }
 
-    /// Changes the leaf in which `page` has its place: `work` is given it, and how many of its gaps start at or below `page`.
+    /// Changes the leaf in which `page` has its place: `work` is given it, and how many of its gaps
+    /// start at or below `page`.
     fn edit(&mut self, page: u64, work: impl FnOnce(&mut Vec<Entry>, usize)) {
         edit(&mut self.0, page, work);
         if self.0.len() > FANOUT {
@@ -159,8 +163,9 @@ impl Gaps {
     }
 }
 
-/// The highest gap with `natural` at least `need` that has a place, unless `looks` gaps had none: its ends, and the highest
-/// place in it. Of the entries of a node that begin at or below the limit only the last can reach past it.
+/// The highest gap with `natural` at least `need` that has a place, unless `looks` gaps had none:
+/// its ends, and the highest place in it. Of the entries of a node that begin at or below the limit
+/// only the last can reach past it.
 fn find(
     entries: &[Entry],
     need: u64,
@@ -270,10 +275,12 @@ fn walk(entries: &[Entry], visit: &mut impl FnMut(&Entry)) {
     }
 }
 
-/// Largest number of pages that fits in `first..=last` when aligned to the power of two that holds it.
+/// Largest number of pages that fits in `first..=last` when aligned to the power of two that holds
+/// it.
 ///
-/// Let `m` be the most aligned page of the gap. Every smaller power of two divides `m`; hence left of `m` the largest aligned
-/// block is the largest power of two that fits, and from `m` on everything up to `last` fits.
+/// Let `m` be the most aligned page of the gap. Every smaller power of two divides `m`; hence left
+/// of `m` the largest aligned block is the largest power of two that fits, and from `m` on
+/// everything up to `last` fits.
 fn natural(first: u64, last: u64) -> u64 {
     // Above the highest bit in which `first - 1` and `last` differ nothing can be cleared.
     let most_aligned = match first.checked_sub(1) {

@@ -10,7 +10,8 @@ use crate::wanted::place;
 use crate::{Aperture, Request};
 
 impl Tree {
-    /// Panics where gaps and ranges out do not divide the usable pages (nothing may be [taken](Self::take)). Linear.
+    /// Panics where gaps and ranges out do not divide the usable pages (nothing may be
+    /// [taken](Self::take)). Linear.
     fn check(&self) {
         self.gaps.check();
         let live = self.live.iter();
@@ -42,8 +43,8 @@ impl Naive {
         })
     }
 
-    /// Whether the tree must find a place where there is one: not for what is aligned to more than its size, where no whole
-    /// block is left and many gaps might do.
+    /// Whether the tree must find a place where there is one: not for what is aligned to more than
+    /// its size, where no whole block is left and many gaps might do.
     fn is_sure(&self, w: &Wanted) -> bool {
         let block = Wanted {
             pages: 1 << w.order,
@@ -113,7 +114,8 @@ fn aperture() -> Aperture {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// A request is satisfied whenever some gap fits; without extra alignment it gets the highest place there is.
+    /// A request is satisfied whenever some gap fits; without extra alignment it gets the highest
+    /// place there is.
     #[test]
     fn the_highest_place_that_fits_is_given(steps in steps()) {
         let aperture = aperture();

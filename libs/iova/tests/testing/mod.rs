@@ -1,20 +1,24 @@
-//! Allocators in phases, beside a naive model: for tests of this crate, the soak and the fuzz target (feature `testing`).
+//! Allocators in phases, beside a naive model: for tests of this crate, the soak and the fuzz
+//! target (feature `testing`).
 //!
-//! Operations that are chosen alike from beginning to end keep a space in one state, and its tree of gaps in one shape.
-//! Some faults need a history: a space that fills, falls to pieces, is cleared from one end and falls to pieces again
-//! there. So operations come in *phases* ([`Phase`]). Each has its own share of allocations, largest size, limit and choice
-//! of what to free, and they follow each other in an order that a seed (or a fuzzer's input) gives.
+//! Operations that are chosen alike from beginning to end keep a space in one state, and its tree
+//! of gaps in one shape. Some faults need a history: a space that fills, falls to pieces, is
+//! cleared from one end and falls to pieces again there. So operations come in *phases*
+//! ([`Phase`]). Each has its own share of allocations, largest size, limit and choice of what to
+//! free, and they follow each other in an order that a seed (or a fuzzer's input) gives.
 //!
-//! A [`Player`] makes the operations, by one core or by all cores of a space in turn, hostile ones among them, and
-//! panics at the first answer that is wrong. What it checks:
+//! A [`Player`] makes the operations, by one core or by all cores of a space in turn, hostile ones
+//! among them, and panics at the first answer that is wrong. What it checks:
 //!
-//! * what is given is free, inside the aperture and out of its reserved regions, aligned, and at or below the limit;
+//! * what is given is free, inside the aperture and out of its reserved regions, aligned, and at or
+//!   below the limit;
 //! * what is refused could not be given: no aligned block is free, once every core has parked;
-//! * the pages and ranges that the allocator counts as out are those that are out, and the free pages can all be had;
+//! * the pages and ranges that the allocator counts as out are those that are out, and the free
+//!   pages can all be had;
 //! * a free, pin or unpin of anything that is not out exactly so is refused, with the right error.
 //!
-//! The model is a `BTreeMap` of what is out ([`Out`]). Threads have a player and a model each; what lies between them is
-//! checked by [`Shared`], a bit for every page.
+//! The model is a `BTreeMap` of what is out ([`Out`]). Threads have a player and a model each; what
+//! lies between them is checked by [`Shared`], a bit for every page.
 //!
 //! ```
 //! use iova::testing::{Player, World};

@@ -1,4 +1,5 @@
-//! What is out: a map by first page, which knows what overlaps, and from which a range to free is picked.
+//! What is out: a map by first page, which knows what overlaps, and from which a range to free is
+//! picked.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -28,14 +29,16 @@ struct Entry {
     number: u64,
 }
 
-/// The ranges that a player has out. Nothing here is clever: it is what allocators are compared with.
+/// The ranges that a player has out. Nothing here is clever: it is what allocators are compared
+/// with.
 #[derive(Default)]
 pub struct Out {
     /// By first page.
     map: BTreeMap<u64, Entry>,
     /// First pages of what can be freed, in no order.
     allocated: Vec<u64>,
-    /// First pages and numbers of allocations, oldest first; most of those that were freed are here still.
+    /// First pages and numbers of allocations, oldest first; most of those that were freed are here
+    /// still.
     history: VecDeque<(u64, u64)>,
     allocations: u64,
     /// Of what is allocated or pinned.
@@ -232,7 +235,8 @@ impl Out {
         let pages = 1u64 << order;
         aperture.usable().iter().any(|usable| {
             let mut end = usable.last().raw().min(last);
-            // The highest block at or below `end`; if something is in the way, the next end is below that.
+            // The highest block at or below `end`; if something is in the way, the next end is
+            // below that.
             while let Some(start) = place(usable.first().raw(), end, pages, order) {
                 let block = range_at(start, pages);
                 let below = self.map.range(..=block.last().raw()).next_back();

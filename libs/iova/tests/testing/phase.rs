@@ -9,12 +9,13 @@ const LAST_32_BIT: IovaPfn = IovaPfn::new(0xf_ffff);
 /// How operations are chosen for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Phase {
-    /// Operations, at most: a phase that only allocates is over when nothing more is given, one that only frees when
-    /// so little is out as [`until`](Self::until) says.
+    /// Operations, at most: a phase that only allocates is over when nothing more is given, one
+    /// that only frees when so little is out as [`until`](Self::until) says.
     pub steps: u32,
     /// Of 100 operations that allocate or free, how many allocate.
     pub share: u8,
-    /// Where the share is below 40: of 100 pages (or ranges, of as many as a world allows), how many remain out.
+    /// Where the share is below 40: of 100 pages (or ranges, of as many as a world allows), how
+    /// many remain out.
     pub until: u8,
     /// Most pages of nearly all requests, at least 1.
     pub largest: u64,
@@ -74,8 +75,8 @@ impl Victim {
 }
 
 impl Limit {
-    /// A limit at a random page for half of all phases: what lies below is filled to the last page, what lies above
-    /// stays in pieces.
+    /// A limit at a random page for half of all phases: what lies below is filled to the last page,
+    /// what lies above stays in pieces.
     fn random(random: &mut Random, world: &World) -> Self {
         let (first, last) = (world.aperture.first().raw(), world.aperture.last().raw());
         match random.below(8) {
@@ -109,8 +110,8 @@ impl Phase {
         }
     }
 
-    /// What the next allocation asks for. One request in 256 may be as large as the world has them, one in 16 is aligned
-    /// to more than its size.
+    /// What the next allocation asks for. One request in 256 may be as large as the world has them,
+    /// one in 16 is aligned to more than its size.
     pub fn request(&self, random: &mut Random, world: &World) -> Request {
         let largest = match random.one_in(256) {
             true => world.largest,

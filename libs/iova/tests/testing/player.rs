@@ -57,7 +57,8 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
         Self::with_cores(space, world, cores.collect(), None, seed)
     }
 
-    /// One that is a core among others: their players run at the same time, on threads of their own.
+    /// One that is a core among others: their players run at the same time, on threads of their
+    /// own.
     ///
     /// # Panics
     /// If the core has its handle already.
@@ -508,8 +509,8 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
         assert!(stats.chunks * crate::CHUNK_PAGES >= self.out.pages());
     }
 
-    /// Takes every free page, one by one: as many as are not out, but for what the allocator's grain keeps. Then they are free
-    /// again.
+    /// Takes every free page, one by one: as many as are not out, but for what the allocator's
+    /// grain keeps. Then they are free again.
     fn count_free_pages(&mut self) {
         while !self.retired.is_empty() {
             self.recycle();
@@ -542,7 +543,8 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
         self.check_stats();
     }
 
-    /// Everything is freed; a player that is alone then takes all of the space, gives its handles back and resets it.
+    /// Everything is freed; a player that is alone then takes all of the space, gives its handles
+    /// back and resets it.
     pub fn finish(mut self) {
         self.free_everything();
         if self.shared.is_none() {

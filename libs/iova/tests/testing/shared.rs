@@ -1,4 +1,5 @@
-//! What lies between players on threads: a bit for every page, and ranges on their way to another core.
+//! What lies between players on threads: a bit for every page, and ranges on their way to another
+//! core.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +47,8 @@ impl Shared {
         while page < end {
             let count = (64 - page % 64).min(end - page);
             let mask = (u64::MAX >> (64 - count)) << (page % 64);
-            // Acquire and release: whoever finds a bit as somebody left it comes after him, whatever the allocator does.
+            // Acquire and release: whoever finds a bit as somebody left it comes after him,
+            // whatever the allocator does.
             let was = self.bits[(page / 64) as usize].fetch_xor(mask, Ordering::AcqRel) & mask;
             let want = if expected { mask } else { 0 };
             let at = page + self.first;

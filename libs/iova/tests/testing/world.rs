@@ -9,18 +9,20 @@ pub struct World {
     pub aperture: Aperture,
     /// Cores of the space.
     pub cores: usize,
-    /// Most pages of a request; few are larger than a phase's [`largest`](crate::testing::Phase::largest).
+    /// Most pages of a request; few are larger than a phase's
+    /// [`largest`](crate::testing::Phase::largest).
     pub largest: u64,
     /// Ranges that one player has out at most.
     pub most: usize,
-    /// Into how many more parts the space falls than its reserved regions make of it: no range crosses a border.
+    /// Into how many more parts the space falls than its reserved regions make of it: no range
+    /// crosses a border.
     pub cuts: usize,
     /// What may be refused although it is free.
     pub grain: Grain,
 }
 
-/// The unit in which an allocator keeps its space: what is free of a unit that is partly used, or that a limit cuts, may be
-/// kept from a request.
+/// The unit in which an allocator keeps its space: what is free of a unit that is partly used, or
+/// that a limit cuts, may be kept from a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grain {
     /// Pages of a unit that serves one size at a time, as a power of two.
@@ -32,7 +34,8 @@ pub struct Grain {
 impl Grain {
     /// A page: whatever is free is had.
     pub const PAGE: Self = Self { order: 0, limit: 1 };
-    /// Of [`ChunkAllocator`](crate::ChunkAllocator): a limit that cuts a chunk may waste what lies below it there.
+    /// Of [`ChunkAllocator`](crate::ChunkAllocator): a limit that cuts a chunk may waste what lies
+    /// below it there.
     pub const CHUNK: Self = Self {
         order: 0,
         limit: crate::CHUNK_PAGES,
@@ -48,7 +51,8 @@ fn aperture(first: u64, last: u64, reserved: &[IovaRange]) -> Aperture {
 }
 
 impl World {
-    /// For an allocator that hands its space out in parts, with no range across a border, and by a grain.
+    /// For an allocator that hands its space out in parts, with no range across a border, and by a
+    /// grain.
     pub fn in_parts(self, cuts: usize, grain: Grain) -> Self {
         Self {
             cuts,
@@ -70,7 +74,8 @@ impl World {
         }
     }
 
-    /// 8,000 pages without a hole: they fall into more than a thousand pieces, and are one again, within some phases.
+    /// 8,000 pages without a hole: they fall into more than a thousand pieces, and are one again,
+    /// within some phases.
     pub fn small(cores: usize) -> Self {
         Self {
             aperture: aperture(1, 8000, &[]),

@@ -1,10 +1,12 @@
 //! A small NVMe driver in user space: writes stamped blocks, reads them back, verifies each.
 //!
-//! What a driver does with `vfio` and `dma-map`, from a device's address to its data: `open` below is all that it takes to have a
-//! device, its IOVAs and a mapper; `nvme.rs` is the controller; `work.rs` maps a buffer for each command and unmaps it
-//! when the command is complete; `trespass.rs` asks the device for DMA where it may not, and looks what came of it.
+//! What a driver does with `vfio` and `dma-map`, from a device's address to its data: `open` below
+//! is all that it takes to have a device, its IOVAs and a mapper; `nvme.rs` is the controller;
+//! `work.rs` maps a buffer for each command and unmaps it when the command is complete;
+//! `trespass.rs` asks the device for DMA where it may not, and looks what came of it.
 //!
-//! A summary goes to standard output, one line of JSON for each policy. Status 0: every block was right.
+//! A summary goes to standard output, one line of JSON for each policy. Status 0: every block was
+//! right.
 
 /// Gives an error with this text unless it holds.
 macro_rules! ensure {

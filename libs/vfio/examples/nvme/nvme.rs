@@ -1,8 +1,10 @@
-//! An NVMe controller, polled: NVM Express base specification, revision 1.4. One admin queue pair, one I/O queue pair.
+//! An NVMe controller, polled: NVM Express base specification, revision 1.4. One admin queue pair,
+//! one I/O queue pair.
 //!
-//! What the controller says is checked: strides against its registers' length, the fields of Identify against what this driver
-//! can do, and of a completion whether it answers anything. Left out: interrupts, several queues and namespaces, metadata,
-//! and memory pages that are not of 4 KiB.
+//! What the controller says is checked: strides against its registers' length, the fields of
+//! Identify against what this driver can do, and of a completion whether it answers anything. Left
+//! out: interrupts, several queues and namespaces, metadata, and memory pages that are not of 4
+//! KiB.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -115,7 +117,8 @@ impl Queue {
 
     /// The next answer, if it is there.
     fn poll(&mut self, bar: &Bar) -> Result<Option<Completion>, Failure> {
-        // The second word has the phase. Acquire: the memory that the controller wrote before is seen.
+        // The second word has the phase. Acquire: the memory that the controller wrote before is
+        // seen.
         let place = usize::from(self.head) * 2 + 1;
         let word = self.completions.words()[place].load(Ordering::Acquire);
         let Some(answer) = Completion::parse(word, self.id, self.entries, self.phase)? else {
@@ -157,7 +160,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Resets the device, identifies it and makes its I/O queues. These stay mapped as long as the mapper lives.
+    /// Resets the device, identifies it and makes its I/O queues. These stay mapped as long as the
+    /// mapper lives.
     pub fn start(device: Device, map: &VfioMap, core: &mut Core) -> Result<Self, Failure> {
         device.reset()?;
         device.enable_dma()?;
@@ -389,7 +393,8 @@ mod tests {
         let (blocks, shift) = (0x2_0000, 12);
         let good = Namespace::parse(&namespace()).expect("a namespace");
         assert_eq!(good, Namespace { blocks, shift });
-        // Format 2 of 2; metadata; blocks of 2^8, 2^13, 2^255 bytes; none; more bytes than can be counted.
+        // Format 2 of 2; metadata; blocks of 2^8, 2^13, 2^255 bytes; none; more bytes than can be
+        // counted.
         for (at, byte) in [
             (26, 2),
             (132, 8),

@@ -1,8 +1,8 @@
 //! DMA where it may not be: what the IOMMU lets through under a policy, and what it refuses.
 //!
-//! The device is asked to read a block of the namespace into memory, and the memory is looked at: either all of the block has
-//! come, or nothing of it. The command's status says less, since a controller may have sent data before it hears of a fault
-//! (QEMU's reports success).
+//! The device is asked to read a block of the namespace into memory, and the memory is looked at:
+//! either all of the block has come, or nothing of it. The command's status says less, since a
+//! controller may have sent data before it hears of a fault (QEMU's reports success).
 
 use dma_map::address::Iova;
 use dma_map::mapper::{Reuse, Teardown};
@@ -86,7 +86,8 @@ pub fn run(
     expect("unmapped", reaches(controller, &memory, iova)?, has_window)?;
     mapper.flush()?;
     expect("flushed", reaches(controller, &memory, iova)?, false)?;
-    // A list of pages that is not there: the controller itself has to say that it could not read it.
+    // A list of pages that is not there: the controller itself has to say that it could not read
+    // it.
     controller.submit(0, READ, 0, 3, [iova.raw(), iova.raw()]);
     let status = controller.wait()?.status;
     expect("list", status == 0, false)?;

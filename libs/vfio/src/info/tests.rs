@@ -3,7 +3,8 @@ use crate::chain::HEADER;
 use crate::uapi::Sized32;
 use zerocopy::IntoBytes;
 
-/// What a kernel writes: the structure, then capabilities by id, version and what is behind the header.
+/// What a kernel writes: the structure, then capabilities by id, version and what is behind the
+/// header.
 fn info(capabilities: &[(u16, u16, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::from(
         IommuType1Info {

@@ -246,8 +246,8 @@ fn what_a_policy_means_here() {
     }
 }
 
-/// Cores that unmap at the same time, together or each for itself: after its unmap none finds its page within reach, whoever made
-/// the call, and no call takes what another one uses.
+/// Cores that unmap at the same time, together or each for itself: after its unmap none finds its
+/// page within reach, whoever made the call, and no call takes what another one uses.
 #[test]
 fn a_cores_invalidation_spares_what_other_cores_use() {
     const CORES: usize = 4;
@@ -282,7 +282,8 @@ fn a_cores_invalidation_spares_what_other_cores_use() {
     }
 }
 
-/// A limit on mappings: what is unmapped and not invalidated, or idle, goes first; then it is said which limit it was.
+/// A limit on mappings: what is unmapped and not invalidated, or idle, goes first; then it is said
+/// which limit it was.
 #[test]
 fn what_is_out_of_use_makes_room_where_there_are_too_many_mappings() {
     const LIMIT: usize = 8;

@@ -242,7 +242,9 @@ impl<M: Memory> World<M> {
     /// One turn of the owner.
     pub fn poll(&mut self) {
         self.clock.0 += TURN;
-        let _ = self.owner.poll(&mut Turn::new(self.clock, 1600, &mut self.wakes));
+        let _ = self
+            .owner
+            .poll(&mut Turn::new(self.clock, 1600, &mut self.wakes));
         self.check();
     }
 

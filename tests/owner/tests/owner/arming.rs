@@ -103,7 +103,8 @@ fn a_fault_met_while_arming_is_told_before_the_sleep() {
         let mut guest = Guest::by_hand(mode, NO_LIMIT, mem_disk());
         guest.verified_io(0);
         guest.unmap(RINGS);
-        // The unit alone has its turn, by a write to a register that it does not have: the next to touch the rings is `arm`.
+        // The unit alone has its turn, by a write to a register that it does not have: the next to
+        // touch the rings is `arm`.
         guest.bus.ask(to_unit(Op::Write {
             bar: 0,
             offset: 0xff8,
@@ -130,7 +131,8 @@ fn writes_past_a_full_log_keep_their_order() {
         unreachable!("logged mode");
     };
     let (log, page) = (log.clone(), page.clone());
-    // One register, written until the log is full and the next write exits: the last value must stay.
+    // One register, written until the log is full and the next write exits: the last value must
+    // stay.
     let mut value = 0;
     while log.state().exits == 0 {
         value += 1;

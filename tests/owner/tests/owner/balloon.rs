@@ -1,4 +1,5 @@
-//! A balloon as a function behind the emulated unit: page numbers, its target, and a reset while pages are being dropped.
+//! A balloon as a function behind the emulated unit: page numbers, its target, and a reset while
+//! pages are being dropped.
 
 use std::sync::{Arc, Mutex};
 

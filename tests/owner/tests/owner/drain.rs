@@ -65,11 +65,13 @@ fn the_page_is_out_of_reach_once_its_unmap_has_completed() {
 fn flushes_over_unchanged_leases_complete_at_once() {
     for mode in MODES {
         let (mut guest, control) = reading(mode, Transfer::Direct, NO_LIMIT);
-        // As stock Linux's lazy mode: another page was unmapped, and the whole domain is flushed for it.
+        // As stock Linux's lazy mode: another page was unmapped, and the whole domain is flushed
+        // for it.
         guest.clear_pte(DATA + 0x1000);
         for descriptor in [flush_domain(), 0xd2, 0x11, flush_page(DATA)] {
             let wait = guest.submit(&[descriptor]);
-            // At most two polls: one takes the register and works, in shared mode one may be behind.
+            // At most two polls: one takes the register and works, in shared mode one may be
+            // behind.
             guest.bus.turn();
             guest.bus.turn();
             assert!(guest.is_done(wait), "{mode:?}: {descriptor:#x} waited");
@@ -170,7 +172,8 @@ fn another_machine_on_the_sidecore_does_not_notice_a_request_that_never_ends() {
         let wait = hung.unmap(DATA);
         let start = Instant::now();
         let mut rounds = 0;
-        // Before, at and after the limit of the other machine. Each step of a round is bounded on its own.
+        // Before, at and after the limit of the other machine. Each step of a round is bounded on
+        // its own.
         while start.elapsed() < 4 * limit || rounds < 10 {
             well.verified_io(rounds);
             well.clear_pte(DATA);

@@ -1,4 +1,5 @@
-//! The end of the machine: nobody waits for a stop any more, and functions are told as their requests end.
+//! The end of the machine: nobody waits for a stop any more, and functions are told as their
+//! requests end.
 
 use std::sync::mpsc::{TryRecvError, channel};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A guest that writes nonsense everywhere it can: no panic, no endless work, and another machine on the same
-//! sidecore that serves verified I/O all the while.
+//! A guest that writes nonsense everywhere it can: no panic, no endless work, and another machine
+//! on the same sidecore that serves verified I/O all the while.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use virtio_pci::function::BAR_SIZE;
 
 use super::support::*;
 
-/// Longest that one poll or message may take in a debug build on a busy host. A queue of 32768 descriptors that
-/// each recheck leases is the worst a trapped write can ask for.
+/// Longest that one poll or message may take in a debug build on a busy host. A queue of 32768
+/// descriptors that each recheck leases is the worst a trapped write can ask for.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
@@ -54,7 +54,8 @@ enum Act {
     Sleep,
 }
 
-/// Addresses worth writing down: structures the unit and the device follow, RAM's end, and nonsense.
+/// Addresses worth writing down: structures the unit and the device follow, RAM's end, and
+/// nonsense.
 fn address() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0),

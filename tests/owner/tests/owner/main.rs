@@ -1,4 +1,5 @@
-//! The owner against a guest that the tests play: its unit behind each front end, a virtio disk, and real tables.
+//! The owner against a guest that the tests play: its unit behind each front end, a virtio disk,
+//! and real tables.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod arming;

@@ -1,7 +1,7 @@
 //! An owner that sleeps at every idle sweep, and a guest that waits for its answers: none is lost.
 //!
-//! The guest is a thread; its stores to a shared page go through the memory slot's mapping and meet the write
-//! protection as a vCPU's would.
+//! The guest is a thread; its stores to a shared page go through the memory slot's mapping and meet
+//! the write protection as a vCPU's would.
 
 use std::num::NonZeroU32;
 use std::time::Instant;
@@ -49,7 +49,8 @@ fn run(mode: Mode, device: Disk, every: u32) -> Option<(Stats, GuestFigures)> {
         guest.flush(&[flush_page(DATA)]);
         pause(&mut random);
         if round % 10 == 0 {
-            // The other kinds of wake-up: a doorbell, if the device asked for one, and the completion.
+            // The other kinds of wake-up: a doorbell, if the device asked for one, and the
+            // completion.
             guest.request(0, kind::IN, u64::from(round % 100), DATA, 512);
             guest.wait_used();
             assert_eq!(guest.request_status(0), 0, "{mode:?}: round {round}");

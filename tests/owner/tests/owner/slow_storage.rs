@@ -1,5 +1,5 @@
-//! Stops while the kernel is in the middle of a request that does not end (`held-fs`): a reset and Bus Master off are
-//! answered after the last access to memory, and the disk is alive.
+//! Stops while the kernel is in the middle of a request that does not end (`held-fs`): a reset and
+//! Bus Master off are answered after the last access to memory, and the disk is alive.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -40,8 +40,8 @@ fn held(fs: &HeldFs, name: &str, o_direct: bool, kind: u32, held: Kind) -> (Gues
     (guest, gate)
 }
 
-/// A stop by `stop` with a request of every kind held: `is_over` only after the release, unless the stop `may_cancel`; then
-/// `check`.
+/// A stop by `stop` with a request of every kind held: `is_over` only after the release, unless the
+/// stop `may_cancel`; then `check`.
 fn every_stop<T>(
     name: &str,
     may_cancel: bool,
@@ -64,7 +64,8 @@ fn every_stop<T>(
                 guest.settle();
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // A read into the page cache may be given up before it has touched the guest's memory, if anything may.
+            // A read into the page cache may be given up before it has touched the guest's memory,
+            // if anything may.
             let was_cancelled = is_over(&mut guest, &stopped);
             assert!(
                 !was_cancelled || (may_cancel && kind == kind::IN && !o_direct),

@@ -158,7 +158,8 @@ fn an_unmap_that_waited_completes_in_the_drain_of_a_stop() {
         guest.set_status(0);
         control.release(1);
         guest.until("reset", |guest| guest.status() == 0);
-        // As a sidecore would: it polls as long as that finds anything, and then asks before it sleeps.
+        // As a sidecore would: it polls as long as that finds anything, and then asks before it
+        // sleeps.
         use sidecore::{Activity, Poller};
         while guest.bus.poll() == Activity::Busy {}
         assert!(

@@ -1,9 +1,9 @@
-//! A guest for the owner's tests: RAM, IO page tables, an invalidation queue behind any of the three front ends,
-//! and a driver of one virtio disk over virtio-pci. Its owner is called by hand ([`ByHand`]), or runs on a real
-//! sidecore (a [`Handle`]).
+//! A guest for the owner's tests: RAM, IO page tables, an invalidation queue behind any of the
+//! three front ends, and a driver of one virtio disk over virtio-pci. Its owner is called by hand
+//! ([`ByHand`]), or runs on a real sidecore (a [`Handle`]).
 //!
-//! Everything the device sees lies [`IOVA`] bytes above its guest-physical address, so that an access which is not
-//! translated misses.
+//! Everything the device sees lies [`IOVA`] bytes above its guest-physical address, so that an
+//! access which is not translated misses.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -670,7 +670,8 @@ impl<B: Bus> Guest<B> {
         at + 2
     }
 
-    /// Finds the device reset, negotiates, and sets DRIVER_OK. Vector 0 is the configuration's, 1 the queue's.
+    /// Finds the device reset, negotiates, and sets DRIVER_OK. Vector 0 is the configuration's, 1
+    /// the queue's.
     pub fn start_driver(&mut self) {
         self.config_write(0x04, 2, 0x6);
         self.negotiate();
@@ -778,11 +779,13 @@ impl<B: Bus> Guest<B> {
     }
 }
 
-/// A store as a vCPU makes it: through the memory slot's mapping, where it may have to wait for the owner.
+/// A store as a vCPU makes it: through the memory slot's mapping, where it may have to wait for the
+/// owner.
 fn store(at: u64, len: AccessLen, value: u64) {
     let at = std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
-    // SAFETY: `at` is an aligned register in the page that the owner's `SlotMapping` maps, and every test keeps its
-    // owner until its guests have ended; other accesses to the page are atomic as well.
+    // SAFETY: `at` is an aligned register in the page that the owner's `SlotMapping` maps, and
+    // every test keeps its owner until its guests have ended; other accesses to the page are atomic
+    // as well.
     unsafe {
         match len {
             AccessLen::B4 => {
@@ -803,7 +806,8 @@ pub fn flush_domain() -> u128 {
     0xe2 | DID << 16
 }
 
-/// A write of the function's command register: 6 is memory space and Bus Master, 2 memory space alone.
+/// A write of the function's command register: 6 is memory space and Bus Master, 2 memory space
+/// alone.
 pub fn set_command(command: u32) -> impl FnOnce(Reply<u64>) -> Request {
     to_function(Op::ConfigWrite {
         reg: 4,

@@ -1,5 +1,5 @@
-//! A disk that takes its time: what a request moves it moves piece by piece, poll after poll, at the addresses that it was
-//! given when it began.
+//! A disk that takes its time: what a request moves it moves piece by piece, poll after poll, at
+//! the addresses that it was given when it began.
 #![expect(unsafe_code, reason = "a device's accesses to leased memory")]
 
 use std::os::fd::RawFd;
@@ -79,7 +79,8 @@ impl LateDisk {
         );
         let at = std::ptr::with_exposed_provenance_mut::<u8>(piece.hva.raw() as usize);
         let bytes = &mut self.bytes[offset + flying.moved..][..len];
-        // SAFETY: mapped, as asserted; nobody makes references into guest memory, and the test has one thread.
+        // SAFETY: mapped, as asserted; nobody makes references into guest memory, and the test has
+        // one thread.
         unsafe {
             match is_read {
                 true => at.copy_from_nonoverlapping(bytes.as_ptr(), len),

@@ -1,4 +1,5 @@
-//! The guest, what it knows of its disks and buffers, and the schedule of everything that happens to it.
+//! The guest, what it knows of its disks and buffers, and the schedule of everything that happens
+//! to it.
 
 mod requests;
 
@@ -280,7 +281,8 @@ impl Guest {
     /// One of the tickets ends, whichever it is.
     fn end_a_ticket(&mut self) {
         let tickets = self.machine.pager.tickets();
-        // A parked queue or unit asks for nothing: no more than one for each, and the interrupts that wait.
+        // A parked queue or unit asks for nothing: no more than one for each, and the interrupts
+        // that wait.
         assert!(tickets.len() < 64, "{} tickets at once", tickets.len());
         if tickets.is_empty() {
             return self.machine.poll();
@@ -405,7 +407,8 @@ impl Guest {
         self.done.resets_waiting += u64::from(!its_own.is_empty());
         self.machine.reset(function);
         for ticket in its_own {
-            // Nobody hears of it; or it ends later, and whoever waits for others is not to take it for its own.
+            // Nobody hears of it; or it ends later, and whoever waits for others is not to take it
+            // for its own.
             if self.random.below(2) == 0 {
                 self.machine.pager.forget(ticket);
                 self.done.forgotten += 1;

@@ -1,12 +1,15 @@
-//! The whole owner over memory of which any page may be absent at any access, and lie elsewhere after each absence.
+//! The whole owner over memory of which any page may be absent at any access, and lie elsewhere
+//! after each absence.
 //!
-//! A guest that the test plays keeps three disks and a network card busy, maps each request's buffers at addresses of their
-//! own, and unmaps them with a wait behind it; a pager takes pages away as the owner lets them go, most of them those that are
-//! used just now, and brings them back for tickets in any order, or fails them; devices and the invalidation queue are reset
-//! while they wait. Every byte of every request is checked against a model, every completion for being one that is due, and
-//! every so often all of it has to come to rest.
+//! A guest that the test plays keeps three disks and a network card busy, maps each request's
+//! buffers at addresses of their own, and unmaps them with a wait behind it; a pager takes pages
+//! away as the owner lets them go, most of them those that are used just now, and brings them back
+//! for tickets in any order, or fails them; devices and the invalidation queue are reset while they
+//! wait. Every byte of every request is checked against a model, every completion for being one
+//! that is due, and every so often all of it has to come to rest.
 //!
-//! `PAGER_ACCESSES` sets how many accesses (a million, unless said otherwise), `PAGER_SEED` the seed.
+//! `PAGER_ACCESSES` sets how many accesses (a million, unless said otherwise), `PAGER_SEED` the
+//! seed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod disk;

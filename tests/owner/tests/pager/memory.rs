@@ -1,7 +1,8 @@
 //! A pager without disks: guest memory whose pages come and go, and each time lie somewhere else.
 //!
-//! What a page holds while it is absent is kept beside the memory; the frame that it leaves is overwritten, so that whoever
-//! kept an address of it reads what was never written, and writes where nobody looks.
+//! What a page holds while it is absent is kept beside the memory; the frame that it leaves is
+//! overwritten, so that whoever kept an address of it reads what was never written, and writes
+//! where nobody looks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,8 +15,8 @@ use guest_mem::{
 const PAGE: usize = PAGE_SIZE as usize;
 /// What an abandoned frame holds.
 const POISON: u8 = 0xdb;
-/// A page that has come in for a ticket is not evicted before it is asked for again, or so many accesses later: whoever
-/// waited for it may have been reset.
+/// A page that has come in for a ticket is not evicted before it is asked for again, or so many
+/// accesses later: whoever waited for it may have been reset.
 const HELD_FOR: u64 = 4000;
 
 /// What an access was for.
@@ -187,7 +188,8 @@ impl Pager {
         }
     }
 
-    /// What `ticket` waits for cannot be brought in: it answers as what is not RAM until [`heal`](Self::heal).
+    /// What `ticket` waits for cannot be brought in: it answers as what is not RAM until
+    /// [`heal`](Self::heal).
     pub fn fail(&self, ticket: Ticket) {
         let mut state = self.state();
         let pages = state.asked.remove(&ticket).into_iter().flatten();
@@ -224,7 +226,8 @@ impl Pager {
         self.state().counts.clone()
     }
 
-    /// Accesses, evictions, and absent pages that were to be filled as a whole and so not brought in.
+    /// Accesses, evictions, and absent pages that were to be filled as a whole and so not brought
+    /// in.
     pub fn totals(&self) -> (u64, u64, u64) {
         let state = self.state();
         (state.accesses, state.evictions, state.spared_reads)

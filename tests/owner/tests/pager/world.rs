@@ -1,5 +1,6 @@
-//! The machine: a VT-d unit with three disks and a network card behind it, a unit that remaps interrupts by a table in memory
-//! with a fourth disk, all under one owner whose memory is the [`Pager`], and called by hand.
+//! The machine: a VT-d unit with three disks and a network card behind it, a unit that remaps
+//! interrupts by a table in memory with a fourth disk, all under one owner whose memory is the
+//! [`Pager`], and called by hand.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -90,7 +91,8 @@ pub fn source(function: usize) -> SourceId {
     SourceId::new(0, 1 + function as u8, 0)
 }
 
-/// Interrupts by a table in memory: an entry of 16 bytes for each data value, whose low half says that it is valid.
+/// Interrupts by a table in memory: an entry of 16 bytes for each data value, whose low half says
+/// that it is valid.
 pub struct Remapper {
     none: NoIommu,
 }
@@ -401,14 +403,15 @@ impl Machine {
         self.tail = 0;
     }
 
-    /// Switches the invalidation queue off, whatever it is doing, and on again: what was in it is forgotten. Translation
-    /// stays on.
+    /// Switches the invalidation queue off, whatever it is doing, and on again: what was in it is
+    /// forgotten. Translation stays on.
     pub fn restart_queue(&mut self) {
         self.command(0x8000_0000, 0x0400_0000, 0);
         self.start_queue();
     }
 
-    /// Goes on after a descriptor that could not be fetched, or a status word that could not be written.
+    /// Goes on after a descriptor that could not be fetched, or a status word that could not be
+    /// written.
     pub fn clear_queue_error(&mut self) {
         self.write(reg::FSTS, 4, 0x7f);
     }
@@ -506,7 +509,8 @@ impl Machine {
         self.bar_write(function, at, &queue.to_le_bytes());
     }
 
-    /// Asks for a reset, and polls until it is over. Nothing else happens meanwhile: no memory comes.
+    /// Asks for a reset, and polls until it is over. Nothing else happens meanwhile: no memory
+    /// comes.
     pub fn reset(&mut self, function: usize) {
         self.set_status(function, 0);
         for _ in 0..10_000 {

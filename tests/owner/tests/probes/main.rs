@@ -1,5 +1,5 @@
-//! Three systems that the machine library does not know, plugged into it from outside: what each of them needs is here, and
-//! nothing of it there.
+//! Three systems that the machine library does not know, plugged into it from outside: what each of
+//! them needs is here, and nothing of it there.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod evict;

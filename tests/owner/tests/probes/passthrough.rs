@@ -1,5 +1,6 @@
-//! A function such as an assigned device is: its registers in a 64-bit BAR beyond 4 GiB, interrupts by MSI-X or by its legacy
-//! pin, DMA under leases that the device ends by itself, and removal while one is held.
+//! A function such as an assigned device is: its registers in a 64-bit BAR beyond 4 GiB, interrupts
+//! by MSI-X or by its legacy pin, DMA under leases that the device ends by itself, and removal
+//! while one is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +44,8 @@ functions! {
     }
 }
 
-/// The device: it writes 8 bytes to guest memory when it is started and its hardware, which the test is, is done.
+/// The device: it writes 8 bytes to guest memory when it is started and its hardware, which the
+/// test is, is done.
 struct Assigned {
     config: ConfigSpace,
     msix: MsixTable,

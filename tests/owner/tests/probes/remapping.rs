@@ -1,5 +1,5 @@
-//! A unit that remaps interrupts by a table which may be absent: messages and lines wait for it, are refused without it, and
-//! lines follow when it changes.
+//! A unit that remaps interrupts by a table which may be absent: messages and lines wait for it,
+//! are refused without it, and lines follow when it changes.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -160,7 +160,8 @@ fn messages_and_lines_wait_for_their_table_and_lines_follow_its_changes() {
     assert!(machine.sent.take().is_empty(), "its table never came");
     assert_eq!(machine.owner.totals().blocked_interrupts, 1);
 
-    // What waits when its function is removed is forgotten, and none of it reaches whoever comes to its place.
+    // What waits when its function is removed is forgotten, and none of it reaches whoever comes to
+    // its place.
     *table.lock().unwrap() = None;
     machine.write(function, 0, 0, 1);
     machine.poll();

@@ -1,5 +1,5 @@
-//! Somebody who follows a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it hears what each
-//! invalidation covers, and holds the guest's WAIT until it has forgotten the same.
+//! Somebody who follows a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it
+//! hears what each invalidation covers, and holds the guest's WAIT until it has forgotten the same.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -32,7 +32,8 @@ functions! {
     }
 }
 
-/// Holds invalidations of pages, no others; lets go of as many as a write to its BAR says, oldest first.
+/// Holds invalidations of pages, no others; lets go of as many as a write to its BAR says, oldest
+/// first.
 #[derive(Default)]
 struct Follower {
     slot: u8,

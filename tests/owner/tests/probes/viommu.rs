@@ -1,5 +1,5 @@
-//! A paravirtual IOMMU in outline: a function whose requests, taken from a queue of its own past its unit, change that
-//! unit's mappings, and are answered when nothing uses what they took away.
+//! A paravirtual IOMMU in outline: a function whose requests, taken from a queue of its own past
+//! its unit, change that unit's mappings, and are answered when nothing uses what they took away.
 
 use std::collections::BTreeMap;
 

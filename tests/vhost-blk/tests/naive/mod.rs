@@ -1,7 +1,8 @@
 //! A block server that is simple and obviously correct, unless told to misbehave.
 //!
-//! It sleeps whenever its rings are empty, asks for a kick by event index or flag, executes what it took in
-//! reverse order, and returns one request at a time (in ring order and in batches with IN_ORDER).
+//! It sleeps whenever its rings are empty, asks for a kick by event index or flag, executes what it
+//! took in reverse order, and returns one request at a time (in ring order and in batches with
+//! IN_ORDER).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

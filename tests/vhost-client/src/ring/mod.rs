@@ -1,12 +1,13 @@
 //! The driver's side of virtqueues (virtio 1.2 §2.7 split, §2.8 packed).
 //!
-//! A request is a list of [`Segment`]s under a token of the caller's; [`Ring::add`] puts it into the ring,
-//! [`Ring::publish`] makes it available and tells whether the device wants a kick, [`Ring::pop`] gives
-//! tokens back. *Calls* (interrupts) are off until [`Ring::arm`] asks for one; while they are off and EVENT_IDX
-//! is negotiated, the event index is kept behind the device, so that a polling driver takes none at all.
+//! A request is a list of [`Segment`]s under a token of the caller's; [`Ring::add`] puts it into
+//! the ring, [`Ring::publish`] makes it available and tells whether the device wants a kick,
+//! [`Ring::pop`] gives tokens back. *Calls* (interrupts) are off until [`Ring::arm`] asks for one;
+//! while they are off and EVENT_IDX is negotiated, the event index is kept behind the device, so
+//! that a polling driver takes none at all.
 //!
-//! What the device writes is checked: an index or identifier that makes no sense is a [`RingError`], not
-//! a panic, so that a broken server is reported as such.
+//! What the device writes is checked: an index or identifier that makes no sense is a
+//! [`RingError`], not a panic, so that a broken server is reported as such.
 //!
 //! **Left out:** indirect chains inside direct ones, and resizing.
 
@@ -145,8 +146,8 @@ impl Outstanding {
         (self.token[usize::from(id)], len)
     }
 
-    /// The request to end now that the device named `id`, and whether it is that one. With IN_ORDER it is the oldest:
-    /// everything up to `id` came back.
+    /// The request to end now that the device named `id`, and whether it is that one. With IN_ORDER
+    /// it is the oldest: everything up to `id` came back.
     #[inline]
     fn first_up_to(&mut self, id: u16) -> (u16, bool) {
         let Some(order) = &mut self.order else {
@@ -195,7 +196,8 @@ impl Ring {
         }
     }
 
-    /// Puts a request into the ring; `false` where it has no room. With `table`, as one indirect descriptor.
+    /// Puts a request into the ring; `false` where it has no room. With `table`, as one indirect
+    /// descriptor.
     #[inline]
     pub fn add(
         &mut self,
@@ -240,7 +242,8 @@ impl Ring {
         each!(self, ring => ring.has_used(memory))
     }
 
-    /// Asks for a call at the next use. `false`: something came back already, and none may come for it.
+    /// Asks for a call at the next use. `false`: something came back already, and none may come for
+    /// it.
     #[inline]
     pub fn arm(&mut self, memory: &Memory) -> bool {
         each!(self, ring => ring.arm(memory))
@@ -266,8 +269,8 @@ impl Ring {
         }
     }
 
-    /// SET_VRING_BASE's number for a device that takes over a ring with nothing in flight, to compare with
-    /// GET_VRING_BASE's.
+    /// SET_VRING_BASE's number for a device that takes over a ring with nothing in flight, to
+    /// compare with GET_VRING_BASE's.
     pub fn available_base(&self) -> u32 {
         match self {
             Self::Split(ring) => ring.avail_idx().into(),
@@ -282,8 +285,8 @@ const fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Writes one 16-byte descriptor of a split ring or an indirect table, unless it is there already: a
-/// line that both sides only read stays in both caches.
+/// Writes one 16-byte descriptor of a split ring or an indirect table, unless it is there already:
+/// a line that both sides only read stays in both caches.
 #[inline]
 fn write_desc(memory: &Memory, offset: usize, addr: u64, len: u32, high: u32) {
     use std::sync::atomic::Ordering::Relaxed;

@@ -215,7 +215,8 @@ impl Packed {
             memory.store_u16(self.driver + 2, EVENTS_ON, Relaxed);
         }
         self.is_armed = true;
-        // Pairs with the device's fence between a used descriptor and its look at what was stored here.
+        // Pairs with the device's fence between a used descriptor and its look at what was stored
+        // here.
         fence(SeqCst);
         !self.has_used(memory)
     }

@@ -11,7 +11,8 @@ use crate::memory::Memory;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY.
 const NO_EVENTS: u16 = 1;
-/// How far behind the device a polling driver parks its event index, and after how many completions it does so anew.
+/// How far behind the device a polling driver parks its event index, and after how many completions
+/// it does so anew.
 const PARK_STEP: u16 = 1 << 14;
 
 /// A split ring. Everything here is the driver's own; the device's words are loaded when needed.
@@ -140,8 +141,8 @@ impl Split {
         self.published = new;
         // Pairs with the device's acquire load of the index: it sees entries and descriptors.
         memory.store_u16(self.avail + 2, new, Release);
-        // Pairs with the fence of a device that arms and then looks at the index again: one of the two
-        // sees the other's store, or both do.
+        // Pairs with the fence of a device that arms and then looks at the index again: one of the
+        // two sees the other's store, or both do.
         fence(SeqCst);
         match self.has_event_idx {
             true => need_event(memory.load_u16(self.avail_event(), Relaxed), new, old),
@@ -177,7 +178,8 @@ impl Split {
             self.next[usize::from(tail)] = self.free_head;
             self.free_head = id;
         }
-        // With IN_ORDER descriptors are used in ring order: `next` stays as it was, and so does the cursor.
+        // With IN_ORDER descriptors are used in ring order: `next` stays as it was, and so does the
+        // cursor.
         self.free += descs;
         token
     }
@@ -201,7 +203,8 @@ impl Split {
             false => memory.store_u16(self.avail, 0, Relaxed),
         }
         self.is_armed = true;
-        // Pairs with the device's fence between its used index and its look at what was stored here.
+        // Pairs with the device's fence between its used index and its look at what was stored
+        // here.
         fence(SeqCst);
         !self.has_used(memory)
     }
@@ -215,8 +218,9 @@ impl Split {
         self.park(memory);
     }
 
-    /// Puts the event index a quarter of a lap behind the device. Directly behind it would be among the completions that the
-    /// device has published and not yet decided about: they would be called for.
+    /// Puts the event index a quarter of a lap behind the device. Directly behind it would be among
+    /// the completions that the device has published and not yet decided about: they would be
+    /// called for.
     fn park(&mut self, memory: &Memory) {
         self.parked_at = self.last_used;
         if self.has_event_idx {

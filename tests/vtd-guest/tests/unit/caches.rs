@@ -63,7 +63,8 @@ fn a_context_that_another_bus_evicted_keeps_no_translation_alive() {
     let mut m = booted(&guest);
     assert_run(m.translate(DISK, 0x1000, Perm::Read), 0x5000, 0x1000);
     assert_run(m.translate(other, 0x1000, Perm::Read), 0x5000, 0x1000);
-    // The first one's context is not here any more: the flush of its domain must reach it all the same.
+    // The first one's context is not here any more: the flush of its domain must reach it all the
+    // same.
     guest.map(table, 4, 0x1000, 0x6000 | RW);
     m.submit_wait(&[iotlb_domain(1)]);
     assert_run(m.translate(DISK, 0x1000, Perm::Read), 0x6000, 0x1000);
@@ -88,7 +89,8 @@ fn more_flushes_than_there_are_epochs_bring_no_old_translation_back() {
         guest.mem.put_u64(Gpa::new(leaf), page | RW);
         m.submit_wait(&[iotlb_domain(1)]);
         assert_run(m.translate(DISK, 0x1000, Perm::Write), page, 0x1000);
-        // The neighbour's is kept under its own epoch, and under a new one when all has been cleared.
+        // The neighbour's is kept under its own epoch, and under a new one when all has been
+        // cleared.
         assert_run(m.translate(NET, 0x1000, Perm::Write), 0xf000, 0x1000);
     }
     let walks = m.unit.stats().iotlb_misses;

@@ -1,5 +1,6 @@
-//! A guest that makes invalidations as dear as it can: 16,384 leases, and a full queue of page-selective invalidations.
-//! What is counted are looks at leases, so that nothing here depends on the machine's speed.
+//! A guest that makes invalidations as dear as it can: 16,384 leases, and a full queue of
+//! page-selective invalidations. What is counted are looks at leases, so that nothing here depends
+//! on the machine's speed.
 
 use fake_mem::ArrayMem;
 use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Leases, Perm};
@@ -17,7 +18,8 @@ const STEP_NS: u64 = 30_000;
 /// A step finishes what it has begun: one table walk, or one flush of 256 pages.
 const REST_NS: u64 = 300;
 
-/// A disk with domain 1, `pages` pages mapped from 0 on to memory from 0 on, and a queue as long as they can be.
+/// A disk with domain 1, `pages` pages mapped from 0 on to memory from 0 on, and a queue as long as
+/// they can be.
 fn machine(pages: u64) -> Machine<ArrayMem> {
     let mut guest = Guest::new();
     let table = guest.page();
@@ -47,8 +49,8 @@ fn descriptor(machine: &Machine<ArrayMem>, at: u64, descriptor: u128) {
         .put_u64(Gpa::new(at + 8), (descriptor >> 64) as u64);
 }
 
-/// Runs the queue up to `tail` descriptors: no step may look at more leases than its budget pays for, and all of it is
-/// reported as cost. Answers how many looks, and how many steps.
+/// Runs the queue up to `tail` descriptors: no step may look at more leases than its budget pays
+/// for, and all of it is reported as cost. Answers how many looks, and how many steps.
 fn drain(machine: &mut Machine<ArrayMem>, tail: u64) -> (u64, u64) {
     let first = machine.unit.leases().visits();
     machine.unit.take_cost();
@@ -86,7 +88,8 @@ fn a_full_queue_of_page_invalidations_looks_at_the_leases_of_those_pages_only() 
         descriptor(&machine, at, iotlb_pages(1, page, 0));
     }
     let (visits, steps) = drain(&mut machine, DESCRIPTORS);
-    // A pass over all of them for each would be 5 × 10^8; 512 pages of 2 MiB are all that one may concern.
+    // A pass over all of them for each would be 5 × 10^8; 512 pages of 2 MiB are all that one may
+    // concern.
     let bound = LEASES + DESCRIPTORS * (512 + 2);
     assert!(visits <= bound, "{visits} looks");
     assert!(

@@ -1,4 +1,5 @@
-//! The unit as its guest, its functions and its host see it. One binary, since each would compile the unit anew.
+//! The unit as its guest, its functions and its host see it. One binary, since each would compile
+//! the unit anew.
 
 mod absent;
 mod caches;

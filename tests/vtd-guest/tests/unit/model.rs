@@ -1,10 +1,11 @@
-//! The engine against a model that has no caches: 1000 sequences of 60 to 180 operations, about 120,000 in all.
+//! The engine against a model that has no caches: 1000 sequences of 60 to 180 operations, about
+//! 120,000 in all.
 //!
-//! The model keeps, for every domain and page, the answers that a walk of the tables would have given at
-//! any time since the last flush that covered them; for every device, the contexts that it would have
-//! found since the last context flush. The engine must give one of those answers; a refusal must be what
-//! the tables say *now*, because nothing not-present is cached. Waits must complete exactly when
-//! no lease whose page was taken from it (and flushed) is left.
+//! The model keeps, for every domain and page, the answers that a walk of the tables would have
+//! given at any time since the last flush that covered them; for every device, the contexts that it
+//! would have found since the last context flush. The engine must give one of those answers; a
+//! refusal must be what the tables say *now*, because nothing not-present is cached. Waits must
+//! complete exactly when no lease whose page was taken from it (and flushed) is left.
 
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, LeaseId, Leases, Perm, SourceId, Stop};
@@ -54,7 +55,8 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Mostly one device and two pages, or a change, its flush and a use of one page would rarely meet.
+    // Mostly one device and two pages, or a change, its flush and a use of one page would rarely
+    // meet.
     let s = prop_oneof![2 => Just(0), 1 => 0..SOURCES];
     let d = prop_oneof![2 => Just(0), 1 => 0..DOMAINS];
     let p = prop_oneof![1 => 0..2usize, 1 => 0..PAGES.len()];

@@ -1,7 +1,7 @@
 //! A guest that stores between any two of our loads of a shared page.
 //!
-//! Each test makes the same stores before the first load of a sweep, before the second, and so on, so that every
-//! way in which a sweep can see half of them is tried.
+//! Each test makes the same stores before the first load of a sweep, before the second, and so on,
+//! so that every way in which a sweep can see half of them is tried.
 
 use std::cell::{Cell, RefCell};
 
@@ -150,7 +150,8 @@ fn a_new_root_table_is_in_force_before_the_flushes_behind_it_wherever_the_sweep_
     for at in 0..MOST_LOADS {
         let mut s = Scene::new();
         let lease = s.lease();
-        // Another root table in which the disk has no context; RTPS is set, so nothing is waited for.
+        // Another root table in which the disk has no context; RTPS is set, so nothing is waited
+        // for.
         let root = s.guest.page();
         let (mem, tail) = (s.guest.mem.clone(), s.tail);
         s.page.arm(at, move |page| {
@@ -237,8 +238,8 @@ fn a_status_clear_is_not_lost_beside_a_new_fault_wherever_the_sweep_is() {
             page.store32(reg::FSTS, 0x83);
         });
         s.settle();
-        // Record 0 is free again, record 1 shows, and the guest was told of it after its clear, or had
-        // it in view when it cleared.
+        // Record 0 is free again, record 1 shows, and the guest was told of it after its clear, or
+        // had it in view when it cleared.
         assert_eq!(s.page.page.load32(FRCD + 12) & 0x8000_0000, 0, "load {at}");
         assert_eq!(
             s.page.page.load32(FRCD + 16 + 12) & 0x8000_0000,

@@ -1,9 +1,11 @@
-//! The register scripts of real guests, as recorded in `trap`, replayed through all three front ends.
+//! The register scripts of real guests, as recorded in `trap`, replayed through all three front
+//! ends.
 //!
-//! Every recorded read must give the recorded value. Addresses that the guest chose (queue, root table) are
-//! replaced by ours. The descriptors that it submitted are not in a recording, so each submission is replayed as
-//! invalidations and the wait behind them, which is what stock Linux submits. Nor are the accesses that faulted: each is
-//! made again before the guest first looks whether there was one, as its fault record tells.
+//! Every recorded read must give the recorded value. Addresses that the guest chose (queue, root
+//! table) are replaced by ours. The descriptors that it submitted are not in a recording, so each
+//! submission is replayed as invalidations and the wait behind them, which is what stock Linux
+//! submits. Nor are the accesses that faulted: each is made again before the guest first looks
+//! whether there was one, as its fault record tells.
 
 use guest_mem::{Gpa, Perm, SourceId, Stop};
 use vtd::spec::registers as reg;
@@ -45,7 +47,8 @@ fn parse(line: &str) -> Access {
     }
 }
 
-/// The accesses that faulted before the guest read what begins `rest`: it looks at each record, and clears it.
+/// The accesses that faulted before the guest read what begins `rest`: it looks at each record, and
+/// clears it.
 fn faults(rest: &[Access]) -> Vec<(SourceId, u64, Perm)> {
     let handler = rest
         .split(|access| access.is_write && access.offset == reg::FSTS)

@@ -1,9 +1,10 @@
 //! Register scripts through the three front ends.
 //!
-//! A script that obeys the polling rule (it waits for the answer to a store before a store that would
-//! hide it) must give identical results in `trap`, `logged` and `shared`, with a slow owner that looks
-//! only when the guest waits and with a fast one that looks after every store. The rest must agree in
-//! `trap` and `logged`, and leave `shared` bounded and safe; each says which rule it breaks.
+//! A script that obeys the polling rule (it waits for the answer to a store before a store that
+//! would hide it) must give identical results in `trap`, `logged` and `shared`, with a slow owner
+//! that looks only when the guest waits and with a fast one that looks after every store. The rest
+//! must agree in `trap` and `logged`, and leave `shared` bounded and safe; each says which rule it
+//! breaks.
 
 use fake_mem::{ArrayMem, PendingMem};
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Perm, PhysMem, RegPage, RegisterPage, Run, Stop};
@@ -77,8 +78,8 @@ impl<M: PhysMem + HasRam> Scene<M> {
         self.seen.push(Seen::Record(dwords));
     }
 
-    /// What can be read at the end. CAP and the like included; GCMD is write-only, RTADDR to IVA are
-    /// the guest's own values, FECTL.IP is not shown in `shared`.
+    /// What can be read at the end. CAP and the like included; GCMD is write-only, RTADDR to IVA
+    /// are the guest's own values, FECTL.IP is not shown in `shared`.
     fn finish(mut self) -> Vec<Seen> {
         self.rest();
         for offset in [reg::VER, reg::GSTS, reg::FSTS, reg::ICS] {
@@ -203,7 +204,8 @@ fn linux_boot_and_strict_io_is_the_same_in_every_mode() {
     agrees_everywhere::<LinuxBoot>();
 }
 
-/// kexec: the root table is set again with RTPS already 1, so nothing is waited for before the flushes.
+/// kexec: the root table is set again with RTPS already 1, so nothing is waited for before the
+/// flushes.
 struct SecondRootTable;
 impl Script for SecondRootTable {
     fn run<M: PhysMem + HasRam>(s: &mut Scene<M>) {
@@ -322,8 +324,8 @@ fn queue_errors_stop_and_resume_the_same_in_every_mode() {
     agrees_everywhere::<QueueError>();
 }
 
-/// The order within a sweep, seen by a guest that looks at memory between our stores: whoever sees the
-/// status word sees IQH behind its descriptor, and IQE repaired before IQH moves.
+/// The order within a sweep, seen by a guest that looks at memory between our stores: whoever sees
+/// the status word sees IQH behind its descriptor, and IQE repaired before IQH moves.
 struct Watcher {
     mem: ArrayMem,
     page: RegisterPage,

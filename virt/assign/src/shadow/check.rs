@@ -52,7 +52,8 @@ impl Check {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// Checks the mappings of `task`, and deals with those that are gone. The pages that are to be filled then, first and last.
+    /// Checks the mappings of `task`, and deals with those that are gone. The pages that are to be
+    /// filled then, first and last.
     pub(super) fn check<I: Iommu, M: PhysMem>(
         &mut self,
         task: &mut Task,

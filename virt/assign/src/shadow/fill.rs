@@ -151,8 +151,9 @@ impl<C: Caller> Shadow<C> {
         Ok(None)
     }
 
-    /// Maps a run: what of it is live already stays, what is stale is found again or goes first, what is not memory or not allowed is
-    /// refused. What is left of the run when this pauses stays in it.
+    /// Maps a run: what of it is live already stays, what is stale is found again or goes first,
+    /// what is not memory or not allowed is refused. What is left of the run when this pauses stays
+    /// in it.
     fn map_run<M: PhysMem>(
         &mut self,
         run: &mut Option<Mapping>,
@@ -225,7 +226,8 @@ impl<C: Caller> Shadow<C> {
         Ok(pages)
     }
 
-    /// What is wanted is stale, or overlaps what is: found again if it is the same, else torn down first. Pages dealt with.
+    /// What is wanted is stale, or overlaps what is: found again if it is the same, else torn down
+    /// first. Pages dealt with.
     fn meet_stale(&mut self, wanted: &Mapping, stale: &Mapping) -> u64 {
         let is_same = stale.first == wanted.first
             && stale.gpa == wanted.gpa
@@ -321,8 +323,8 @@ fn memory_of<M: PhysMem>(mapping: &Mapping, mem: &M) -> MemAccess<Pinned> {
     Pinned::ask(mem, gpa, len, intent)
 }
 
-/// Of `pages` pages from `first` on, those that lie in one of the sorted `runs` (first page, pages) or in none: how many are alike,
-/// and whether they do.
+/// Of `pages` pages from `first` on, those that lie in one of the sorted `runs` (first page, pages)
+/// or in none: how many are alike, and whether they do.
 fn part(runs: &[(u64, u64)], first: u64, pages: u64) -> (u64, bool) {
     let behind = runs.partition_point(|(at, _)| *at <= first);
     let inside = behind.checked_sub(1).map(|at| runs[at]);

@@ -12,26 +12,32 @@
 //!                     settle: the calls are over ─▶ Effects::release(hold)
 //! ```
 //!
-//! **Order.** Map: walk, host memory until it is there, *book* (from here a page is in use), call, release. Unmap: call returned and
-//! complete, *only then* out of the book, release. Otherwise a page would be evicted under a device. Checks come before fills, so
-//! that an IOVA which the guest maps to something else has gone by then; calls are made in the order in which they were asked for
-//! ([`calls`](crate::calls)).
+//! **Order.** Map: walk, host memory until it is there, *book* (from here a page is in use), call,
+//! release. Unmap: call returned and complete, *only then* out of the book, release. Otherwise a
+//! page would be evicted under a device. Checks come before fills, so that an IOVA which the guest
+//! maps to something else has gone by then; calls are made in the order in which they were asked
+//! for ([`calls`](crate::calls)).
 //!
-//! **The exact difference.** Linux tells a map and an unmap alike, in aligned powers of two, of a whole domain, or of everything; so
-//! what is told is where to look, and the tables say what is there. A mapping of type 1 goes as a whole: where a guest unmaps a part of
-//! one (halves of a large page), it is unmapped, the rest is mapped again, and that domain goes on in pages of 4 KiB. Mappings are one
-//! for each run that one invalidation made, never merged across them. What leaves together shares one call.
+//! **The exact difference.** Linux tells a map and an unmap alike, in aligned powers of two, of a
+//! whole domain, or of everything; so what is told is where to look, and the tables say what is
+//! there. A mapping of type 1 goes as a whole: where a guest unmaps a part of one (halves of a
+//! large page), it is unmapped, the rest is mapped again, and that domain goes on in pages of 4
+//! KiB. Mappings are one for each run that one invalidation made, never merged across them. What
+//! leaves together shares one call.
 //!
-//! **Slices.** Each poll has a budget; a table walk, the check of a large mapping and a replay of all of a guest's tables go on where
-//! they were. A table that changes under a walk is the guest's affair: each entry is read once, and the guest has to invalidate again.
+//! **Slices.** Each poll has a budget; a table walk, the check of a large mapping and a replay of
+//! all of a guest's tables go on where they were. A table that changes under a walk is the guest's
+//! affair: each entry is read once, and the guest has to invalidate again.
 //!
-//! **Failure.** A map that is refused has its WAIT, out of the device's reach, counted, with one line for the user. An unmap that failed, or
-//! did less than the book says, or takes longer than a hold may: the device must not reach memory any more, so its bus mastering goes
-//! off and the device is let go of (the function does that: [`Shadow::take_failure`]), then the container is closed, by force if its
-//! mappings cannot be ended otherwise, and only then WAITs complete.
+//! **Failure.** A map that is refused has its WAIT, out of the device's reach, counted, with one
+//! line for the user. An unmap that failed, or did less than the book says, or takes longer than a
+//! hold may: the device must not reach memory any more, so its bus mastering goes off and the
+//! device is let go of (the function does that: [`Shadow::take_failure`]), then the container is
+//! closed, by force if its mappings cannot be ended otherwise, and only then WAITs complete.
 //!
-//! Bounds: `TASKS` (64) tasks (more are joined to one that looks at everything), twice as many holds, [`calls::MOST`](crate::calls::MOST) calls under way,
-//! `TOGETHER` (1,024) mappings in a call, as many mappings as the container has (65,535).
+//! Bounds: `TASKS` (64) tasks (more are joined to one that looks at everything), twice as many
+//! holds, [`calls::MOST`](crate::calls::MOST) calls under way, `TOGETHER` (1,024) mappings in a
+//! call, as many mappings as the container has (65,535).
 
 mod check;
 mod fill;
@@ -248,7 +254,8 @@ struct Said {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// The shadow of what `source` is attached to, empty, with calls made by `caller`. Its pages are in use in `reach`.
+    /// The shadow of what `source` is attached to, empty, with calls made by `caller`. Its pages
+    /// are in use in `reach`.
     pub fn new(
         source: SourceId,
         limits: Limits,
@@ -281,7 +288,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The unit invalidates. It is looked at by the polls that follow, and held until they are done.
+    /// The unit invalidates. It is looked at by the polls that follow, and held until they are
+    /// done.
     pub fn told(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
         let what = match what.scope {
             Scope::Interrupts => return Hold::No,
@@ -353,12 +361,14 @@ impl<C: Caller> Shadow<C> {
         Hold::Yes
     }
 
-    /// A hold of this shadow has lasted for too long. A call that has been under way since then is not waited for any longer.
+    /// A hold of this shadow has lasted for too long. A call that has been under way since then is
+    /// not waited for any longer.
     pub fn hold_overdue(&mut self) {
         self.overdue = true;
     }
 
-    /// Looks at the device's attachment without having been told: at its start, and after a reset of its function.
+    /// Looks at the device's attachment without having been told: at its start, and after a reset
+    /// of its function.
     pub fn look(&mut self) {
         if self.state == State::Open {
             let task = Task::new(What::Everything, Vec::new());
@@ -416,8 +426,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Why the device has to be cut off, once: who takes this turns its bus mastering off, lets go of
-    /// it, and then [ends](Self::end) this.
+    /// Why the device has to be cut off, once: who takes this turns its bus mastering off, lets go
+    /// of it, and then [ends](Self::end) this.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }

@@ -11,7 +11,8 @@ use crate::policy::HostPolicy;
 const CALL_LIMIT: u64 = 1_000_000_000;
 
 impl<C: Caller> Shadow<C> {
-    /// Ends mappings that the guest has unmapped: the first list before the task is over, the second as the policy has it.
+    /// Ends mappings that the guest has unmapped: the first list before the task is over, the
+    /// second as the policy has it.
     pub(super) fn unmap(
         &mut self,
         at_once: Vec<Mapping>,
@@ -59,7 +60,8 @@ impl<C: Caller> Shadow<C> {
             }
         }
         let waits = !waited.is_empty();
-        // One list: what is in no call yet and in no book any more must not lie between two of a call.
+        // One list: what is in no call yet and in no book any more must not lie between two of a
+        // call.
         waited.append(&mut unwaited);
         let last = self.ask_to_unmap(waited);
         if waits {
@@ -143,7 +145,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Asks for the ends of mappings that were taken out of the book. Neighbours between which nothing else is mapped share a call.
+    /// Asks for the ends of mappings that were taken out of the book. Neighbours between which
+    /// nothing else is mapped share a call.
     pub(super) fn ask_to_unmap(&mut self, mut gone: Vec<(Mapping, Option<u64>)>) -> Option<CallId> {
         gone.sort_unstable_by_key(|(mapping, _)| mapping.first);
         let mut last = None;
@@ -187,7 +190,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The device must not reach memory any more: it is to be cut off, and then the container closed.
+    /// The device must not reach memory any more: it is to be cut off, and then the container
+    /// closed.
     #[cold]
     pub(super) fn fail(&mut self, why: &str) {
         if self.state == State::Open {

@@ -417,7 +417,8 @@ impl World {
         self.kernel.with(|inside| std::mem::take(&mut inside.made))
     }
 
-    /// The device reaches what the tables say, and beyond that at most so many mappings that are stale.
+    /// The device reaches what the tables say, and beyond that at most so many mappings that are
+    /// stale.
     fn check(&self) {
         let (wanted, reached) = (self.tables.wanted(), self.kernel.reached());
         for (iova, to) in &wanted {
@@ -818,8 +819,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
-    /// A guest that is right (it invalidates what it has changed before it waits), under each policy, with calls that are made
-    /// late: whatever is reached is in use, and when nothing is held the device reaches what the tables say.
+    /// A guest that is right (it invalidates what it has changed before it waits), under each
+    /// policy, with calls that are made late: whatever is reached is in use, and when nothing is
+    /// held the device reaches what the tables say.
     #[test]
     fn the_device_reaches_what_the_tables_say(
         policy in 0_usize..4,

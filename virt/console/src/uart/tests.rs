@@ -103,8 +103,8 @@ fn a_full_buffer_takes_nothing_and_nobody_waits() {
     assert_eq!(uart.offer(b"y"), 1);
 }
 
-/// Linux reads 256 bytes for an interrupt, and asks the chip whether there is more. (A line of more than that, typed at once, stood
-/// in the buffer until something else was typed.)
+/// Linux reads 256 bytes for an interrupt, and asks the chip whether there is more. (A line of more
+/// than that, typed at once, stood in the buffer until something else was typed.)
 #[test]
 fn bytes_that_are_left_behind_a_read_are_told_of_when_the_interrupt_is_identified() {
     let (uart, messages) = uart(Sink::nowhere());

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use disk_image::ImageDisk;
 use vio::blk::{BlockIo, Op, Outcome};
 
-/// Keeps `depth` operations in flight until `most` have begun or `limit` is over; how many ended. Those with data have
-/// a private buffer for it.
+/// Keeps `depth` operations in flight until `most` have begun or `limit` is over; how many ended.
+/// Those with data have a private buffer for it.
 pub fn drive(
     disk: &mut ImageDisk,
     depth: u32,

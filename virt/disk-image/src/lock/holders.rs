@@ -1,9 +1,9 @@
 //! Who holds the lock of an image: for messages, and to tell a live user from one that was killed.
 //!
-//! `/proc/locks` does not say whose an OFD lock is, but `/proc/PID/fdinfo/FD` lists the locks held through that
-//! descriptor. A process sees those of its own user, root sees all; a process that is dying has no descriptors any
-//! more. Nothing but text of `/proc` is read: a look at the files themselves (`stat`) would wait for a file system that
-//! does not answer.
+//! `/proc/locks` does not say whose an OFD lock is, but `/proc/PID/fdinfo/FD` lists the locks held
+//! through that descriptor. A process sees those of its own user, root sees all; a process that is
+//! dying has no descriptors any more. Nothing but text of `/proc` is read: a look at the files
+//! themselves (`stat`) would wait for a file system that does not answer.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -76,8 +76,8 @@ fn printable(name: &[u8]) -> String {
 
 /// An open file as `/proc` writes it.
 struct Identity {
-    /// `MAJOR:MINOR:INODE`, the first two hexadecimal, as in a list of locks. Not on btrfs, where programs are told another
-    /// device number than the kernel uses itself.
+    /// `MAJOR:MINOR:INODE`, the first two hexadecimal, as in a list of locks. Not on btrfs, where
+    /// programs are told another device number than the kernel uses itself.
     place: String,
     /// The lines `mnt_id:` and `ino:`; not for a process with mounts of its own.
     mounted: Vec<String>,
@@ -119,7 +119,8 @@ fn mounted(info: &str) -> impl Iterator<Item = &str> {
         .filter(|line| line.starts_with("mnt_id:") || line.starts_with("ino:"))
 }
 
-/// The place in a line such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:1234 100 101`, if it is the lock of an image.
+/// The place in a line such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:1234 100 101`, if it is the
+/// lock of an image.
 fn image_lock(line: &str) -> Option<&str> {
     let words: Vec<_> = line.strip_prefix("lock:")?.split_whitespace().collect();
     let [_, "OFDLCK", .., place, first, last] = words[..] else {

@@ -1,4 +1,5 @@
-//! A sync that fails is the last: the kernel reports an error once, and says nothing of it afterwards.
+//! A sync that fails is the last: the kernel reports an error once, and says nothing of it
+//! afterwards.
 
 use std::fs::File;
 use std::io;

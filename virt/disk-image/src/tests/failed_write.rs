@@ -1,4 +1,5 @@
-//! Storage that fails for a while: whatever write of the file it is that fails, what was reported done is there afterwards.
+//! Storage that fails for a while: whatever write of the file it is that fails, what was reported
+//! done is there afterwards.
 
 use std::fs::File;
 use std::io;

@@ -1,15 +1,18 @@
-//! Whatever a power cut leaves of the writes since the last sync, everything that was flushed is there.
+//! Whatever a power cut leaves of the writes since the last sync, everything that was flushed is
+//! there.
 //!
-//! An image lives in a [`Recorder`]. Random operations run on it; then every window between two syncs is replayed: what
-//! was synced is there, and of what was written in the window some sectors are there and others are not. All windows are
-//! cut at every write (*prefix*), with each write missing alone (*omission*) and alone there (*survivor*), and with random
-//! choices of writes and of single sectors. In each state
+//! An image lives in a [`Recorder`]. Random operations run on it; then every window between two
+//! syncs is replayed: what was synced is there, and of what was written in the window some sectors
+//! are there and others are not. All windows are cut at every write (*prefix*), with each write
+//! missing alone (*omission*) and alone there (*survivor*), and with random choices of writes and
+//! of single sectors. In each state
 //!
 //! - a reader that shares no code with the library finds no corruption, leaks aside;
-//! - each sector of the disk has its contents at the last flush that was reported done, or contents that were written
-//!   after it: never what was there before, nor another sector's, nor what the cluster held in an earlier life;
-//! - in samples of the states the crate's own check finds nothing to mend, the library reads the same, and so does
-//!   `qemu-img check` find no more than leaks.
+//! - each sector of the disk has its contents at the last flush that was reported done, or contents
+//!   that were written after it: never what was there before, nor another sector's, nor what the
+//!   cluster held in an earlier life;
+//! - in samples of the states the crate's own check finds nothing to mend, the library reads the
+//!   same, and so does `qemu-img check` find no more than leaks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,7 +33,8 @@ use crate::image::{Group, Image};
 use crate::options::{Backing, ImageOptions};
 use crate::storage::{Content, ImageFile};
 
-/// What a sector holds: a word, again and again. It names the sector and the write; 0 is no write's.
+/// What a sector holds: a word, again and again. It names the sector and the write; 0 is no
+/// write's.
 type Word = u64;
 
 /// The write that made what is behind the image.
@@ -193,8 +197,8 @@ impl Model {
         }
     }
 
-    /// What a power cut may leave at a time when `events` are over: of each sector what it held at the last flush,
-    /// and everything since.
+    /// What a power cut may leave at a time when `events` are over: of each sector what it held at
+    /// the last flush, and everything since.
     fn allowed(&self, events: usize) -> Vec<Vec<Word>> {
         let flushed = self.flushes.iter().rev().find(|flush| **flush <= events);
         let flushed = *flushed.expect("the first is at 0");
@@ -716,8 +720,8 @@ fn what_was_flushed_survives_a_power_cut() {
     replay_all(&shapes(), 0..2, 60, 24);
 }
 
-/// Likewise while the refcount table is moved to make it longer. (The library never needs to move an L1 table: one
-/// that is too short for its disk is refused when the image is opened.)
+/// Likewise while the refcount table is moved to make it longer. (The library never needs to move
+/// an L1 table: one that is too short for its disk is refused when the image is opened.)
 #[test]
 fn what_was_flushed_survives_a_power_cut_while_the_refcount_table_grows() {
     // 64 entries of the table, 64 counts in a block, 512 bytes in a cluster: full at 2 MiB.
@@ -735,8 +739,8 @@ fn what_was_flushed_survives_a_power_cut_while_the_refcount_table_grows() {
     assert!((0..3).any(|seed| replay(shape, false, seed, 40, 24).is_err()));
 }
 
-/// Likewise of images that share clusters with a snapshot, and of compressed ones: there every write takes the place of
-/// older data.
+/// Likewise of images that share clusters with a snapshot, and of compressed ones: there every
+/// write takes the place of older data.
 #[test]
 fn what_was_flushed_survives_a_power_cut_where_it_is_shared_or_compressed() {
     if !has_qemu() {
@@ -769,7 +773,8 @@ fn without_barriers_a_power_cut_loses_what_was_flushed() {
     }
 }
 
-/// Data that a cluster took over from behind when a part of it was written: the oldest data there are.
+/// Data that a cluster took over from behind when a part of it was written: the oldest data there
+/// are.
 #[test]
 fn rest_of_a_cluster_survives_a_power_cut_under_a_sub_cluster_write() {
     let shape = Shape {
@@ -854,7 +859,8 @@ fn barriers_are_where_the_format_needs_them() {
         1,
         "between what referred to the clusters and their counts"
     );
-    // Their entries say "zero" now, without clusters in waiting: no other writes' clusters become free.
+    // Their entries say "zero" now, without clusters in waiting: no other writes' clusters become
+    // free.
     run.write(&fresh);
     assert_eq!(syncs(), 1, "writes to discarded clusters share a sync");
     run.flush();

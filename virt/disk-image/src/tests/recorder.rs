@@ -12,10 +12,11 @@ pub const SECTOR: usize = 512;
 
 /// What happened to the file, in order.
 pub enum Event {
-    /// Sectors, each as it was after the write. The kernel writes whole sectors of what is in its cache, so a later
-    /// one contains what was written to the same sector earlier.
+    /// Sectors, each as it was after the write. The kernel writes whole sectors of what is in its
+    /// cache, so a later one contains what was written to the same sector earlier.
     Write(Vec<(usize, Box<[u8; SECTOR]>)>),
-    /// The file has this length. A file system may lose it and keep the sectors, or the other way round.
+    /// The file has this length. A file system may lose it and keep the sectors, or the other way
+    /// round.
     Grow(usize),
     /// Everything before is on the disk.
     Sync,

@@ -250,7 +250,8 @@ pub struct Loop {
 }
 
 impl Loop {
-    /// One of 1 MiB in blocks of so many bytes. Nothing, with the reason printed, where this user may not make one.
+    /// One of 1 MiB in blocks of so many bytes. Nothing, with the reason printed, where this user
+    /// may not make one.
     pub fn attach(block: u32) -> Option<Self> {
         use std::os::unix::fs::MetadataExt;
         let folder = tempfile::tempdir().expect("a folder");

@@ -21,9 +21,11 @@ pub struct Fault {
 /// What such a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reflection {
-    /// A real interrupt, acknowledged, by its vector at the real local APIC: to be handed to [`Core::took`].
+    /// A real interrupt, acknowledged, by its vector at the real local APIC: to be handed to
+    /// [`Core::took`].
     Interrupt(Vector),
-    /// An INT instruction whose gate is hidden from it: to be injected, with the instruction pointer behind the instruction.
+    /// An INT instruction whose gate is hidden from it: to be injected, with the instruction
+    /// pointer behind the instruction.
     Software(Injection),
     /// The guest's own fault, to be injected.
     Guest(Event),
@@ -55,10 +57,12 @@ impl Core {
     }
 
     fn reflect_external(&mut self, vector: Vector, fault: Fault) -> Reflection {
-        // What was injected has the guest's vector, and goes through the table only while nothing real does.
+        // What was injected has the guest's vector, and goes through the table only while nothing
+        // real does.
         let was_injected = self.injected == Some(vector);
-        // A gate that the shadow shows as it is: it is the guest's own that is not present. The interrupt is in service, as it
-        // would be without a host, and the guest is told. Injected again it would fault again, for ever.
+        // A gate that the shadow shows as it is: it is the guest's own that is not present. The
+        // interrupt is in service, as it would be without a host, and the guest is told. Injected
+        // again it would fault again, for ever.
         let is_own = was_injected || self.last.direct && self.assigned.contains(vector);
         if is_own {
             self.counts.own_gates += 1;

@@ -1,5 +1,5 @@
-//! Runs of the small world ([`world`](super::world)), and single steps of the mode machine: each bug of the notes that is one of
-//! its decisions has a test by its number.
+//! Runs of the small world ([`world`](super::world)), and single steps of the mode machine: each
+//! bug of the notes that is one of its decisions has a test by its number.
 
 use super::world::{Seen, World};
 use super::*;
@@ -8,7 +8,8 @@ use crate::event::{self, NOT_PRESENT, PROTECTION};
 /// Events of one world; claims are for good in each.
 const ONE_WORLD: u64 = 10_000;
 
-/// Worlds one after another until something is wrong or the events are spent: which seed, after how many events in all.
+/// Worlds one after another until something is wrong or the events are spent: which seed, after how
+/// many events in all.
 ///
 /// `ELI_TRACE=<seed>` prints what happens in one.
 fn first_wrong(events: u64, seen: &mut Seen) -> Option<(u64, u64, String)> {
@@ -211,7 +212,8 @@ fn of_several_8259s_interrupts_in_one_window_the_newest_goes_first() {
 
 #[test]
 fn what_waits_behind_an_8259s_interrupt_gets_a_window() {
-    // The guest's end of it does not exit. Without a window what waits would do so until some exit came about.
+    // The guest's end of it does not exit. Without a window what waits would do so until some exit
+    // came about.
     let mut core = engaged();
     took(&mut core, &[external(0x36), external(0x30), edge(0x41)]);
     for (vector, window) in [(0x30, true), (0x36, true), (0x41, false)] {

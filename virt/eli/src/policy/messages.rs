@@ -1,9 +1,10 @@
 //! Interrupts from outside of the processor: a device's messages, and the I/O APIC's entries.
 //!
-//! The guest may choose the vector, whether it is masked, which of its processors, and for a pin its trigger and polarity. The hardware's
-//! entry is *made* of that: one processor of the guest's, by its identifier, fixed; a message is an edge. Where the guest names several
-//! processors it is the first of them, as if it had asked for the lowest priority. No other bit of the guest's reaches the hardware, so none
-//! has to be compared.
+//! The guest may choose the vector, whether it is masked, which of its processors, and for a pin
+//! its trigger and polarity. The hardware's entry is *made* of that: one processor of the guest's,
+//! by its identifier, fixed; a message is an edge. Where the guest names several processors it is
+//! the first of them, as if it had asked for the lowest priority. No other bit of the guest's
+//! reaches the hardware, so none has to be compared.
 
 use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Processors, Why, delivery_mode};
 use crate::Vector;
@@ -32,15 +33,18 @@ impl Message {
     }
 }
 
-/// The guest's vector of a message, and the number of the processor that gets it, if it is a fixed one to one of the guest's.
+/// The guest's vector of a message, and the number of the processor that gets it, if it is a fixed
+/// one to one of the guest's.
 ///
 /// # Errors
-/// It is no interrupt message, or for another processor, of another kind, or has an exception's vector.
+/// It is no interrupt message, or for another processor, of another kind, or has an exception's
+/// vector.
 pub fn message(message: Message, guests: &Processors) -> Result<(usize, Vector), Why> {
     const LOGICAL: u64 = 1 << 2;
     let to = (message.address >> 12 & 0xff) as u32;
     if message.address >> 20 != INTERRUPTS >> 20 {
-        // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an entry of ours.
+        // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an
+        // entry of ours.
         return Err(Why::Destination((message.address >> 12) as u32));
     }
     let targets = guests.of_byte(to, message.address & LOGICAL != 0);
@@ -48,7 +52,8 @@ pub fn message(message: Message, guests: &Processors) -> Result<(usize, Vector),
     Ok((index, fixed(message.data)?))
 }
 
-/// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed interrupt.
+/// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed
+/// interrupt.
 fn fixed(data: u32) -> Result<Vector, Why> {
     let vector = data as Vector;
     match delivery_mode(data) {
@@ -96,7 +101,8 @@ impl Pin {
         }))
     }
 
-    /// The entry for the chip, to the processor of identifier `id`, with the vector `real` in the place of the guest's.
+    /// The entry for the chip, to the processor of identifier `id`, with the vector `real` in the
+    /// place of the guest's.
     #[must_use]
     pub const fn entry(self, id: u32, real: Vector) -> u64 {
         let to = (id as u64 & 0xff) << 56;

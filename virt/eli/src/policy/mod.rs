@@ -1,10 +1,12 @@
 //! Policy for a guest that has real interrupt hardware: its writes that are allowed (§3.7.2, and
 //! the additions of x2APIC).
 //!
-//! Each function looks at one write and says what the real register may hold: the same, a masked version, or nothing. What the
-//! guest reads back is what it wrote; that is for the hypervisor to keep. A vector below 32 is never allowed, since the host
-//! would take it for an exception of its own; one of the host's class has another at the real local APIC ([`alias`](crate::alias)).
-//! Interrupts from outside of the processor, [`Message`] and [`Pin`], are made anew of the little that the guest may choose.
+//! Each function looks at one write and says what the real register may hold: the same, a masked
+//! version, or nothing. What the guest reads back is what it wrote; that is for the hypervisor to
+//! keep. A vector below 32 is never allowed, since the host would take it for an exception of its
+//! own; one of the host's class has another at the real local APIC ([`alias`](crate::alias)).
+//! Interrupts from outside of the processor, [`Message`] and [`Pin`], are made anew of the little
+//! that the guest may choose.
 
 pub mod control;
 mod messages;
@@ -26,7 +28,8 @@ use crate::gate::FIRST_INTERRUPT;
 /// Why a write did not go through as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// A delivery mode that is not the guest's to use: NMI, SMI, INIT, start-up, or ExtINT where there is no such line.
+    /// A delivery mode that is not the guest's to use: NMI, SMI, INIT, start-up, or ExtINT where
+    /// there is no such line.
     DeliveryMode(u8),
     /// Another processor.
     Destination(u32),
@@ -98,7 +101,8 @@ pub struct LvtWrite {
 pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
     let vector = value as Vector;
     if value & LVT_MASKED != 0 {
-        // A masked entry's vector is not used; one below 16 would be noted as an error of the local APIC.
+        // A masked entry's vector is not used; one below 16 would be noted as an error of the local
+        // APIC.
         return LvtWrite {
             real: value,
             wants: None,
@@ -151,7 +155,8 @@ pub enum Command {
 
 /// A write to the interrupt command register of the guest's processor `own`, an x2APIC.
 ///
-/// Only the guest's processors are meant by whatever destination. Its first processor takes no INIT: it would not wait for a start-up.
+/// Only the guest's processors are meant by whatever destination. Its first processor takes no
+/// INIT: it would not wait for a start-up.
 #[must_use]
 pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
     const LOGICAL: u64 = 1 << 11;
@@ -197,9 +202,11 @@ pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
     }
 }
 
-/// The task priority that the real register may have: the guest's, but never so high that the host's class is blocked.
+/// The task priority that the real register may have: the guest's, but never so high that the
+/// host's class is blocked.
 ///
-/// What the guest asked for beyond that is kept by the model: no interrupt of its own reaches it then ([`Core`](crate::Core)).
+/// What the guest asked for beyond that is kept by the model: no interrupt of its own reaches it
+/// then ([`Core`](crate::Core)).
 #[must_use]
 pub const fn real_task_priority(guests: u8) -> u8 {
     const HIGHEST: u8 = (crate::hosts::CRITICAL >> 4) - 1;
@@ -210,10 +217,11 @@ pub const fn real_task_priority(guests: u8) -> u8 {
     }
 }
 
-/// A pair of 8259s, so far as their vectors go: what is written to either's ports is looked at before it goes through.
+/// A pair of 8259s, so far as their vectors go: what is written to either's ports is looked at
+/// before it goes through.
 ///
-/// Left to itself firmware puts them at vectors 8 to 15, and a guest could again: an interrupt that the host takes there would look
-/// like a double fault of its own.
+/// Left to itself firmware puts them at vectors 8 to 15, and a guest could again: an interrupt that
+/// the host takes there would look like a double fault of its own.
 #[derive(Clone, Debug, Default)]
 pub struct Pics([Initialising; 2]);
 
@@ -221,7 +229,8 @@ pub struct Pics([Initialising; 2]);
 enum Initialising {
     #[default]
     No,
-    /// The next byte to the data port is the base vector; this one, which began it, has been held back.
+    /// The next byte to the data port is the base vector; this one, which began it, has been held
+    /// back.
     Base(u8),
     /// The wiring of the cascade.
     Cascade(u8),
@@ -229,7 +238,8 @@ enum Initialising {
     Mode,
 }
 
-/// What the real one gets, in order: the byte to its command port that was held back, and this byte to where it was written.
+/// What the real one gets, in order: the byte to its command port that was held back, and this byte
+/// to where it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PicWrites {
     /// To the command port.
@@ -241,8 +251,9 @@ pub struct PicWrites {
 impl Pics {
     /// A byte that the guest writes to `port` (0x20, 0x21, 0xa0, 0xa1).
     ///
-    /// The first byte of an initialisation is held back until the base vector is known: between the two QEMU's has base 0 and no mask. That
-    /// the chip ends interrupts for itself is taken out of the last: a level would never end then.
+    /// The first byte of an initialisation is held back until the base vector is known: between the
+    /// two QEMU's has base 0 and no mask. That the chip ends interrupts for itself is taken out of
+    /// the last: a level would never end then.
     ///
     /// # Errors
     /// A base that is an exception's, or in the host's class. Nothing is written.

@@ -15,7 +15,8 @@ pub enum Rule {
     Direct,
     /// The index of the real-time clock: bit 7 would mask non-maskable interrupts.
     ClockIndex,
-    /// The 8254 timer's first counter, and its control word ([`pit`](super::pit)): read as they are.
+    /// The 8254 timer's first counter, and its control word ([`pit`](super::pit)): read as they
+    /// are.
     Timer,
     /// PM1 control: sleep is the guest's end, and what firmware would be called by is taken out.
     Pm1Control,

@@ -1,7 +1,8 @@
 //! The guest's processors, as destinations name them.
 //!
-//! A destination is resolved to those of the guest's processors that it names, and what goes to the hardware is made for each of them
-//! by its own identifier. So a broadcast, a logical destination or a shorthand never reaches a core that is not the guest's.
+//! A destination is resolved to those of the guest's processors that it names, and what goes to the
+//! hardware is made for each of them by its own identifier. So a broadcast, a logical destination
+//! or a shorthand never reaches a core that is not the guest's.
 
 /// The most processors of a guest.
 pub const PROCESSORS_MAX: usize = 4;
@@ -59,7 +60,8 @@ impl Processors {
         self.which(|_| true)
     }
 
-    /// Those of a destination of 8 bits, of a message or a pin: all for 0xff; by bits where it is logical.
+    /// Those of a destination of 8 bits, of a message or a pin: all for 0xff; by bits where it is
+    /// logical.
     #[must_use]
     pub fn of_byte(&self, to: u32, is_logical: bool) -> Targets {
         self.which(|id| match is_logical {
@@ -68,7 +70,8 @@ impl Processors {
         })
     }
 
-    /// Those of an x2APIC's destination of 32 bits: all for ones; a cluster of sixteen and a bit for each where it is logical.
+    /// Those of an x2APIC's destination of 32 bits: all for ones; a cluster of sixteen and a bit
+    /// for each where it is logical.
     #[must_use]
     pub fn of_word(&self, to: u32, is_logical: bool) -> Targets {
         self.which(|id| match is_logical {

@@ -1,10 +1,11 @@
 //! How long something has waited for leases to end.
 
-/// How long requests may hold up whoever waits for their leases, unless the user says otherwise, in ns: a second.
+/// How long requests may hold up whoever waits for their leases, unless the user says otherwise, in
+/// ns: a second.
 pub const DRAIN_LIMIT_NS: u64 = 1_000_000_000;
 
-/// Since when something waits for leases, or for whoever follows the mappings; and whether it has been told that this
-/// is too long.
+/// Since when something waits for leases, or for whoever follows the mappings; and whether it has
+/// been told that this is too long.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DrainTimer {
     since: Option<u64>,
@@ -28,7 +29,8 @@ impl DrainTimer {
         is_due
     }
 
-    /// When [`is_due`](Self::is_due) is to be asked, at the latest: none when it does not run, or has said so.
+    /// When [`is_due`](Self::is_due) is to be asked, at the latest: none when it does not run, or
+    /// has said so.
     pub fn deadline(&self, limit_ns: u64) -> Option<u64> {
         let since = self.since.filter(|_| !self.is_reported)?;
         Some(since.saturating_add(limit_ns))

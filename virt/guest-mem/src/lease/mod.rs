@@ -1,23 +1,27 @@
 //! The leases of one IOMMU: which guest memory asynchronous accesses are using right now.
 //!
-//! A device begins a lease for every contiguous run of memory that outlives the call that translated it,
-//! and ends it just before it publishes the completion. When the guest invalidates translations, the IOMMU
-//! rechecks the leases in question (module `recheck`) and marks those whose translation changed as *stale*;
-//! the guest's wait completes when none of those is left ([`LeaseTable::stale`] is 0). Leases whose
-//! translation is unchanged delay nothing: Linux's lazy flush invalidates whole domains.
+//! A device begins a lease for every contiguous run of memory that outlives the call that
+//! translated it, and ends it just before it publishes the completion. When the guest invalidates
+//! translations, the IOMMU rechecks the leases in question (module `recheck`) and marks those whose
+//! translation changed as *stale*; the guest's wait completes when none of those is left
+//! ([`LeaseTable::stale`] is 0). Leases whose translation is unchanged delay nothing: Linux's lazy
+//! flush invalidates whole domains.
 //!
-//! Shape: a slab of slots and a list of the free ones. Beginning takes the first of that list and fills it in; ending
-//! puts it back. Nothing else is kept in order for a lease that ends before a recheck: a slot that has been used since the
-//! last one is *young*, and the next one puts those that are in use into the index. A slot's number carries a 16-bit
-//! generation, so that ending a lease twice panics instead of ending another's.
+//! Shape: a slab of slots and a list of the free ones. Beginning takes the first of that list and
+//! fills it in; ending puts it back. Nothing else is kept in order for a lease that ends before a
+//! recheck: a slot that has been used since the last one is *young*, and the next one puts those
+//! that are in use into the index. A slot's number carries a 16-bit generation, so that ending a
+//! lease twice panics instead of ending another's.
 //!
-//! **Shares.** No device can take all of the table. Each of the first [`SHARES`] devices that needs it has a *reserve*,
-//! a 64th of the table ([`MAX_RESERVE`] at most), for itself; the rest is common and goes to whoever asks. A lease that
-//! finds neither is refused as [`Full`]: it is had when others end, and never a fault. A table of
-//! [`MAX_LEASES`] keeps 1,024 for each of 32 devices, as many as the largest request has (4 MiB in scattered pages), and
-//! 32,767 for all: so every request fits its device's reserve, and no device waits for another.
+//! **Shares.** No device can take all of the table. Each of the first [`SHARES`] devices that needs
+//! it has a *reserve*, a 64th of the table ([`MAX_RESERVE`] at most), for itself; the rest is
+//! common and goes to whoever asks. A lease that finds neither is refused as [`Full`]: it is had
+//! when others end, and never a fault. A table of [`MAX_LEASES`] keeps 1,024 for each of 32
+//! devices, as many as the largest request has (4 MiB in scattered pages), and 32,767 for all: so
+//! every request fits its device's reserve, and no device waits for another.
 //!
-//! Cost: about 15 instructions to begin, as many to end, one cache line. Memory: 32 bytes for each slot ever used.
+//! Cost: about 15 instructions to begin, as many to end, one cache line. Memory: 32 bytes for each
+//! slot ever used.
 //!
 //! Thread: the VM's owner only; there is no lock and no atomic.
 
@@ -42,20 +46,22 @@ pub const SHARES: usize = 32;
 /// Largest reserve of a device, in leases.
 pub const MAX_RESERVE: usize = 1024;
 
-/// A lease lies inside one aligned piece of IOVA space of this length, 2 MiB: a longer run is several leases.
+/// A lease lies inside one aligned piece of IOVA space of this length, 2 MiB: a longer run is
+/// several leases.
 pub const LEASE_SPAN: u64 = 2 << 20;
 
 /// No lease could be begun now. That is no fault: it can be had when others have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// Most that this device could hold if nobody else held any: a request that needs more will never fit.
+    /// Most that this device could hold if nobody else held any: a request that needs more will
+    /// never fit.
     pub most: usize,
 }
 
 /// An IOMMU's account of asynchronous accesses.
 pub trait Leases {
-    /// Begins one: an access of `source` uses `len` bytes at `iova`, which translate to `gpa`, until [`end`](Leases::end).
-    /// They are not empty, and lie inside one [`LEASE_SPAN`].
+    /// Begins one: an access of `source` uses `len` bytes at `iova`, which translate to `gpa`,
+    /// until [`end`](Leases::end). They are not empty, and lie inside one [`LEASE_SPAN`].
     ///
     /// # Errors
     /// There is no room now.
@@ -68,24 +74,27 @@ pub trait Leases {
         perm: Perm,
     ) -> Result<LeaseId, Full>;
 
-    /// Ends one. Ending one twice, or one of another account, is a bug of the device model and panics.
+    /// Ends one. Ending one twice, or one of another account, is a bug of the device model and
+    /// panics.
     fn end(&mut self, id: LeaseId);
 
-    /// Whether a recheck found the translation of a lease in flight changed: the guest waits for its end.
+    /// Whether a recheck found the translation of a lease in flight changed: the guest waits for
+    /// its end.
     fn is_stale(&self, id: LeaseId) -> bool;
 
     /// Whether `source` could begin so many now: what a device waits for that met [`Full`].
     fn has_room(&self, source: SourceId, leases: usize) -> bool;
 
-    /// Those of `pages` that a lease in flight lies in: they cannot be evicted now. Asked a batch at a time, so one look at each
-    /// lease is not too much.
+    /// Those of `pages` that a lease in flight lies in: they cannot be evicted now. Asked a batch
+    /// at a time, so one look at each lease is not too much.
     fn in_use(&self, pages: &Pages) -> u32;
 }
 
-/// Names one lease in flight: the slot's number in bits 15:0, and how often the slot has changed hands in 31:16. That
-/// is odd for a lease in flight; a free slot holds the even one that comes before its next lease's. So one comparison
-/// tells a live name from an ended one. (Additions, and no bit to set: the compiler would make a store of one byte of it,
-/// and the load of the whole that follows would wait for that.)
+/// Names one lease in flight: the slot's number in bits 15:0, and how often the slot has changed
+/// hands in 31:16. That is odd for a lease in flight; a free slot holds the even one that comes
+/// before its next lease's. So one comparison tells a live name from an ended one. (Additions, and
+/// no bit to set: the compiler would make a store of one byte of it, and the load of the whole that
+/// follows would wait for that.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub(crate) u32);
 
@@ -109,8 +118,8 @@ impl LeaseId {
         self.0 as u16
     }
 
-    /// Of the lease that begins in this free slot, or of this lease's slot when it has ended. After 2^15 leases the names
-    /// begin anew.
+    /// Of the lease that begins in this free slot, or of this lease's slot when it has ended. After
+    /// 2^15 leases the names begin anew.
     #[inline]
     fn next(self) -> Self {
         Self(self.0.wrapping_add(Self::TURN))
@@ -223,7 +232,8 @@ struct Holder {
 /// ```
 #[derive(Debug)]
 pub struct LeaseTable {
-    /// As many as a number can name, so that a look at one needs no check. Memory is taken as they are used.
+    /// As many as a number can name, so that a look at one needs no check. Memory is taken as they
+    /// are used.
     slots: Box<[Slot; 1 << 16]>,
     /// The first of the free slots that are common.
     free: u16,
@@ -240,7 +250,8 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// Room for `max` leases, at most [`MAX_LEASES`] (more panics: the configuration is checked before).
+    /// Room for `max` leases, at most [`MAX_LEASES`] (more panics: the configuration is checked
+    /// before).
     pub fn new(max: usize) -> Self {
         assert!(
             max <= MAX_LEASES,

@@ -1,13 +1,16 @@
-//! Which leases an invalidation concerns, and whether they still hold: in pieces, as a caller's budget lasts.
+//! Which leases an invalidation concerns, and whether they still hold: in pieces, as a caller's
+//! budget lasts.
 //!
-//! [`LeaseTable::begin_recheck`] says what is asked, [`LeaseTable::recheck`] does as much of it as the budget allows and
-//! goes on next time where it stopped, in the middle of a lease if need be. Leases may begin and end between: one that has
-//! begun since was translated by the new tables, and whether it is asked about makes no difference.
+//! [`LeaseTable::begin_recheck`] says what is asked, [`LeaseTable::recheck`] does as much of it as
+//! the budget allows and goes on next time where it stopped, in the middle of a lease if need be.
+//! Leases may begin and end between: one that has begun since was translated by the new tables, and
+//! whether it is asked about makes no difference.
 //!
-//! How leases are found: by lists, one for each bucket of (device, [`LEASE_SPAN`] of IOVA), so that the invalidation of
-//! a page looks at the leases of a device in 2 MiB only. A lease is put into the index by the first recheck of its
-//! life, and most end before any comes: so beginning and ending cost nothing for it. A recheck that concerns as many
-//! buckets as there are leases goes through all of them instead.
+//! How leases are found: by lists, one for each bucket of (device, [`LEASE_SPAN`] of IOVA), so that
+//! the invalidation of a page looks at the leases of a device in 2 MiB only. A lease is put into
+//! the index by the first recheck of its life, and most end before any comes: so beginning and
+//! ending cost nothing for it. A recheck that concerns as many buckets as there are leases goes
+//! through all of them instead.
 //!
 //! Two buckets may share a list (the heads are a hash table); a visit tells them apart.
 
@@ -18,7 +21,8 @@ use crate::addr::{Iova, SourceId};
 /// Lists: as many as half the leases of the largest table.
 const HEADS: usize = 1 << 15;
 
-/// How much work is left, in units of the caller's choice: nanoseconds, in the VT-d unit. Every recheck begins with some.
+/// How much work is left, in units of the caller's choice: nanoseconds, in the VT-d unit. Every
+/// recheck begins with some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     limit: u64,
@@ -75,7 +79,8 @@ pub(super) struct Index {
     all: Vec<u16>,
     /// By slot.
     links: Vec<Links>,
-    /// The first slot of each list, plus one; 0 of an empty one. Not made before there is a lease to put there.
+    /// The first slot of each list, plus one; 0 of an empty one. Not made before there is a lease
+    /// to put there.
     heads: Vec<u16>,
     /// First and last address that is asked about.
     range: (u64, u64),
@@ -101,8 +106,8 @@ enum Cursor {
     Done,
     /// First, the young ones are put into the index.
     Young,
-    /// Those of [`Index::all`] below this position, from the last to the first. Whenever a lease ends, another moves to a
-    /// lower position only, so none is passed over.
+    /// Those of [`Index::all`] below this position, from the last to the first. Whenever a lease
+    /// ends, another moves to a lower position only, so none is passed over.
     All(usize),
     /// The list of this holder (an index) and bucket, from this slot on.
     List(usize, u64, u16),
@@ -110,14 +115,15 @@ enum Cursor {
 
 /// Which list is a bucket's.
 fn head_of(source: SourceId, bucket: u64) -> usize {
-    // A multiplicative hash (2^64 divided by the golden ratio): its high bits depend on all of the key's.
+    // A multiplicative hash (2^64 divided by the golden ratio): its high bits depend on all of the
+    // key's.
     let hash = (bucket << 16 | u64::from(source.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (hash >> 32) as usize % HEADS
 }
 
 impl LeaseTable {
-    /// Asks about all leases, or about what of them lies between two addresses (the first and the last). What was asked
-    /// before is forgotten. [`recheck`](Self::recheck) does it.
+    /// Asks about all leases, or about what of them lies between two addresses (the first and the
+    /// last). What was asked before is forgotten. [`recheck`](Self::recheck) does it.
     pub fn begin_recheck(&mut self, range: Option<(Iova, Iova)>) {
         let index = &mut self.index;
         index.partial = None;
@@ -131,14 +137,16 @@ impl LeaseTable {
         !self.index.young.is_empty() || !self.index.all.is_empty()
     }
 
-    /// Goes on with the recheck that was begun, if one was, for the devices that `select` picks, while `budget` lasts;
-    /// true when it is over. A lease whose translation no longer holds is marked as stale. Once stale, always stale: a page
-    /// that was unmapped and mapped again to the same place has still been through a revocation.
+    /// Goes on with the recheck that was begun, if one was, for the devices that `select` picks,
+    /// while `budget` lasts; true when it is over. A lease whose translation no longer holds is
+    /// marked as stale. Once stale, always stale: a page that was unmapped and mapped again to the
+    /// same place has still been through a revocation.
     ///
-    /// `holds` looks at a part of a lease: it moves [`Part::at`] as far as the translation is what it was, and answers
-    /// false where it is not. It charges the budget for what it does, and may stop when that is spent. A
-    /// [`Stop::Fault`] of `holds` means that the translation is gone: stale. A [`Stop::Pending`] is handed out at once;
-    /// when the ticket completes, the recheck goes on with the same lease.
+    /// `holds` looks at a part of a lease: it moves [`Part::at`] as far as the translation is what
+    /// it was, and answers false where it is not. It charges the budget for what it does, and may
+    /// stop when that is spent. A [`Stop::Fault`] of `holds` means that the translation is gone:
+    /// stale. A [`Stop::Pending`] is handed out at once; when the ticket completes, the recheck
+    /// goes on with the same lease.
     pub fn recheck(
         &mut self,
         budget: &mut Budget,
@@ -219,7 +227,8 @@ impl LeaseTable {
         assert_eq!(answer, Ok(true), "never waits, and has no bound");
     }
 
-    /// Leases that rechecks have looked at or passed over, and slots that they have put into the index: ever.
+    /// Leases that rechecks have looked at or passed over, and slots that they have put into the
+    /// index: ever.
     pub fn visits(&self) -> u64 {
         self.index.visits
     }

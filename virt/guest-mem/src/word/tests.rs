@@ -17,8 +17,8 @@ fn check(copy: Copy) {
             // 64: the place to which the string copy aligns.
             for to in [0, 1, 3, 7, 8, 15, 16, 17, 40, 63, 64, 65] {
                 let mut dst = vec![0u8; len + 160];
-                // SAFETY: `from` is at most 16 and `len` the last one or less; `to` is at most 65; the
-                // buffers are two.
+                // SAFETY: `from` is at most 16 and `len` the last one or less; `to` is at most 65;
+                // the buffers are two.
                 unsafe { copy(src.as_mut_ptr().add(from), dst.as_mut_ptr().add(to), len) };
                 assert!(
                     dst[to..to + len] == src[from..from + len],

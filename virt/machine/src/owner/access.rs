@@ -12,13 +12,13 @@ use crate::interrupts::Pending;
 use crate::request::{Op, Target, TicketResult};
 use crate::unit::ResolveUnit;
 
-/// Steps of a unit that one register write may set off before its vCPU goes on. Each does a bounded batch and says whether
-/// more can be done at once; what a guest asks for beyond them (a long queue over many leases) is done by the sweeps that
-/// follow.
+/// Steps of a unit that one register write may set off before its vCPU goes on. Each does a bounded
+/// batch and says whether more can be done at once; what a guest asks for beyond them (a long queue
+/// over many leases) is done by the sweeps that follow.
 const STEPS_OF_A_WRITE: u32 = 64;
 
-/// How long requests may hold up the end of the machine, at most: whoever is to be cancelled has had time to finish by
-/// itself.
+/// How long requests may hold up the end of the machine, at most: whoever is to be cancelled has
+/// had time to finish by itself.
 const END_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl<U, F, M> Owner<U, F, M>
@@ -43,8 +43,9 @@ where
         }
     }
 
-    /// An access to a unit's registers that exited. Everything that a write sets off is done before the vCPU goes on, but
-    /// what waits for leases, so that a trapped write costs one exit however much it asks for.
+    /// An access to a unit's registers that exited. Everything that a write sets off is done before
+    /// the vCPU goes on, but what waits for leases, so that a trapped write costs one exit however
+    /// much it asks for.
     pub(super) fn access_unit(&mut self, at: usize, op: Op, turn: &mut Turn<'_>) -> u64 {
         if at >= self.units.len() {
             return u64::MAX;

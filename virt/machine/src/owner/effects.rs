@@ -21,7 +21,8 @@ where
         }
     }
 
-    /// Bound: as many answers as there were commands; a function takes no new requests while it is told of an answer.
+    /// Bound: as many answers as there were commands; a function takes no new requests while it is
+    /// told of an answer.
     #[cold]
     pub(super) fn act_on_news(&mut self, now: Nanos) {
         for event in std::mem::take(&mut self.news.events) {

@@ -9,8 +9,9 @@ use crate::function::{Progress, ResolveFunction};
 use crate::request::Request;
 use crate::unit::{ResolveUnit, UnitPoll};
 
-/// Doorbell eventfds are looked at once in this many idle sweeps: a driver that rings although nobody asked
-/// (a queue whose ring faulted tries again at once) is heard, and an idle sweep stays free of system calls.
+/// Doorbell eventfds are looked at once in this many idle sweeps: a driver that rings although
+/// nobody asked (a queue whose ring faulted tries again at once) is heard, and an idle sweep stays
+/// free of system calls.
 const DOORBELL_PERIOD: u32 = 1024;
 
 impl<U, F, M> Owner<U, F, M>
@@ -214,7 +215,8 @@ where
             self.slots[number].as_ref().is_some_and(waits)
                 || self.call(number, Call::HasWork, now) != Progress::Idle
         });
-        // The units last: a look at a ring may have been refused and recorded, and the guest is to be told.
+        // The units last: a look at a ring may have been refused and recorded, and the guest is to
+        // be told.
         functions
             || self
                 .units

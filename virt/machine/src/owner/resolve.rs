@@ -1,4 +1,5 @@
-//! Calls into units and functions with the concrete unit resolved, and whom a unit tells while it works.
+//! Calls into units and functions with the concrete unit resolved, and whom a unit tells while it
+//! works.
 
 use guest_mem::{Iommu, Leases, NoIommu, Pages, PhysMem};
 use platform::interrupt::{InterruptSink, Message};

@@ -1,5 +1,6 @@
-//! Random TCP and UDP packets, and the naive model: each expected frame is put together afresh from what the packet is, with
-//! checksums summed word by word. No code of the crate is used but its constants.
+//! Random TCP and UDP packets, and the naive model: each expected frame is put together afresh from
+//! what the packet is, with checksums summed word by word. No code of the crate is used but its
+//! constants.
 #![allow(
     dead_code,
     reason = "a module of several tests, each of which uses a part"
@@ -42,7 +43,8 @@ pub struct Packet {
     pub tags: Vec<[u16; 2]>,
     pub is_v6: bool,
     pub is_udp: bool,
-    /// IPv4 options, or the bytes of IPv6 extension headers behind their first two bytes: number and content.
+    /// IPv4 options, or the bytes of IPv6 extension headers behind their first two bytes: number
+    /// and content.
     pub options: Vec<u8>,
     pub extensions: Vec<(u8, Vec<u8>)>,
     pub addresses: [[u8; 16]; 2],
@@ -296,7 +298,8 @@ impl Packet {
         frame.extend(behind);
     }
 
-    /// The frame and its header, as a sender with these offloads makes it; all is done that it may not leave undone.
+    /// The frame and its header, as a sender with these offloads makes it; all is done that it may
+    /// not leave undone.
     pub fn sent(&self, sender: Offloads) -> (NetHeader, Vec<u8>) {
         let needs_checksum = sender.contains(Offloads::CSUM);
         let frame = self.frame(0, true, &self.payload, needs_checksum);

@@ -64,7 +64,8 @@ pub(super) fn copy_of(keep: &KeepAlive, slices: &[(Hva, u32)], len: u32) -> Opti
     Some(bytes)
 }
 
-/// A frame with its tag changed: bytes that were looked at, and the rest of the frame from `from` on.
+/// A frame with its tag changed: bytes that were looked at, and the rest of the frame from `from`
+/// on.
 struct Retagged<'f> {
     head: [u8; HEAD_LEN + TAG],
     head_len: usize,
@@ -102,7 +103,8 @@ impl<'f> Retagged<'f> {
         }
     }
 
-    /// The sender's slices that hold bytes `start..end` of this frame, none of which is in the head.
+    /// The sender's slices that hold bytes `start..end` of this frame, none of which is in the
+    /// head.
     fn guest(&self, start: usize, end: usize, out: &mut Vec<VolatileSlice<'f>>) {
         let Source::Guest(slices) = self.source else {
             return;
@@ -180,8 +182,8 @@ struct Part {
     slices: usize,
 }
 
-/// Offers the short frames in front of a port's queue: up to `room` of them, in one burst. How many are over; `None` if the first one
-/// is none of these.
+/// Offers the short frames in front of a port's queue: up to `room` of them, in one burst. How many
+/// are over; `None` if the first one is none of these.
 pub(super) fn deliver_short(
     shared: &mut Shared,
     id: PortId,
@@ -204,8 +206,8 @@ pub(super) fn deliver_short(
     Some(taken)
 }
 
-/// Offers the first frame that waits for a port, or up to `room` of its segments, whose number that are over is the answer; 0 if
-/// the receiver has taken none of what there was.
+/// Offers the first frame that waits for a port, or up to `room` of its segments, whose number that
+/// are over is the answer; 0 if the receiver has taken none of what there was.
 pub(super) fn deliver(
     shared: &mut Shared,
     id: PortId,
@@ -324,7 +326,8 @@ impl<'b> Burst<'b> {
         }
     }
 
-    /// Adds a frame: `head`, then `rest` of the sender's frame, in which a checksum may take the place of two bytes.
+    /// Adds a frame: `head`, then `rest` of the sender's frame, in which a checksum may take the
+    /// place of two bytes.
     fn push(
         &mut self,
         header: NetHeader,

@@ -1,25 +1,29 @@
-//! A switch whose ports belong to network devices: frames lie in their sender's memory until a receiver has copied them.
+//! A switch whose ports belong to network devices: frames lie in their sender's memory until a
+//! receiver has copied them.
 //!
 //! ```text
 //! sender's visit ─ send ─▶ decision (first 18 bytes, copied) ─▶ queue of each receiver
 //! receiver's visit ─ receive ─▶ headers checked (copied), retagged ─▶ payload copied from guest to guest
 //! sender's visit ─ collect ─▶ taken by all, or too old: copied for those who have not taken it
 //! ```
-//! **One copy** from guest to guest, of the payload. What decisions rest on is copied first, and is what the receiver
-//! gets: a sender that changes a frame under way changes its payload only. A frame of [`SHORT`] bytes at most is copied whole
-//! when it is sent: a second copy of so few bytes, out of the cache, costs less than what keeping a frame takes, and the sender
-//! has its buffer back at once. Those that leave nothing undone are copied into their receiver's queue, and handed to it a burst at a
-//! time.
+//! **One copy** from guest to guest, of the payload. What decisions rest on is copied first, and is
+//! what the receiver gets: a sender that changes a frame under way changes its payload only. A
+//! frame of [`SHORT`] bytes at most is copied whole when it is sent: a second copy of so few bytes,
+//! out of the cache, costs less than what keeping a frame takes, and the sender has its buffer back
+//! at once. Those that leave nothing undone are copied into their receiver's queue, and handed to
+//! it a burst at a time.
 //!
-//! **A port that takes nothing** holds no other up. Its queue is bounded ([`QUEUE`]), and what lies there for longer than
-//! [`KEEP_NS`] is copied by its sender, who then has its buffer back, up to [`COPIED`] bytes for each receiver; behind these
-//! bounds frames are dropped, for that receiver alone.
+//! **A port that takes nothing** holds no other up. Its queue is bounded ([`QUEUE`]), and what lies
+//! there for longer than [`KEEP_NS`] is copied by its sender, who then has its buffer back, up to
+//! [`COPIED`] bytes for each receiver; behind these bounds frames are dropped, for that receiver
+//! alone.
 //!
-//! **Who is woken.** A port whose first frame comes tells its owner: by a descriptor, or, where the owners of all ports are one
-//! ([`Fabric::port_with`]), by a call.
+//! **Who is woken.** A port whose first frame comes tells its owner: by a descriptor, or, where the
+//! owners of all ports are one ([`Fabric::port_with`]), by a call.
 //!
-//! A port may be used by another thread than the others'; then frames are copied between cores. One lock guards all, held for
-//! a burst; on one core it is never waited for, and costs two atomic operations a burst.
+//! A port may be used by another thread than the others'; then frames are copied between cores. One
+//! lock guards all, held for a burst; on one core it is never waited for, and costs two atomic
+//! operations a burst.
 
 mod compose;
 mod port;
@@ -54,7 +58,8 @@ const COPIED: usize = 1 << 20;
 /// What has happened in a switch to frames of, or for, one port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FabricCounters {
-    /// Frames for it that were dropped because its queue was full, or because it took none for too long.
+    /// Frames for it that were dropped because its queue was full, or because it took none for too
+    /// long.
     pub overflowed: u64,
     /// Frames for it that were copied before it took them.
     pub copied: u64,
@@ -167,7 +172,8 @@ impl Fabric {
         }))))
     }
 
-    /// Adds a port, whose frames have at most `mtu` bytes of payload where nothing is left undone. It is removed when it is dropped.
+    /// Adds a port, whose frames have at most `mtu` bytes of payload where nothing is left undone.
+    /// It is removed when it is dropped.
     ///
     /// # Errors
     /// There is no room, or another port is bound to the same address.
@@ -175,8 +181,9 @@ impl Fabric {
         SwitchPort::new(self.clone(), config, mtu, None)
     }
 
-    /// As [`port`](Self::port); `wake` is called when the first frame waits for it, by the thread that sends it, and its device has no
-    /// descriptor for that. For ports whose devices are all polled by one thread.
+    /// As [`port`](Self::port); `wake` is called when the first frame waits for it, by the thread
+    /// that sends it, and its device has no descriptor for that. For ports whose devices are all
+    /// polled by one thread.
     ///
     /// # Errors
     /// As for [`port`](Self::port).
@@ -189,7 +196,8 @@ impl Fabric {
         SwitchPort::new(self.clone(), config, mtu, Some(wake))
     }
 
-    /// What the switch has decided about frames from a port, and what has become of those from it and for it.
+    /// What the switch has decided about frames from a port, and what has become of those from it
+    /// and for it.
     pub fn counters(&self, id: PortId) -> (PortCounters, FabricCounters) {
         let mut shared = self.lock();
         let decided = shared.switch.counters(id);
@@ -226,8 +234,8 @@ impl Shared {
         })
     }
 
-    /// Puts the frame at `place` into the queues of its receivers, and answers whether there is one.
-    /// Otherwise the place is free again.
+    /// Puts the frame at `place` into the queues of its receivers, and answers whether there is
+    /// one. Otherwise the place is free again.
     fn enqueue(&mut self, place: usize) -> bool {
         let Some(frame) = &self.frames[place] else {
             return false;
@@ -249,8 +257,8 @@ impl Shared {
         false
     }
 
-    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is, and
-    /// answers whether there is one. `None` where one is to get it with another tag.
+    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is,
+    /// and answers whether there is one. `None` where one is to get it with another tag.
     #[inline]
     fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
         let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();
@@ -337,7 +345,8 @@ impl Shared {
         }
     }
 
-    /// Copies a frame out of its sender's memory, for those receivers that have room for a copy; the others lose it.
+    /// Copies a frame out of its sender's memory, for those receivers that have room for a copy;
+    /// the others lose it.
     fn copy_out(&mut self, place: usize) {
         let Some(mut frame) = self.frames[place].take() else {
             return;
@@ -407,8 +416,8 @@ impl Shared {
 impl Port {
     fn show_waiting(&mut self) {
         let len = self.queue.len();
-        // Pairs with the load of a device that is looked at: it may see this late, as it may a frame.
-        // Nobody else stores: the lock is held.
+        // Pairs with the load of a device that is looked at: it may see this late, as it may a
+        // frame. Nobody else stores: the lock is held.
         let former = self.waiting.load(Ordering::Relaxed);
         self.waiting.store(len, Ordering::Relaxed);
         match &*self.wake {

@@ -121,8 +121,8 @@ impl NetPort for SwitchPort {
         }
     }
 
-    /// What waits is delivered as the driver wants it now; a frame of which it has got a part is finished in another way, and is
-    /// dropped.
+    /// What waits is delivered as the driver wants it now; a frame of which it has got a part is
+    /// finished in another way, and is dropped.
     fn set_receiver(&mut self, receiver: Offloads) {
         let mut shared = self.fabric.lock();
         let Some(port) = shared.port(self.id) else {
@@ -150,7 +150,8 @@ impl NetPort for SwitchPort {
         self.kept = 0;
     }
 
-    /// Of those that are kept, what was dropped is told by [`collect`](NetPort::collect), in order with what was not.
+    /// Of those that are kept, what was dropped is told by [`collect`](NetPort::collect), in order
+    /// with what was not.
     fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize {
         let mut shared = self.fabric.lock();
         let now = shared.now_ns();
@@ -246,8 +247,8 @@ impl NetPort for SwitchPort {
     }
 }
 
-/// Sends a frame that is copied now; false if no port gets it. `last`: the head of the one before it in its burst, and where that
-/// one went.
+/// Sends a frame that is copied now; false if no port gets it. `last`: the head of the one before
+/// it in its burst, and where that one went.
 #[inline]
 fn send_short(
     shared: &mut Shared,

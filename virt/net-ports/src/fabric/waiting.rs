@@ -1,8 +1,8 @@
 //! Frames that wait for one receiver, in the order in which they came.
 //!
 //! A short frame that goes to its receiver as it came lies here, in a ring of slots of its own. Any
-//! other one is named by its place in [`Shared::frames`](super::Shared::frames), where it is for all
-//! of its receivers.
+//! other one is named by its place in [`Shared::frames`](super::Shared::frames), where it is for
+//! all of its receivers.
 
 use std::collections::VecDeque;
 
@@ -15,8 +15,8 @@ enum Item {
     Place(usize),
 }
 
-/// See the module's head. Bound: [`QUEUE`] frames, and as many slots of [`SHORT`] bytes: 256 KiB, from
-/// the first short frame on.
+/// See the module's head. Bound: [`QUEUE`] frames, and as many slots of [`SHORT`] bytes: 256 KiB,
+/// from the first short frame on.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     items: VecDeque<Item>,

@@ -1,21 +1,25 @@
-//! A TAP interface of the host (Linux `Documentation/networking/tuntap.rst`), with offloads and several queues.
+//! A TAP interface of the host (Linux `Documentation/networking/tuntap.rst`), with offloads and
+//! several queues.
 //!
-//! **Headers are passed through** in both directions: the kernel checks those of a guest, and makes none that the guest's driver has not
-//! taken on (TUNSETOFFLOAD, which is for the whole interface). A frame whose header it refuses is dropped and counted.
+//! **Headers are passed through** in both directions: the kernel checks those of a guest, and makes
+//! none that the guest's driver has not taken on (TUNSETOFFLOAD, which is for the whole interface).
+//! A frame whose header it refuses is dropped and counted.
 //!
-//! **Receiving**: one read is posted ahead in the io_uring of the polling thread, so that looking for a frame is a load. When it has
-//! ended, so many more as there were lately are made at once that do not wait, and another that does (before Linux 6.4, which does
-//! not take them, that one alone). Frames that the driver has no buffers for are left in the interface's own bounded queue. Where the
-//! host refuses io_uring, a look is a read that does not wait.
+//! **Receiving**: one read is posted ahead in the io_uring of the polling thread, so that looking
+//! for a frame is a load. When it has ended, so many more as there were lately are made at once
+//! that do not wait, and another that does (before Linux 6.4, which does not take them, that one
+//! alone). Frames that the driver has no buffers for are left in the interface's own bounded queue.
+//! Where the host refuses io_uring, a look is a read that does not wait.
 //!
 //! **Sending** is a `writev` for each frame, from the guest's memory, that does not wait.
 //!
-//! An interface that is deleted takes the link down, which is logged once; what is sent then is dropped.
+//! An interface that is deleted takes the link down, which is logged once; what is sent then is
+//! dropped.
 //!
 //! Bound: [`SLOTS`] buffers for each queue, of 64 KiB.
 //!
-//! UNSAFETY: `ioctl`; `writev` of a header and guest memory; reads of the kernel into buffers that stay until it has answered
-//! ([`queue`]).
+//! UNSAFETY: `ioctl`; `writev` of a header and guest memory; reads of the kernel into buffers that
+//! stay until it has answered ([`queue`]).
 
 mod open;
 mod queue;

@@ -20,7 +20,8 @@ pub enum TapError {
     /// `/dev/net/tun` cannot be opened: no such module, or no permission.
     #[error("/dev/net/tun cannot be opened")]
     Open(#[source] io::Error),
-    /// The kernel refuses the interface to this user (CAP_NET_ADMIN, or an interface made for the user).
+    /// The kernel refuses the interface to this user (CAP_NET_ADMIN, or an interface made for the
+    /// user).
     #[error("no permission")]
     Denied(#[source] io::Error),
     /// Another process has all of its queues.
@@ -57,7 +58,8 @@ pub struct TapOptions<'n> {
     pub pairs: u16,
     /// Largest packet, no more than the interface's own, which it is unless said otherwise.
     pub mtu: Option<u16>,
-    /// One that is not there is made, if we may, and goes with its queues; otherwise that is an error, as a slip in its name would be.
+    /// One that is not there is made, if we may, and goes with its queues; otherwise that is an
+    /// error, as a slip in its name would be.
     pub is_made: bool,
 }
 
@@ -101,7 +103,8 @@ impl Interface {
             return Err(TapError::Missing);
         }
         let files = match (attach(name, pairs, pairs > 1), pairs) {
-            // One that was made for several queues refuses to be had as one of a single queue, and the other way round.
+            // One that was made for several queues refuses to be had as one of a single queue, and
+            // the other way round.
             (Err(TapError::Kind), 1) => attach(name, 1, true)?,
             (Err(TapError::Kind), 2..) => {
                 return Err(match attach(name, 1, false) {
@@ -142,7 +145,8 @@ fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> 
     }
     let files = (0..pairs).map(|_| {
         // No call waits, and a read that is posted in an io_uring is tried again when there is a
-        // frame. RWF_NOWAIT would say so of each call, but Linux before 6.4 refuses it of such a file.
+        // frame. RWF_NOWAIT would say so of each call, but Linux before 6.4 refuses it of such a
+        // file.
         let file = OpenOptions::new()
             .read(true)
             .write(true)

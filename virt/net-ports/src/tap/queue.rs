@@ -1,7 +1,8 @@
 //! One queue of an interface, and the buffers that frames are read into.
 //!
-//! A buffer is the kernel's from when its read is written into the io_uring until the answer has been collected
-//! ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the queue goes first it is leaked.
+//! A buffer is the kernel's from when its read is written into the io_uring until the answer has
+//! been collected ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the queue goes
+//! first it is leaked.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -55,7 +56,8 @@ pub struct Queue {
     open: usize,
     /// Buffers with frames, and how many bytes are in them.
     ready: VecDeque<(usize, usize)>,
-    /// Reads that are to be made at once behind one that has waited, and how many of them there were that found a frame.
+    /// Reads that are to be made at once behind one that has waited, and how many of them there
+    /// were that found a frame.
     ahead: usize,
     found: usize,
     answers: Vec<(u64, i32)>,
@@ -158,8 +160,8 @@ impl Queue {
         // The end of the file, which has no places.
         let read = read.offset(u64::MAX).rw_flags(flags).build();
         self.open += 1;
-        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the answer is collected; if the queue is
-        // dropped before, it is leaked.
+        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the answer is
+        // collected; if the queue is dropped before, it is leaked.
         unsafe { self.share.push(read, at as u64) };
     }
 
@@ -206,7 +208,8 @@ impl Queue {
 
     /// Offers the frames that are there to a driver that has taken on so much; how many are over.
     pub fn deliver(&mut self, to: &mut dyn FrameReceiver, receiver: Offloads) -> usize {
-        // The kernel says so whatever was asked of it; a driver without GUEST_CSUM must not see it (§5.1.6.4.1).
+        // The kernel says so whatever was asked of it; a driver without GUEST_CSUM must not see it
+        // (§5.1.6.4.1).
         let hidden = match receiver.contains(Offloads::CSUM) {
             true => 0,
             false => NetHeader::DATA_VALID,
@@ -254,8 +257,8 @@ impl Queue {
             2
         };
         let fd = self.file.as_raw_fd();
-        // SAFETY: each vector is the header, `whole`, or a slice of guest memory that is mapped for as long as `frame` is
-        // borrowed; the kernel reads them during the call.
+        // SAFETY: each vector is the header, `whole`, or a slice of guest memory that is mapped for
+        // as long as `frame` is borrowed; the kernel reads them during the call.
         let written = unsafe { libc::writev(fd, vectors.as_ptr(), count as i32) };
         if written >= 0 {
             return Ok(());
@@ -267,7 +270,8 @@ impl Queue {
         })
     }
 
-    /// Takes back all buffers, and drops what is in them. What the kernel does not give back is leaked.
+    /// Takes back all buffers, and drops what is in them. What the kernel does not give back is
+    /// leaked.
     pub fn stop(&mut self) {
         if self.open != 0 {
             for at in 0..self.slots.len() {
@@ -307,7 +311,8 @@ impl Queue {
         }
     }
 
-    /// From now on a frame makes the descriptor readable: the read that waits for it is posted first.
+    /// From now on a frame makes the descriptor readable: the read that waits for it is posted
+    /// first.
     pub fn arm(&mut self) {
         let _ = self.has_frames();
         self.share.arm();

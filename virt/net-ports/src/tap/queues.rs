@@ -1,4 +1,5 @@
-//! The queues of a TAP interface, for whoever moves its frames: a [`TapPort`](super::TapPort), or the kernel's vhost-net.
+//! The queues of a TAP interface, for whoever moves its frames: a [`TapPort`](super::TapPort), or
+//! the kernel's vhost-net.
 
 use std::fs::File;
 use std::io;

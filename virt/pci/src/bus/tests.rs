@@ -232,7 +232,8 @@ fn a_large_64_bit_bar_goes_beyond_4_gib_and_answers_there() {
     );
 }
 
-/// Windows of 512 MiB below 4 GiB, and 4 GiB beyond or none. A BAR: its bytes, and whether it has 64 bits.
+/// Windows of 512 MiB below 4 GiB, and 4 GiB beyond or none. A BAR: its bytes, and whether it has
+/// 64 bits.
 #[test]
 fn bars_go_where_they_fit_and_small_ones_stay_below_4_gib() {
     const MIB: u64 = 1 << 20;

@@ -1,18 +1,22 @@
 //! The DSDT's definition block.
 //!
-//! * `\_SB.PCI0`: PCI Express host bridge. `_CRS`: bus 0, ports CF8 to CFF (its own), all other ports, the
-//!   memory window, and the window beyond 4 GiB where a function needs one. `_PRT`: the legacy pins that functions have,
-//!   each wired to an I/O APIC input; absent where none has. No `_OSC`: the system asks for nothing more.
-//! * `\_SB.PCI0.SLnn`: a slot whose function may be ejected. `_ADR`, `_SUN`: its number; `_EJ0` writes it to the ejection register.
-//!   Linux registers a slot for each device with `_ADR` and `_EJ0` (`acpiphp`, which is built in where `CONFIG_HOTPLUG_PCI_ACPI` is
-//!   set, and needs no `_OSC` on a root bus): `echo 0 > /sys/bus/pci/slots/N/power` detaches the driver and evaluates `_EJ0`. No
-//!   `_STA`: Linux reads the function's vendor then, which is all ones once it is gone. Only removal is offered: nothing notifies
-//!   the guest of a function that has come.
+//! * `\_SB.PCI0`: PCI Express host bridge. `_CRS`: bus 0, ports CF8 to CFF (its own), all other
+//!   ports, the memory window, and the window beyond 4 GiB where a function needs one. `_PRT`: the
+//!   legacy pins that functions have, each wired to an I/O APIC input; absent where none has. No
+//!   `_OSC`: the system asks for nothing more.
+//! * `\_SB.PCI0.SLnn`: a slot whose function may be ejected. `_ADR`, `_SUN`: its number; `_EJ0`
+//!   writes it to the ejection register. Linux registers a slot for each device with `_ADR` and
+//!   `_EJ0` (`acpiphp`, which is built in where `CONFIG_HOTPLUG_PCI_ACPI` is set, and needs no
+//!   `_OSC` on a root bus): `echo 0 > /sys/bus/pci/slots/N/power` detaches the driver and evaluates
+//!   `_EJ0`. No `_STA`: Linux reads the function's vendor then, which is all ones once it is gone.
+//!   Only removal is offered: nothing notifies the guest of a function that has come.
 //! * `\_SB.MBRD`: ECAM as a motherboard resource, without which Linux distrusts MCFG.
 //! * `\_SB.COM1`: 16550 at 3F8, I/O APIC pin 4, edge, active high.
-//! * `\_SB.PWRB`: the power button, and `\_SB.GED`, which hears of it: a hardware-reduced platform has no fixed button and no
-//!   general-purpose events (ACPI §5.6.9). I/O APIC pin 9, edge, active high; `_EVT` notifies the button that it was pressed.
-//! * `\_SB.PEVT`: QEMU's pvpanic, by which Linux tells that it has panicked (`pvpanic-mmio` binds to QEMU0001).
+//! * `\_SB.PWRB`: the power button, and `\_SB.GED`, which hears of it: a hardware-reduced platform
+//!   has no fixed button and no general-purpose events (ACPI §5.6.9). I/O APIC pin 9, edge, active
+//!   high; `_EVT` notifies the button that it was pressed.
+//! * `\_SB.PEVT`: QEMU's pvpanic, by which Linux tells that it has panicked (`pvpanic-mmio` binds
+//!   to QEMU0001).
 //! * `\_S5`: soft off by the sleep control register.
 
 use acpi_tables::Aml;
@@ -78,7 +82,8 @@ fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
     out
 }
 
-/// `_PRT` (ACPI §6.2.13): per pin the function's address, the pin counted from 0, no link device, the global interrupt.
+/// `_PRT` (ACPI §6.2.13): per pin the function's address, the pin counted from 0, no link device,
+/// the global interrupt.
 fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     let entries: Vec<Raw> = pins
         .iter()
@@ -96,7 +101,8 @@ fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     out
 }
 
-/// The ejection register (an operation region of one byte), and the slots that use it; nothing where there are none.
+/// The ejection register (an operation region of one byte), and the slots that use it; nothing
+/// where there are none.
 fn ejectable_slots(slots: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     if slots.is_empty() {

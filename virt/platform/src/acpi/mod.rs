@@ -9,8 +9,8 @@
 //! | others | complete tables from the owners of what they describe: DMAR of an IOMMU |
 //! | DSDT | PCI host bridge, COM1, power button, notice of a panic, `_S5`: see the module `dsdt` |
 //!
-//! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into RAM.
-//! Left out: FACS, GPEs, sleep buttons, processors as namespace devices.
+//! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into
+//! RAM. Left out: FACS, GPEs, sleep buttons, processors as namespace devices.
 
 mod dsdt;
 pub mod viot;

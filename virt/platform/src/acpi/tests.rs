@@ -198,14 +198,16 @@ fn the_dsdt_names_its_devices_and_soft_off() {
 #[test]
 fn the_power_button_is_notified_by_a_generic_event_device() {
     let aml = dsdt::aml(&PciResources::default());
-    // ACPI §20.2: a device is ExtOp 5B, DeviceOp 82, length, name; §6.1.5: EISA id 41 D0 0C 0C is PNP0C0C.
+    // ACPI §20.2: a device is ExtOp 5B, DeviceOp 82, length, name; §6.1.5: EISA id 41 D0 0C 0C is
+    // PNP0C0C.
     let mut button = b"\x5b\x82\x15PWRB".to_vec();
     button.extend(b"\x08_HID\x0c\x41\xd0\x0c\x0c");
     button.extend(b"\x08_UID\x00");
     let mut events = b"\x5b\x82\x3cGED_".to_vec();
     events.extend(b"\x08_HID\x0dACPI0013\x00");
     events.extend(b"\x08_UID\x00");
-    // §6.4.3.6: an extended interrupt, consumer, edge, active high, exclusive, one: global interrupt 9; end tag.
+    // §6.4.3.6: an extended interrupt, consumer, edge, active high, exclusive, one: global
+    // interrupt 9; end tag.
     events.extend(b"\x08_CRS\x11\x0e\x0a\x0b\x89\x06\x00\x03\x01\x09\x00\x00\x00\x79\x00");
     // Method (_EVT, 1, Serialized) { Notify (PWRB, 0x80) }: status, §5.6.6: the button was pressed.
     events.extend(b"\x14\x0d_EVT\x09\x86PWRB\x0a\x80");
@@ -221,7 +223,8 @@ fn the_panic_notice_is_a_pvpanic_device_at_its_port() {
     let mut device = b"\x5b\x82\x2dPEVT".to_vec();
     device.extend(b"\x08_HID\x0dQEMU0001\x00");
     device.extend(b"\x08_UID\x00");
-    // ACPI §6.4.2.5: an I/O port descriptor, 16 bits decoded, from 505h to 505h, alignment 1, one port; end tag.
+    // ACPI §6.4.2.5: an I/O port descriptor, 16 bits decoded, from 505h to 505h, alignment 1, one
+    // port; end tag.
     device.extend(b"\x08_CRS\x11\x0d\x0a\x0a\x47\x01\x05\x05\x05\x05\x01\x01\x79\x00");
     let has = aml.windows(device.len()).any(|part| part == device);
     assert!(has, "{device:x?} is not in {aml:x?}");
@@ -258,11 +261,13 @@ fn a_slot_that_may_be_ejected_is_a_device_whose_ej0_writes_its_number() {
         ..PciResources::default()
     };
     let aml = dsdt::aml(&pci);
-    // ACPI §20.2.5.2: OperationRegion (EJRG, SystemIO, 0x610, 1), and a field of byte accesses, no lock, writes as zeroes: 8 bits.
+    // ACPI §20.2.5.2: OperationRegion (EJRG, SystemIO, 0x610, 1), and a field of byte accesses, no
+    // lock, writes as zeroes: 8 bits.
     let mut wanted = b"\x5b\x80EJRG\x01\x0b\x10\x06\x01".to_vec();
     wanted.extend(b"\x5b\x81\x0bEJRG\x41EJSL\x08");
     for (name, slot) in [(b"SL05", 5), (b"SL31", 31)] {
-        // Device (SL05) { Name (_ADR, 0x50000) Name (_SUN, 5) Method (_EJ0, 1, Serialized) { EJSL = 5 } }
+        // Device (SL05) { Name (_ADR, 0x50000) Name (_SUN, 5) Method (_EJ0, 1, Serialized) { EJSL =
+        // 5 } }
         wanted.extend(b"\x5b\x82\x24");
         wanted.extend(name);
         wanted.extend([&b"\x08_ADR\x0c\0\0"[..], &[slot, 0]].concat());
@@ -279,7 +284,8 @@ fn a_slot_that_may_be_ejected_is_a_device_whose_ej0_writes_its_number() {
     );
 }
 
-/// The ACPI component architecture's disassembler and compiler read every block, if they are installed.
+/// The ACPI component architecture's disassembler and compiler read every block, if they are
+/// installed.
 #[test]
 fn iasl_reads_the_dsdt_and_compiles_it_again() {
     use std::process::Command;

@@ -5,8 +5,8 @@
 //! An endpoint's number, by which the driver names it in requests, is its bus, device and function:
 //! the table gives the number of a range's first endpoint, and the others count on from there.
 //!
-//! **What Linux does with it** (`drivers/acpi/viot.c`): until the device's driver has registered, it
-//! binds no driver to an endpoint. Functions that another unit translates, or that must work
+//! **What Linux does with it** (`drivers/acpi/viot.c`): until the device's driver has registered,
+//! it binds no driver to an endpoint. Functions that another unit translates, or that must work
 //! without that driver, therefore belong in no range; nor does the device's own function, which
 //! [`build`] refuses.
 //!

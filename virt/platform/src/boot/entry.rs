@@ -1,8 +1,10 @@
 //! How a kernel is entered, and what lies in RAM for it then: segment descriptors and page tables.
 //!
-//! * [`Entry::Linux64`]: Linux 64-bit boot protocol (Documentation/x86/boot.rst, "64-bit boot protocol"): long mode,
-//!   first 4 GiB mapped one to one, flat segments 0x10 and 0x18, RSI = `boot_params`, interrupts off.
-//! * [`Entry::Pvh`]: Xen's x86/HVM direct boot ABI: 32-bit protected mode, paging off, EBX = start info.
+//! * [`Entry::Linux64`]: Linux 64-bit boot protocol (Documentation/x86/boot.rst, "64-bit boot
+//!   protocol"): long mode, first 4 GiB mapped one to one, flat segments 0x10 and 0x18, RSI =
+//!   `boot_params`, interrupts off.
+//! * [`Entry::Pvh`]: Xen's x86/HVM direct boot ABI: 32-bit protected mode, paging off, EBX = start
+//!   info.
 //!
 //! The registers that go with it are the hypervisor's affair.
 
@@ -19,8 +21,9 @@ pub enum Entry {
     Pvh(u64),
 }
 
-/// The table at [`layout::BOOT_GDT`] (Intel SDM volume 3 §3.4.5): null, unused, 0x10 flat code, 0x18 flat data, 0x20 a busy
-/// task state of 0x68 bytes at 0. Code is 64-bit for [`Entry::Linux64`], 32-bit for [`Entry::Pvh`].
+/// The table at [`layout::BOOT_GDT`] (Intel SDM volume 3 §3.4.5): null, unused, 0x10 flat code,
+/// 0x18 flat data, 0x20 a busy task state of 0x68 bytes at 0. Code is 64-bit for
+/// [`Entry::Linux64`], 32-bit for [`Entry::Pvh`].
 pub fn gdt(entry: Entry) -> [u64; 5] {
     let code = match entry {
         Entry::Linux64(_) => 0x00af_9b00_0000_ffff,

@@ -1,4 +1,5 @@
-//! PVH start info (Xen `public/arch-x86/hvm/start_info.h`, version 1): what an ELF kernel finds at EBX.
+//! PVH start info (Xen `public/arch-x86/hvm/start_info.h`, version 1): what an ELF kernel finds at
+//! EBX.
 //!
 //! One page: start info, then the memory map, then the one module (the initrd).
 
@@ -19,7 +20,8 @@ macro_rules! wire {
         #[derive(Clone, Copy, Default)]
         #[repr(transparent)]
         struct $name($inner);
-        // SAFETY: a transparent wrapper of integers only, without padding: any bytes are a value of it.
+        // SAFETY: a transparent wrapper of integers only, without padding: any bytes are a value of
+        // it.
         unsafe impl ByteValued for $name {}
     };
 }

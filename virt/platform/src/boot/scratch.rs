@@ -1,4 +1,5 @@
-//! A stand-in for guest RAM that has no file: loaders write to a mapping of one, and what they wrote is copied.
+//! A stand-in for guest RAM that has no file: loaders write to a mapping of one, and what they
+//! wrote is copied.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -47,7 +48,8 @@ impl Copy {
     }
 }
 
-/// The next bytes of a region, from `at` on, that somebody has written: start and end within the region.
+/// The next bytes of a region, from `at` on, that somebody has written: start and end within the
+/// region.
 fn extent(file: BorrowedFd<'_>, region: &Region, at: u64) -> io::Result<Option<(u64, u64)>> {
     let end = region.fd_offset + region.len;
     let from = match seek(file, SeekFrom::Data(region.fd_offset + at)) {

@@ -1,4 +1,5 @@
-//! What each request checks and changes (§5.13.6.3 to §5.13.6.6). One that is refused changes nothing.
+//! What each request checks and changes (§5.13.6.3 to §5.13.6.6). One that is refused changes
+//! nothing.
 
 use guest_mem::SourceId;
 
@@ -10,7 +11,8 @@ use crate::wire::{
 };
 
 impl PvIommu {
-    /// Carries out a request, or the part of it that can be refused; what it takes away, if anything.
+    /// Carries out a request, or the part of it that can be refused; what it takes away, if
+    /// anything.
     pub(super) fn carry_out(&mut self, request: Request) -> Result<Option<Taken>, Status> {
         match request {
             Request::Attach {
@@ -107,7 +109,8 @@ impl PvIommu {
             self.leave(source);
         }
         let generation = self.next_generation();
-        // One that is there keeps its own: whoever was in it before and comes back finds what there is under that.
+        // One that is there keeps its own: whoever was in it before and comes back finds what there
+        // is under that.
         let there = self.domains.entry(domain).or_insert_with(|| Domain {
             is_bypass,
             mappings: Mappings::default(),

@@ -38,8 +38,8 @@ pub(super) struct Waiting {
 }
 
 impl PvIommu {
-    /// Takes up a request, at once if none is before it. Behind others it waits for the next poll: they have spent what
-    /// a sweep may, and a guest decides how many come.
+    /// Takes up a request, at once if none is before it. Behind others it waits for the next poll:
+    /// they have spent what a sweep may, and a guest decides how many come.
     pub(super) fn begin(&mut self, command: Command<Request>, now: u64, sink: &mut impl UnitSink) {
         let is_first = self.under_way.is_none() && self.queue.is_empty();
         self.queue.push_back(command);
@@ -50,7 +50,8 @@ impl PvIommu {
         }
     }
 
-    /// Does more of what there is to do, and answers what has ended; whether anything is left or was answered.
+    /// Does more of what there is to do, and answers what has ended; whether anything is left or
+    /// was answered.
     pub(super) fn step(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
         if self.is_at_work() {
             let mut budget = Budget::new(BUDGET);
@@ -181,7 +182,8 @@ impl PvIommu {
         if self.leases.stale() == 0 {
             return;
         }
-        // What an earlier revocation has found is not looked at again, and waited for by this one too.
+        // What an earlier revocation has found is not looked at again, and waited for by this one
+        // too.
         let overlaps = |lease: &LeaseRecord| {
             let last = lease.iova.raw() + u64::from(lease.len - 1);
             range.is_none_or(|(from, to)| lease.iova <= to && from.raw() <= last)

@@ -314,8 +314,8 @@ fn unmap_takes_whole_mappings_or_nothing() {
     assert_eq!(world.unmap(8, 0, 0xfff), INVAL, "bypass");
 }
 
-/// The kind of mistake that let one byte through beside a page (NOTES of other devices): each end, with the neighbours
-/// mapped before, after, or not.
+/// The kind of mistake that let one byte through beside a page (NOTES of other devices): each end,
+/// with the neighbours mapped before, after, or not.
 #[test]
 fn a_byte_at_either_end_of_a_mapping_goes_where_it_belongs() {
     let pages = [(0x1000, 0x9000), (0x2000, 0x5000), (0x3000, 0xd000)];
@@ -604,7 +604,8 @@ fn an_unmap_of_very_many_goes_on_over_many_polls_and_what_comes_behind_waits() {
         last: u64::MAX,
     });
     let again = world.ask(map(1, 0, 0xfff, 0x5000, 3));
-    // However many come behind it, a sweep's work is no more than a poll's and what the first one has begun.
+    // However many come behind it, a sweep's work is no more than a poll's and what the first one
+    // has begun.
     for _ in 0..200 {
         world.ask(Request::SetBypass(false));
     }

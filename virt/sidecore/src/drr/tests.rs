@@ -130,9 +130,9 @@ proptest! {
     }
 }
 
-/// Serves a flow that always has work, in pieces of 50 to 250 after each of which it asks whether others wait, and others that do a
-/// piece of `costs[i]` whenever they are served and have the next one at once; until `total` has been spent. What each got, and
-/// how often the flow was cut short.
+/// Serves a flow that always has work, in pieces of 50 to 250 after each of which it asks whether
+/// others wait, and others that do a piece of `costs[i]` whenever they are served and have the next
+/// one at once; until `total` has been spent. What each got, and how often the flow was cut short.
 fn serve_beside(costs: &[u64], total: u64, at_once: bool, seed: u64) -> (Vec<u64>, u64) {
     let mut drr = Drr::new(QUANTUM);
     let mut got = vec![0; costs.len() + 1];
@@ -494,7 +494,8 @@ fn a_monstrous_charge_is_forgiven_in_the_end() {
     assert_eq!(drr.deficit(0), -MAX_DEBT);
 }
 
-/// What each of the flows of a round may do, and whether others had work; all are given `state` next.
+/// What each of the flows of a round may do, and whether others had work; all are given `state`
+/// next.
 fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
     let mut visits = Vec::new();
     drr.begin_round();

@@ -194,7 +194,8 @@ impl Core {
     fn settle(&mut self) -> u32 {
         (1..)
             .inspect(|round| assert!(*round < 100_000, "it never settles"))
-            // One without a probe that owes is passed over while another is looked at: it is found the next time.
+            // One without a probe that owes is passed over while another is looked at: it is found
+            // the next time.
             .find(|_| (0..2).all(|_| self.poll(drr::QUANTUM).0 == Activity::Idle))
             .expect("it ends or panics")
     }
@@ -208,8 +209,8 @@ impl Core {
     }
 }
 
-/// A turn is spent by a child, and the round goes on in the next one; nothing is done twice, and nothing is forgotten. The naive model
-/// is a number for each child.
+/// A turn is spent by a child, and the round goes on in the next one; nothing is done twice, and
+/// nothing is forgotten. The naive model is a number for each child.
 #[test]
 fn all_that_children_are_given_is_done_whatever_way_they_learn_of_it() {
     for seed in 0..300 {
@@ -233,7 +234,8 @@ fn all_that_children_are_given_is_done_whatever_way_they_learn_of_it() {
                     core.poll(1 + random.below(4 * drr::QUANTUM));
                 }
                 _ => {
-                    // To sleep, if there is nothing to do; without a probe only after a poll that has found nothing.
+                    // To sleep, if there is nothing to do; without a probe only after a poll that
+                    // has found nothing.
                     if core.probe.is_none() && core.poll(drr::QUANTUM).0 == Activity::Busy {
                         continue;
                     }
@@ -283,7 +285,8 @@ fn children_share_a_core_by_weight_and_what_they_do_is_charged_to_the_group() {
         });
         (0..3).for_each(|at| core.give(at, 100_000_000));
         let mut charged = 0;
-        // Long enough for the time that this thread is off its CPU, a millisecond of which is charged, not to matter.
+        // Long enough for the time that this thread is off its CPU, a millisecond of which is
+        // charged, not to matter.
         while charged < 1_000_000_000 {
             let (activity, spent) = core.poll(drr::QUANTUM * u64::from(core.group.weight()));
             assert_eq!(activity, Activity::Busy);

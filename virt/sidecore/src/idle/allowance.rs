@@ -3,14 +3,17 @@
 //! ```text
 //! left += share × elapsed - awake          each time that a gap has ended; within ± DEPTH
 //! ```
-//! While something is left, the policy spins as long as the lower price says; otherwise as long as the price of the whole core says.
-//! So gaps of one length, which no limit divides, are divided all the same: some are spun through and others slept through. All
-//! awake time counts, serving too: a core that is busy has no cheap part left. How much of it was CPU time is measured now and then,
-//! and the difference put right: a core that the host stops is awake and uses nothing, and what a park takes is an estimate.
+//! While something is left, the policy spins as long as the lower price says; otherwise as long as
+//! the price of the whole core says. So gaps of one length, which no limit divides, are divided all
+//! the same: some are spun through and others slept through. All awake time counts, serving too: a
+//! core that is busy has no cheap part left. How much of it was CPU time is measured now and then,
+//! and the difference put right: a core that the host stops is awake and uses nothing, and what a
+//! park takes is an estimate.
 
 use crate::clock::Nanos;
 
-/// As much as may be saved up or owed, in nanoseconds: some dozens of gaps where the allowance matters.
+/// As much as may be saved up or owed, in nanoseconds: some dozens of gaps where the allowance
+/// matters.
 const DEPTH_NS: f64 = 1_000_000.0;
 /// Between two measurements, in nanoseconds: each is a system call.
 const MEASURE_EVERY_NS: u64 = 1_000_000;

@@ -1,22 +1,28 @@
-//! How long to spin before sleeping, learnt from the gaps between busy periods and the price of CPU time.
+//! How long to spin before sleeping, learnt from the gaps between busy periods and the price of CPU
+//! time.
 //!
-//! Spinning for `T` and then sleeping costs, per unit of time in which the core has nothing to serve,
+//! Spinning for `T` and then sleeping costs, per unit of time in which the core has nothing to
+//! serve,
 //!
 //! ```text
 //!             E[min(gap, T)] + P(gap > T) × (C + w × (N + L × n × (1 + k/2)))
 //! cost(T) =  ───────────────────────────────────────────────────────────
 //!                        E[gap] + P(gap > T) × L
 //! ```
-//! where `C` is the CPU time of a park (arming, falling asleep, waking), `L` the latency that a wake adds to the work that ended the gap,
-//! `n` how many requests are served before the next gap: what the core is late for the first, it is late for all of them;
-//! `N` what it costs whoever has to wake the core (an exit, an interrupt to another processor: time that a guest does not compute),
-//! `k` how many more gaps would have ended meanwhile (what ends them waits for half of `L`, and saves as many gaps: that is what the
-//! denominator is for), and `w` how many ns of CPU one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling.
-//! The limit chosen is the smallest whose cost is within 1 % of the least: as good, and it ends sooner when the load does.
+//! where `C` is the CPU time of a park (arming, falling asleep, waking), `L` the latency that a
+//! wake adds to the work that ended the gap, `n` how many requests are served before the next gap:
+//! what the core is late for the first, it is late for all of them; `N` what it costs whoever has
+//! to wake the core (an exit, an interrupt to another processor: time that a guest does not
+//! compute), `k` how many more gaps would have ended meanwhile (what ends them waits for half of
+//! `L`, and saves as many gaps: that is what the denominator is for), and `w` how many ns of CPU
+//! one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling. The
+//! limit chosen is the smallest whose cost is within 1 % of the least: as good, and it ends sooner
+//! when the load does.
 //!
-//! The gaps are counted by the [`LIMITS`] between which they fall, number and sum, so that both terms are **exact** for the gaps
-//! remembered; a logarithmic histogram would have to be interpolated just where it matters. A gap's weight halves with every 177
-//! later ones and every 100 ms: whichever comes first.
+//! The gaps are counted by the [`LIMITS`] between which they fall, number and sum, so that both
+//! terms are **exact** for the gaps remembered; a logarithmic histogram would have to be
+//! interpolated just where it matters. A gap's weight halves with every 177 later ones and every
+//! 100 ms: whichever comes first.
 //!
 //! Pure. Cost: 5 ns per gap, 0.1 µs per choice.
 
@@ -30,17 +36,18 @@ const LIMITS: [u64; 19] = [
 /// The limit that never comes.
 pub(super) const FOREVER: u64 = u64::MAX;
 
-/// What a notification costs the notifier, in nanoseconds: a system call that wakes somebody, or an exit. It also decides for
-/// spinning where both are about as good: with a guest that waits for each answer before it asks again, sleeping makes the gaps
-/// longer, which the gaps themselves do not show.
+/// What a notification costs the notifier, in nanoseconds: a system call that wakes somebody, or an
+/// exit. It also decides for spinning where both are about as good: with a guest that waits for
+/// each answer before it asks again, sleeping makes the gaps longer, which the gaps themselves do
+/// not show.
 const NOTIFY_NS: f64 = 5_000.0;
 
 /// Weight of a gap relative to the one before it.
 const GROWTH: f64 = 256.0 / 255.0;
 /// In nanoseconds: the time in which weights halve.
 const HALF_LIFE_NS: f64 = 100_000_000.0;
-/// Requests that one late start delays, at most: those in flight. Of a busy period that goes on longer the rest have not been asked
-/// for yet.
+/// Requests that one late start delays, at most: those in flight. Of a busy period that goes on
+/// longer the rest have not been asked for yet.
 const MOST_LATE: u64 = 64;
 /// Before weights are scaled down.
 const LARGEST: f64 = 1e60;
@@ -84,7 +91,8 @@ pub(super) struct Gaps {
 }
 
 impl Gaps {
-    /// Without experience: spins for as long as a wake costs, which is never worse than twice the best.
+    /// Without experience: spins for as long as a wake costs, which is never worse than twice the
+    /// best.
     pub(super) fn new(park: Park, tariff: Tariff) -> Self {
         let as_a_wake = |price: Price| (park.cpu_ns + price.get() * park.wake_ns) as u64;
         Gaps {

@@ -29,9 +29,10 @@ impl Default for Price {
 
 /// What the core's time costs: a price, and the first part of the core at a lower one.
 ///
-/// With one price the best answer to requests at random times is one of the extremes, all of the core or none, whichever side of the
-/// price their rate is on: at the edge 5 % more load costs half a core more. Whoever has a core for this has it anyhow for the
-/// first half, in which no guest would run well; the allowance says so. It is a share of time that may be spent where that is
+/// With one price the best answer to requests at random times is one of the extremes, all of the
+/// core or none, whichever side of the price their rate is on: at the edge 5 % more load costs half
+/// a core more. Whoever has a core for this has it anyhow for the first half, in which no guest
+/// would run well; the allowance says so. It is a share of time that may be spent where that is
 /// worth it at the lower price, and never where it is not: a fleet without load still sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tariff {
@@ -51,8 +52,8 @@ impl Tariff {
         }
     }
 
-    /// `price` for the whole core, but the first `permille` thousandths of it (at most 1,000) for `allowed` ns of CPU time per ns of
-    /// latency, or `price` if that is more.
+    /// `price` for the whole core, but the first `permille` thousandths of it (at most 1,000) for
+    /// `allowed` ns of CPU time per ns of latency, or `price` if that is more.
     pub fn tiered(price: Price, permille: u16, allowed: Price) -> Self {
         Tariff {
             price,
@@ -82,8 +83,9 @@ impl Tariff {
 }
 
 impl Default for Tariff {
-    /// 1 ns for 1 ns, and the first 59.5 % of the core at 5 ns for 1 ns: as much as lets more than half of the requests that come at
-    /// random every 50 µs find the core awake, where a park takes 14 µs of its time.
+    /// 1 ns for 1 ns, and the first 59.5 % of the core at 5 ns for 1 ns: as much as lets more than
+    /// half of the requests that come at random every 50 µs find the core awake, where a park takes
+    /// 14 µs of its time.
     fn default() -> Self {
         Tariff::tiered(Price::new(1.0), 595, Price::new(5.0))
     }

@@ -49,7 +49,8 @@ fn threads_that_follow_each_other_share_a_context() {
             || SIGNALLER.with(|own| own.get_or_init(Own::get).0.as_ref().map(|own| own.context));
         thread::spawn(of_thread).join().unwrap().unwrap()
     };
-    // Other tests' threads may take the one or the other meanwhile: not as many as there are rounds.
+    // Other tests' threads may take the one or the other meanwhile: not as many as there are
+    // rounds.
     let contexts: std::collections::HashSet<_> = (0..100).map(|_| context()).collect();
     assert!(contexts.len() < 50, "{}", contexts.len());
 }

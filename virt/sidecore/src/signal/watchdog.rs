@@ -55,8 +55,8 @@ use crate::sync::CachePadded;
 
 /// From one look to the next at least, and at most, in nanoseconds.
 const LOOK_NS: (u64, u64) = (2_000_000, 6_000_000);
-/// A look that comes later than this, in nanoseconds, may follow a pause of the whole process, whose
-/// other threads have not gone on yet: it is not believed. The one after it is, however late.
+/// A look that comes later than this, in nanoseconds, may follow a pause of the whole process,
+/// whose other threads have not gone on yet: it is not believed. The one after it is, however late.
 const LATE_NS: u64 = 20_000_000;
 /// Writes between two looks that are worth a look: it takes some 5 µs, and a write saves half a
 /// microsecond.

@@ -1,4 +1,5 @@
-//! A bounded wait; a ring as virtio's, an available index and a wish for kicks in shared memory, with an eventfd; and the poller that serves it.
+//! A bounded wait; a ring as virtio's, an available index and a wish for kicks in shared memory,
+//! with an eventfd; and the poller that serves it.
 
 use std::{
     fs::File,

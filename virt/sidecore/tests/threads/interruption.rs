@@ -23,12 +23,13 @@ struct Shared {
     /// Requests of the quiet one: made by the busy one, in the middle of its turns.
     made: AtomicU64,
     done: AtomicU64,
-    /// Pieces of work that the busy one did while one of them was under way, and turns that it began.
+    /// Pieces of work that the busy one did while one of them was under way, and turns that it
+    /// began.
     late: AtomicU64,
 }
 
-/// Between two looks at the clock that are further apart, in nanoseconds, the thread was off its CPU. Whose
-/// turn it was is charged the time, and owes.
+/// Between two looks at the clock that are further apart, in nanoseconds, the thread was off its
+/// CPU. Whose turn it was is charged the time, and owes.
 const OFF: u64 = 20_000;
 
 /// Requests of the busy one's turns that pay for the most that a turn is charged by the clock, a
@@ -157,7 +158,8 @@ fn who_gets_work_in_anothers_turn_is_served_before_that_goes_on() {
     eventually("requests", || shared.calm.load(Ordering::Relaxed) > 10_000);
     core.stop();
     let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    // Short interruptions owe a little; a turn that does not ask does six pieces late for each request.
+    // Short interruptions owe a little; a turn that does not ask does six pieces late for each
+    // request.
     let (calm, late) = (of(&shared.calm), of(&shared.late));
     assert!(
         10 * late < calm,

@@ -1,4 +1,5 @@
-//! The runtime with real threads and descriptors. One binary, since each would compile the runtime anew.
+//! The runtime with real threads and descriptors. One binary, since each would compile the runtime
+//! anew.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

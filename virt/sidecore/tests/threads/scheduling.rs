@@ -321,8 +321,9 @@ fn a_descriptor_closed_before_it_was_removed_does_not_keep_the_core_awake() {
     eventually("heard", || heard.load(Ordering::Relaxed) == 1);
     // The file lives on in `bell`, as one of another process would.
     core.handle(0).send(None).ok().unwrap();
-    // Rung until the list is built anew: a ring that comes before the message is still heard, and read away. While the
-    // file is in the list its events are taken for the poller's; then they are muted, and nobody's.
+    // Rung until the list is built anew: a ring that comes before the message is still heard, and
+    // read away. While the file is in the list its events are taken for the poller's; then they are
+    // muted, and nobody's.
     eventually("built anew", || {
         ring(&bell);
         core.stats().core.rebuilds >= 1

@@ -24,7 +24,8 @@ pub enum Protection {
 /// What the pager is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Ask the owner to let go of these, up to [`BATCH`](super::BATCH); answered by [`Book::answered`](super::Book::answered).
+    /// Ask the owner to let go of these, up to [`BATCH`](super::BATCH); answered by
+    /// [`Book::answered`](super::Book::answered).
     Ask(Vec<Page>),
     /// Take it from the guest; the memory, and the marker, stay.
     Unmap(Page),
@@ -38,17 +39,20 @@ pub enum Command {
     Fetch(Page, Place),
     /// Write a soft page to its slot; answered by [`Book::ended`](super::Book::ended).
     Save(Page, Slot),
-    /// Give back what is behind so many slots from this one on, which hold nothing; answered by [`Book::ended`](super::Book::ended).
+    /// Give back what is behind so many slots from this one on, which hold nothing; answered by
+    /// [`Book::ended`](super::Book::ended).
     Trim(Slot, u32),
     /// Map it for the guest, and wake who waits for it.
     Map(Page, Protection),
     /// Write-protect a page that is mapped.
     Protect(Page),
-    /// Wake who waits for a page that is mapped; if the host has taken its mapping away, map it writable.
+    /// Wake who waits for a page that is mapped; if the host has taken its mapping away, map it
+    /// writable.
     Wake(Page),
     /// From now on devices may reach it.
     Show(Page),
-    /// All pages of the ticket are there, or have been seen to ([`Book::discard`](super::Book::discard)).
+    /// All pages of the ticket are there, or have been seen to
+    /// ([`Book::discard`](super::Book::discard)).
     Done(Ticket),
     /// The disk's request may go down.
     Go(Op),
@@ -80,7 +84,8 @@ pub enum Trouble {
     CannotSave(Slot, Errno),
     /// The content could not be read.
     CannotFetch(Place, Errno),
-    /// What was read is not what was dropped: somebody else changed the image, or the store is broken.
+    /// What was read is not what was dropped: somebody else changed the image, or the store is
+    /// broken.
     Changed(Place),
 }
 

@@ -158,7 +158,8 @@ fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     assert!(breaks.contains(&counts.order_breaks), "{counts:?}");
 }
 
-/// Takes all pages out of memory. Of some a processor has stored to them since they were write-protected.
+/// Takes all pages out of memory. Of some a processor has stored to them since they were
+/// write-protected.
 fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
     book.set_limit(0);
     loop {
@@ -370,8 +371,8 @@ fn processors_get_in_where_devices_wait_for_room() {
     assert_eq!(book.look(Page(PAGES - 1)).0, State::Resident);
 }
 
-/// A change of all blocks that pages stand for, `sharers` pages for each, while none of them is in memory; and a fault at one of
-/// them meanwhile.
+/// A change of all blocks that pages stand for, `sharers` pages for each, while none of them is in
+/// memory; and a fault at one of them meanwhile.
 fn change_all_blocks_at_once(sharers: u32) {
     let pages = PAGES as usize;
     let mut book = Book::new(PAGES, pages, SLOTS);
@@ -744,7 +745,8 @@ fn who_offers_is_told_also_when_nothing_is_carried_out_any_more() {
     assert_eq!(book.give_up_discards(), [Ticket(1), Ticket(2)]);
 }
 
-/// Pages that are fetched at a fault of the second of pages that lie in the store in order, one having come before it.
+/// Pages that are fetched at a fault of the second of pages that lie in the store in order, one
+/// having come before it.
 #[test]
 fn the_store_is_read_ahead_when_it_is_gone_through_in_order_and_nothing_is_overwritten() {
     let fetched = |ahead| {

@@ -1,15 +1,19 @@
-//! The instruction's bytes: REP STOS and REP MOVS of 64-bit mode with 64-bit addresses, and nothing else.
+//! The instruction's bytes: REP STOS and REP MOVS of 64-bit mode with 64-bit addresses, and nothing
+//! else.
 //!
 //! ```text
 //! [F2 F3 66 26 2E 36 3E]*  [40..4F]  opcode      at most 15 bytes; at least one F2 or F3
 //!  legacy prefixes          REX      A4 MOVSB   A5 MOVSW/D/Q   AA STOSB   AB STOSW/D/Q
 //! ```
 //! * F3 and F2 repeat STOS and MOVS alike: only CMPS and SCAS look at ZF.
-//! * 66 makes A5 and AB 16 bits wide, unless REX.W makes them 64 bits wide; A4 and AA are bytes whatever stands before them.
-//! * 26, 2E, 36, 3E (ES, CS, SS, DS) change nothing: those segments start at 0 in 64-bit mode. REX.R, X and B change nothing.
+//! * 66 makes A5 and AB 16 bits wide, unless REX.W makes them 64 bits wide; A4 and AA are bytes
+//!   whatever stands before them.
+//! * 26, 2E, 36, 3E (ES, CS, SS, DS) change nothing: those segments start at 0 in 64-bit mode.
+//!   REX.R, X and B change nothing.
 //!
-//! Left out, as something else: 64 and 65 (FS and GS, whose bases count for the source of MOVS), 67 (ECX, ESI and EDI), F0
-//! (invalid here), and a REX that is not right before the opcode, which would be without effect.
+//! Left out, as something else: 64 and 65 (FS and GS, whose bases count for the source of MOVS), 67
+//! (ECX, ESI and EDI), F0 (invalid here), and a REX that is not right before the opcode, which
+//! would be without effect.
 
 /// Most bytes of an instruction; a longer one is a general-protection exception.
 pub(super) const MAX_LEN: usize = 15;
@@ -43,7 +47,8 @@ pub(super) enum Decoded {
     Truncated,
 }
 
-/// Decodes the instruction at the start of `bytes`, of which no more than [`MAX_LEN`] are looked at.
+/// Decodes the instruction at the start of `bytes`, of which no more than [`MAX_LEN`] are looked
+/// at.
 pub(super) fn decode(bytes: &[u8]) -> Decoded {
     let bytes = &bytes[..bytes.len().min(MAX_LEN)];
     let mut is_repeated = false;

@@ -1,36 +1,45 @@
-//! Stores that are about to overwrite a whole absent page: decided from the vCPU's registers, so that the page is not read first.
+//! Stores that are about to overwrite a whole absent page: decided from the vCPU's registers, so
+//! that the page is not read first.
 //!
-//! The part of VSwapper's False Reads Preventer that needs one look: an instruction which stores all of a page by itself, REP
-//! STOS (zeroing, filling) or REP MOVS (copying). What instructions do is after the *Intel 64 and IA-32 Architectures Software
-//! Developer's Manual*, named by titles, as its chapters' numbers move: vol. 2, «Instruction Format», «REP», «STOS», «MOVS»;
-//! vol. 3, «Paging»; and AMD's *Architecture Programmer's Manual* where the two differ.
+//! The part of VSwapper's False Reads Preventer that needs one look: an instruction which stores
+//! all of a page by itself, REP STOS (zeroing, filling) or REP MOVS (copying). What instructions do
+//! is after the *Intel 64 and IA-32 Architectures Software Developer's Manual*, named by titles, as
+//! its chapters' numbers move: vol. 2, «Instruction Format», «REP», «STOS», «MOVS»; vol. 3,
+//! «Paging»; and AMD's *Architecture Programmer's Manual* where the two differ.
 //!
-//! A vCPU's store meets an absent page; whoever resolves that fault stops the vCPU, takes its [`Registers`], and asks
-//! [`decide`]. Either the instruction at RIP is certain to overwrite the page, and nobody can see any step in between; then the
-//! page, still absent, gets [`Overwrite::content`], and the vCPU [`Overwrite::after`], as if the processor had done that many
-//! iterations and been interrupted, or had completed the instruction. Or it is undecided, `None` throughout this module, and
-//! the page is fetched: always right, only slower. So whatever is odd, rare or not understood is undecided.
+//! A vCPU's store meets an absent page; whoever resolves that fault stops the vCPU, takes its
+//! [`Registers`], and asks [`decide`]. Either the instruction at RIP is certain to overwrite the
+//! page, and nobody can see any step in between; then the page, still absent, gets
+//! [`Overwrite::content`], and the vCPU [`Overwrite::after`], as if the processor had done that
+//! many iterations and been interrupted, or had completed the instruction. Or it is undecided,
+//! `None` throughout this module, and the page is fetched: always right, only slower. So whatever
+//! is odd, rare or not understood is undecided.
 //!
 //! ```text
 //! decide ─ mode known? RDI at the page's start, going up? ─ walk RDI: this page? ─ fetch at RIP, decode ─ RCX enough for a page?
 //!                                                      MOVS: walk RSI, twice if it lies across pages ─ all of it in memory?
 //! ```
 //!
-//! * It does not matter whose fault it was: a vCPU that is about to overwrite the page may do so now.
-//! * The instruction has stored nothing of the page yet, since RDI is at its start, and the page is absent.
-//! * A copy whose source is the page itself, by whatever linear address, is undecided. Any other source is read at some moment
-//!   while the vCPU is stopped, as a processor would read it at some moment: stores of other vCPUs come before or after that.
-//! * Other vCPUs go on meanwhile and may change tables and code. Of those each word is read once, and what has been read stays
-//!   good until the stopped vCPU takes part in the invalidation (paging) or serializes (code).
+//! * It does not matter whose fault it was: a vCPU that is about to overwrite the page may do so
+//!   now.
+//! * The instruction has stored nothing of the page yet, since RDI is at its start, and the page is
+//!   absent.
+//! * A copy whose source is the page itself, by whatever linear address, is undecided. Any other
+//!   source is read at some moment while the vCPU is stopped, as a processor would read it at some
+//!   moment: stores of other vCPUs come before or after that.
+//! * Other vCPUs go on meanwhile and may change tables and code. Of those each word is read once,
+//!   and what has been read stays good until the stopped vCPU takes part in the invalidation
+//!   (paging) or serializes (code).
 //!
-//! Called by whoever lets pages come and go. No page that is present may leave from [`decide`] on until content and registers
-//! are both in place. Knows no system call, thread or time, and waits for nothing. Bound: 25 table entries, 15 bytes of
-//! instruction, and the source's page.
+//! Called by whoever lets pages come and go. No page that is present may leave from [`decide`] on
+//! until content and registers are both in place. Knows no system call, thread or time, and waits
+//! for nothing. Bound: 25 table entries, 15 bytes of instruction, and the source's page.
 //!
-//! Left out: a page whose start lies in the middle of an element (RDI is never at its start); plain stores and those of vectors,
-//! of which a page takes many; REP STOS and MOVS going down; modes other than 64-bit mode; 32-bit addresses, FS and GS.
-//! Known only to the caller: a debugger of the VMM's that steps the vCPU. Not seen: a branch target that CET would refuse, if
-//! the vCPU was stopped right before it; instructions that a guest's performance counters count.
+//! Left out: a page whose start lies in the middle of an element (RDI is never at its start); plain
+//! stores and those of vectors, of which a page takes many; REP STOS and MOVS going down; modes
+//! other than 64-bit mode; 32-bit addresses, FS and GS. Known only to the caller: a debugger of the
+//! VMM's that steps the vCPU. Not seen: a branch target that CET would refuse, if the vCPU was
+//! stopped right before it; instructions that a guest's performance counters count.
 
 mod instruction;
 mod memory;
@@ -73,7 +82,8 @@ pub struct Overwrite {
     after: Registers,
 }
 
-/// Whether the instruction that a vCPU is at overwrites all of the 4 KiB page at `page`, and does so next.
+/// Whether the instruction that a vCPU is at overwrites all of the 4 KiB page at `page`, and does
+/// so next.
 ///
 /// `None`: nobody knows. Nothing was changed, and nothing of that page was looked at.
 pub fn decide(registers: &Registers, memory: &mut impl Memory, page: Gpa) -> Option<Overwrite> {
@@ -106,8 +116,9 @@ pub fn decide(registers: &Registers, memory: &mut impl Memory, page: Gpa) -> Opt
         return None;
     }
 
-    // Neither STOS nor MOVS changes the flags of arithmetic. RF is clear after any instruction that completes, and set in what
-    // is saved between two iterations. Addresses wrap at 2^64, as the processor's do.
+    // Neither STOS nor MOVS changes the flags of arithmetic. RF is clear after any instruction that
+    // completes, and set in what is saved between two iterations. Addresses wrap at 2^64, as the
+    // processor's do.
     let mut after = *registers;
     after.rcx = left;
     after.rdi = registers.rdi.wrapping_add(PAGE_SIZE);
@@ -129,8 +140,8 @@ impl Overwrite {
         self.effect
     }
 
-    /// What the page holds afterwards. `None` if a page of the source has left memory since it was [decided](decide); then
-    /// part of `into` has been written.
+    /// What the page holds afterwards. `None` if a page of the source has left memory since it was
+    /// [decided](decide); then part of `into` has been written.
     pub fn content(
         &self,
         memory: &mut impl Memory,
@@ -153,13 +164,15 @@ impl Overwrite {
         Some(())
     }
 
-    /// The registers once the page is overwritten: RCX, RDI, RSI (MOVS), and RIP and RFLAGS.RF have changed, the others have not.
+    /// The registers once the page is overwritten: RCX, RDI, RSI (MOVS), and RIP and RFLAGS.RF have
+    /// changed, the others have not.
     pub fn after(&self) -> &Registers {
         &self.after
     }
 }
 
-/// The instruction at RIP. Its second page, if it may have one, is looked at only if the first does not suffice.
+/// The instruction at RIP. Its second page, if it may have one, is looked at only if the first does
+/// not suffice.
 fn fetch(paging: &Paging, memory: &mut impl Memory, rip: u64) -> Option<Repeated> {
     let mut bytes = [0; MAX_LEN];
     let mut len = 0;

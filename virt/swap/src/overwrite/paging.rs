@@ -1,19 +1,21 @@
 //! The guest's page tables: 4-level and 5-level paging, pages of 4 KiB, 2 MiB and 1 GiB.
 //!
-//! A walk reads one word per level, each once, changes nothing, and says `None` unless the access is certain to succeed with
-//! the tables as they are. That is stricter than a processor:
-//! * Accessed has to be set in every entry, Dirty in the last one of a write: a processor would set them, this does not, and a
-//!   page that was written without getting dirty would be lost by a guest that writes back only dirty ones.
+//! A walk reads one word per level, each once, changes nothing, and says `None` unless the access
+//! is certain to succeed with the tables as they are. That is stricter than a processor:
+//! * Accessed has to be set in every entry, Dirty in the last one of a write: a processor would set
+//!   them, this does not, and a page that was written without getting dirty would be lost by a
+//!   guest that writes back only dirty ones.
 //! * A write needs R/W in every entry, whatever CR0.WP and the privilege level say.
-//! * A processor that holds an older translation may still use that one; the tables are as good until the guest has
-//!   invalidated it, which the vCPU would have to take part in.
+//! * A processor that holds an older translation may still use that one; the tables are as good
+//!   until the guest has invalidated it, which the vCPU would have to take part in.
 //!
 //! Bound: five words.
 //!
-//! Left out, so that nothing is ever translated: modes other than 64-bit mode, and controls in CR4 and EFER that this does not
-//! know or that would take more than the tables to follow (PKS, LASS, LMSLE; VMXE and SVME, under which the vCPU may be running
-//! a guest of its guest, whose guest-physical addresses are others). Address bits above MAXPHYADDR are reserved, but not checked
-//! here: there is no memory at such an address.
+//! Left out, so that nothing is ever translated: modes other than 64-bit mode, and controls in CR4
+//! and EFER that this does not know or that would take more than the tables to follow (PKS, LASS,
+//! LMSLE; VMXE and SVME, under which the vCPU may be running a guest of its guest, whose
+//! guest-physical addresses are others). Address bits above MAXPHYADDR are reserved, but not
+//! checked here: there is no memory at such an address.
 
 use guest_mem::Gpa;
 
@@ -31,8 +33,8 @@ const CR4_LA57: u64 = 1 << 12;
 const CR4_SMAP: u64 = 1 << 21;
 /// Protection keys for user pages.
 const CR4_PKE: u64 = 1 << 22;
-/// What may be set in CR4: the above, and what leaves string instructions and their accesses alone or only forbids what is
-/// refused here anyway (SMEP: fetches from user pages in supervisor mode).
+/// What may be set in CR4: the above, and what leaves string instructions and their accesses alone
+/// or only forbids what is refused here anyway (SMEP: fetches from user pages in supervisor mode).
 const CR4_KNOWN: u64 = CR4_PAE
     | CR4_LA57
     | CR4_SMAP
@@ -66,7 +68,8 @@ const US: u64 = 1 << 2;
 const A: u64 = 1 << 5;
 /// Dirty, in an entry that maps a page.
 const D: u64 = 1 << 6;
-/// Page size, in entries of levels 2 and 3: this entry maps a page. Reserved in levels 4 and 5; part of the memory type in level 1.
+/// Page size, in entries of levels 2 and 3: this entry maps a page. Reserved in levels 4 and 5;
+/// part of the memory type in level 1.
 const PS: u64 = 1 << 7;
 /// Part of the memory type (PAT) in an entry that maps 2 MiB or 1 GiB.
 const HUGE_PAT: u64 = 1 << 12;
@@ -158,7 +161,8 @@ impl Paging {
         })
     }
 
-    /// Whether the upper bits of a linear address, from the highest translated one on, are all the same.
+    /// Whether the upper bits of a linear address, from the highest translated one on, are all the
+    /// same.
     pub(super) fn is_canonical(&self, linear: u64) -> bool {
         let untranslated = u64::BITS - (PAGE_SHIFT + LEVEL_SHIFT * self.levels);
         let extended = ((linear << untranslated) as i64 >> untranslated) as u64;
@@ -224,8 +228,8 @@ impl Paging {
     }
 }
 
-/// The start of the page that an entry maps which points to no table; `None` if bits of it are set that are reserved, or
-/// if a write would have to set Dirty.
+/// The start of the page that an entry maps which points to no table; `None` if bits of it are set
+/// that are reserved, or if a write would have to set Dirty.
 fn mapped_page(entry: u64, level: u32, access: Access) -> Option<u64> {
     if access == Access::Write && entry & D == 0 {
         return None;

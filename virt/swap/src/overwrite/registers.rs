@@ -15,7 +15,8 @@ pub(super) const CR0_AM: u64 = 1 << 18;
 /// L0, G0 to L3, G3: bits 0 to 7 of DR7. A breakpoint is enabled.
 const DR7_ENABLED: u64 = 0xff;
 
-/// Registers of a vCPU that is not running: those that STOS and MOVS use, and those that say in which mode.
+/// Registers of a vCPU that is not running: those that STOS and MOVS use, and those that say in
+/// which mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
     /// Linear address of the instruction, its prefixes included.
@@ -40,7 +41,8 @@ pub struct Registers {
     pub efer: u64,
     /// Which breakpoints are enabled.
     pub dr7: u64,
-    /// Rights of the protection keys, where they are known. Asked for only if CR4.PKE is set and a page is a user's.
+    /// Rights of the protection keys, where they are known. Asked for only if CR4.PKE is set and a
+    /// page is a user's.
     pub pkru: Option<u32>,
     /// Current privilege level, 0 to 3: the DPL of SS.
     pub cpl: u8,
@@ -49,13 +51,15 @@ pub struct Registers {
     /// D of CS, which is clear in 64-bit code.
     pub cs_d: bool,
     /// Whether the instruction at RIP is the very next thing the vCPU does. It is not:
-    /// * while the vCPU is halted, or waits for INIT or SIPI (with KVM: an MP state other than runnable): it has not come
-    ///   to that instruction yet;
-    /// * while an exception (a triple fault is one), interrupt or NMI is being delivered: then the store that faulted is the
-    ///   delivery's;
-    /// * under an interrupt shadow (after STI or MOV SS), which ends with the instruction and is not ended here;
+    /// * while the vCPU is halted, or waits for INIT or SIPI (with KVM: an MP state other than
+    ///   runnable): it has not come to that instruction yet;
+    /// * while an exception (a triple fault is one), interrupt or NMI is being delivered: then the
+    ///   store that faulted is the delivery's;
+    /// * under an interrupt shadow (after STI or MOV SS), which ends with the instruction and is
+    ///   not ended here;
     /// * in system-management mode, which may have other memory at the same addresses;
-    /// * while an exit to the VMM (port, MMIO) is still to be completed, which may yet change these registers.
+    /// * while an exit to the VMM (port, MMIO) is still to be completed, which may yet change these
+    ///   registers.
     pub is_at_instruction: bool,
 }
 

@@ -1,6 +1,7 @@
 //! A guest whose memory and tables are laid out by hand, and what is checked against it.
 //!
-//! Table entries and instructions are literals worked out from the manuals, not made of the constants that they test.
+//! Table entries and instructions are literals worked out from the manuals, not made of the
+//! constants that they test.
 
 mod decisions;
 mod encodings;
@@ -16,7 +17,8 @@ use super::*;
 const PAGE_LEN: usize = 4096;
 /// Frames of the guest: 1 to 4 are tables, the others are there to be mapped.
 const FRAMES: usize = 128;
-/// Linear address of the first page of the last table: PML4 entry 256, the lowest of the upper half.
+/// Linear address of the first page of the last table: PML4 entry 256, the lowest of the upper
+/// half.
 const BASE: u64 = 0xffff_8000_0000_0000;
 /// Pages of code, in frames that do not follow each other.
 const CODE: u64 = BASE;

@@ -1,4 +1,5 @@
-//! Pages that stay in memory for a device that waits for them, until it has had its time to ask again.
+//! Pages that stay in memory for a device that waits for them, until it has had its time to ask
+//! again.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -9,7 +10,8 @@ use super::after;
 use crate::book::{Page, Ticket};
 use crate::ram::SwappedRam;
 
-/// How long a page that has come for a ticket stays although nobody asks for it: its device may have been reset.
+/// How long a page that has come for a ticket stays although nobody asks for it: its device may
+/// have been reset.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Tickets and their pages.

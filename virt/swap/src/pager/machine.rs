@@ -14,7 +14,8 @@ use crate::ram::SwappedRam;
 
 /// What the pager needs of the machine. No call waits for the owner or for a processor.
 pub trait Machine: Send {
-    /// Has the owner let go of as many of these pages as it can ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
+    /// Has the owner let go of as many of these pages as it can
+    /// ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
     fn evict(&self, pages: Pages);
 
     /// Tells the owner that the memory of a ticket is there.
@@ -23,10 +24,12 @@ pub trait Machine: Send {
     /// Has the owner look at its disks.
     fn wake(&self);
 
-    /// Has every vCPU leave the guest, say where it stands ([`Message::Stopped`](super::Message::Stopped)), and go on with what it is answered.
+    /// Has every vCPU leave the guest, say where it stands
+    /// ([`Message::Stopped`](super::Message::Stopped)), and go on with what it is answered.
     fn stop_vcpus(&self);
 
-    /// Stops the guest, which cannot go on, before it notices: why, and how things stand, for its user.
+    /// Stops the guest, which cannot go on, before it notices: why, and how things stand, for its
+    /// user.
     fn pause(&self, trouble: Trouble, report: &Report);
 
     /// Lets the guest go on; how things stand.
@@ -48,7 +51,8 @@ pub struct Parts {
     pub limit: usize,
     /// Where pages go, and how many it holds.
     pub store: (Box<dyn BlockIo>, usize),
-    /// Whether stores that overwrite a page are looked for: how many vCPUs there are, and how long they are waited for.
+    /// Whether stores that overwrite a page are looked for: how many vCPUs there are, and how long
+    /// they are waited for.
     pub preventer: Option<(usize, Duration)>,
     /// The images of disks, by their numbers: what was written to them by the disk is found there.
     pub images: Vec<Box<dyn BlockIo>>,

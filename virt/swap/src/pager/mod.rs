@@ -1,16 +1,18 @@
 //! The pager: the poller that carries the [`Book`]'s commands out.
 //!
-//! It alone knows all sides: faults of processors come from userfaultfd, what devices want and disks do as messages of the
-//! owner, ends of its own reads and writes from the rings. Each is told to the book, and what the book wants done is done before
-//! the next thing is told. Reads and writes of the store and the images are begun, and told when they have ended.
+//! It alone knows all sides: faults of processors come from userfaultfd, what devices want and
+//! disks do as messages of the owner, ends of its own reads and writes from the rings. Each is told
+//! to the book, and what the book wants done is done before the next thing is told. Reads and
+//! writes of the store and the images are begun, and told when they have ended.
 //!
-//! It has a sidecore of its own. Its system calls may take their time (an unmapping interrupts every core that runs the guest),
-//! and nobody else is to wait behind them; it never waits for the owner, which may itself wait in the kernel for a processor that
-//! waits for a page. Idle, it sleeps.
+//! It has a sidecore of its own. Its system calls may take their time (an unmapping interrupts
+//! every core that runs the guest), and nobody else is to wait behind them; it never waits for the
+//! owner, which may itself wait in the kernel for a processor that waits for a page. Idle, it
+//! sleeps.
 //!
-//! When something cannot be done (the store is full, or does not answer, or answers with something else) the machine is
-//! paused with the reason, and goes on once what failed has been done: it is tried again each second, and when the limit or the
-//! store has changed.
+//! When something cannot be done (the store is full, or does not answer, or answers with something
+//! else) the machine is paused with the reason, and goes on once what failed has been done: it is
+//! tried again each second, and when the limit or the store has changed.
 
 mod faults;
 mod holds;
@@ -81,7 +83,8 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Takes over the faults of the guest, whose memory may hold something already: what does is in memory.
+    /// Takes over the faults of the guest, whose memory may hold something already: what does is in
+    /// memory.
     ///
     /// # Errors
     /// The kernel's reason with what to do.
@@ -133,15 +136,16 @@ impl Pager {
         self.book.set_policy(policy);
     }
 
-    /// Has what is behind slots of the store that nobody has any more be given back to its file system or device, while the store is
-    /// idle, a MiB at least at a time, by [`Discard`](vio::blk::Op::Discard). When that is refused it is not tried again. A file's
+    /// Has what is behind slots of the store that nobody has any more be given back to its file
+    /// system or device, while the store is idle, a MiB at least at a time, by
+    /// [`Discard`](vio::blk::Op::Discard). When that is refused it is not tried again. A file's
     /// blocks may be somebody else's then when a slot is written again.
     pub fn trims_slots(&mut self) {
         self.book.trims_slots();
     }
 
-    /// Connects the memory with the pager, which a sidecore now runs as `handle` says. Before that it asks for nothing, since it
-    /// would not hear the answer.
+    /// Connects the memory with the pager, which a sidecore now runs as `handle` says. Before that
+    /// it asks for nothing, since it would not hear the answer.
     pub fn connect(ram: &SwappedRam, handle: Handle<Message>) {
         ram.connect(handle.clone());
         // One that has ended needs no beginning.
@@ -246,7 +250,8 @@ impl Pager {
             Command::Save(page, slot) => self.carrier.push(PageOp::Save(page, slot)),
             Command::Trim(first, count) => self.carrier.push(PageOp::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
-            // Writable: whether it was stored to between its last mark and the host's taking it away nobody knows.
+            // Writable: whether it was stored to between its last mark and the host's taking it
+            // away nobody knows.
             Command::Wake(page) => frames.map(page, 1, Protection::Writable)?,
             Command::Done(ticket) => self.done(ticket),
             Command::Go(op) => {
@@ -470,8 +475,8 @@ impl Pager {
         }
     }
 
-    /// The kernel has refused something: the guest cannot go on, and the machine ends. What is absent stays so until its vCPUs are
-    /// to return: they would see zeroes.
+    /// The kernel has refused something: the guest cannot go on, and the machine ends. What is
+    /// absent stays so until its vCPUs are to return: they would see zeroes.
     fn end_of(&mut self, error: &io::Error) {
         let Some(frames) = self.frames.take() else {
             return;
@@ -484,7 +489,8 @@ impl Pager {
     }
 }
 
-/// A pager that panics does not close its descriptor: who waits for a page waits until the process ends, and sees no zeroes.
+/// A pager that panics does not close its descriptor: who waits for a page waits until the process
+/// ends, and sees no zeroes.
 impl Drop for Pager {
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -30,7 +30,8 @@ impl Machine for Door {
     }
 }
 
-/// Closing it wakes who waits for a page, and what they find is zeroes: a vCPU might write them to a disk before it is stopped.
+/// Closing it wakes who waits for a page, and what they find is zeroes: a vCPU might write them to
+/// a disk before it is stopped.
 #[test]
 fn a_pager_that_fails_keeps_its_descriptor_until_it_is_let_go() {
     let ram = GuestRam::with_pages(&[(Gpa::new(0), 2 << 20)], HugePages::Never);

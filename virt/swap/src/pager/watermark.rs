@@ -1,4 +1,5 @@
-//! Whether disks are to report what they do: above a watermark they do, and on until nothing depends on it.
+//! Whether disks are to report what they do: above a watermark they do, and on until nothing
+//! depends on it.
 
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ impl Default for Watermark {
 }
 
 impl Watermark {
-    /// At the beginning of each turn, before anything comes of it: what is present decides whether the next request is reported.
+    /// At the beginning of each turn, before anything comes of it: what is present decides whether
+    /// the next request is reported.
     pub fn rise(&mut self, book: &mut Book, ram: &SwappedRam) {
         if self.asked.reports() == Reports::Off && is_short(book, ram) {
             self.choose(book, ram);

@@ -1,5 +1,5 @@
-//! A guest with more memory in use than it may have, and two disks: it fills memory and disks, changes them here and there, and clears
-//! them.
+//! A guest with more memory in use than it may have, and two disks: it fills memory and disks,
+//! changes them here and there, and clears them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,7 +130,8 @@ impl Guest {
 
     fn at(&self, page: usize, index: usize) -> &AtomicU64 {
         let at = self.mapping.hva().raw() as usize + page * PAGE + index * 8;
-        // SAFETY: aligned, inside the mapping, which lives as long as the guest, and only used atomically.
+        // SAFETY: aligned, inside the mapping, which lives as long as the guest, and only used
+        // atomically.
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
     }
 

@@ -1,8 +1,10 @@
-//! A crash at each write of the store and of the images: what is left of an image is what a power failure may leave.
+//! A crash at each write of the store and of the images: what is left of an image is what a power
+//! failure may leave.
 //!
-//! In memory: everything stops at the k-th write, for every k. What a kill and what a power failure leave then are compared with an
-//! oracle that knows what the guest had asked for and been told ([`oracle`], [`media`]). As processes: one that runs the same over files
-//! is killed at its k-th write.
+//! In memory: everything stops at the k-th write, for every k. What a kill and what a power failure
+//! leave then are compared with an oracle that knows what the guest had asked for and been told
+//! ([`oracle`], [`media`]). As processes: one that runs the same over files is killed at its k-th
+//! write.
 
 mod guest;
 mod media;

@@ -1,9 +1,11 @@
-//! Files in memory that stop at the k-th write of all of them, and keep apart what a flush has made durable.
+//! Files in memory that stop at the k-th write of all of them, and keep apart what a flush has made
+//! durable.
 //!
-//! A write that has ended is in the cache, from where all reads are answered; a flush makes durable what had ended when it was asked
-//! for. Operations end in any order, and late: their memory is looked at when they end. At the crash each write that is under way
-//! is there wholly, partly, or not at all. A killed process leaves the cache; a power failure the durable contents, and of each sector
-//! any later one or none.
+//! A write that has ended is in the cache, from where all reads are answered; a flush makes durable
+//! what had ended when it was asked for. Operations end in any order, and late: their memory is
+//! looked at when they end. At the crash each write that is under way is there wholly, partly, or
+//! not at all. A killed process leaves the cache; a power failure the durable contents, and of each
+//! sector any later one or none.
 
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;

@@ -6,7 +6,8 @@ use std::fmt::Write;
 /// Bytes that a disk writes wholly or not at all.
 pub const SECTOR: usize = 512;
 
-/// What a sector holds: this number in each of its words. No two sectors that are written have the same, but 0 is zeroes.
+/// What a sector holds: this number in each of its words. No two sectors that are written have the
+/// same, but 0 is zeroes.
 pub type Id = u64;
 
 /// What a guest does with its disks, in its order: begun before it is asked, done after the answer.
@@ -95,8 +96,8 @@ struct Begun {
     sectors: u64,
 }
 
-/// Of each sector, the content of the last write that a flush (or the write itself) made durable, and those written since. Writes
-/// to one sector follow each other: who asks waits for the answer.
+/// Of each sector, the content of the last write that a flush (or the write itself) made durable,
+/// and those written since. Writes to one sector follow each other: who asks waits for the answer.
 pub struct Oracle {
     disks: Vec<Vec<Vec<Legal>>>,
     writes: HashMap<u64, Begun>,

@@ -1,4 +1,5 @@
-//! A process that runs the guest over files, and is killed at its k-th write. What it had asked for and been told stands in a log.
+//! A process that runs the guest over files, and is killed at its k-th write. What it had asked for
+//! and been told stands in a log.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! A machine without a hypervisor: memory that threads of the test reach through a guest's mapping, an owner with disks, a pager,
-//! a store.
+//! A machine without a hypervisor: memory that threads of the test reach through a guest's mapping,
+//! an owner with disks, a pager, a store.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::HashMap;
@@ -235,7 +235,8 @@ impl Poller for Owner {
     }
 }
 
-/// Of a Linux kernel in 64-bit mode with 4-level paging, at an instruction; where that is and what it does is the test's.
+/// Of a Linux kernel in 64-bit mode with 4-level paging, at an instruction; where that is and what
+/// it does is the test's.
 pub const IN_KERNEL: Registers = Registers {
     rip: 0,
     rax: 0,
@@ -463,7 +464,8 @@ impl Machine {
 
     fn word(&self, page: usize, index: usize) -> &AtomicU64 {
         let at = self.mapping.hva().raw() as usize + page * PAGE_SIZE as usize + index * 8;
-        // SAFETY: aligned, inside the mapping, which lives as long as the machine, and only used atomically.
+        // SAFETY: aligned, inside the mapping, which lives as long as the machine, and only used
+        // atomically.
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
     }
 
@@ -483,7 +485,8 @@ impl Machine {
         }
     }
 
-    /// Has the first disk do this, from or to memory from this page on, and waits: whether it was done.
+    /// Has the first disk do this, from or to memory from this page on, and waits: whether it was
+    /// done.
     pub fn request(&self, op: Op, page: usize) -> bool {
         let (done, wait) = channel();
         let gpa = Some(Gpa::new(page as u64 * PAGE_SIZE));
@@ -536,7 +539,8 @@ impl Machine {
         let (tell, ended) = channel();
         let sent = pager.handle(0).send(Message::End(tell));
         assert!(sent.is_ok(), "it lives");
-        // Else files are closed on this thread, which cannot see requests of another's end and waits two seconds for them.
+        // Else files are closed on this thread, which cannot see requests of another's end and
+        // waits two seconds for them.
         let outcome = ended.recv_timeout(PATIENCE);
         outcome.expect("all that is under way ends");
         pager.stop()[0].report()

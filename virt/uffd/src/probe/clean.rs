@@ -1,8 +1,9 @@
-//! Clean evidence: `PAGEMAP_SCAN` lists a page as one that nobody has stored to ([`Query::CLEAN`](crate::scan::Query::CLEAN)).
+//! Clean evidence: `PAGEMAP_SCAN` lists a page as one that nobody has stored to
+//! ([`Query::CLEAN`](crate::scan::Query::CLEAN)).
 //!
-//! It is to be positive evidence. A page that was stored to, or about which nothing is known, must not be listed, mapped or
-//! not: a pager would drop it. One that was mapped protected and never stored to is, mapped or not: else a pager writes out
-//! what need not be written.
+//! It is to be positive evidence. A page that was stored to, or about which nothing is known, must
+//! not be listed, mapped or not: a pager would drop it. One that was mapped protected and never
+//! stored to is, mapped or not: else a pager writes out what need not be written.
 
 use std::io;
 

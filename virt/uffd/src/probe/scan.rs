@@ -1,7 +1,7 @@
 //! What `PAGEMAP_SCAN` says of stores, asked as its manual has it: for pages that were stored to.
 //!
-//! Some kernels are silent about those that are not mapped any more ([`scan`]). This crate does not ask so; what is found here is
-//! for people.
+//! Some kernels are silent about those that are not mapped any more ([`scan`]). This crate does not
+//! ask so; what is found here is for people.
 
 use std::fs::File;
 use std::io;
@@ -35,8 +35,9 @@ pub(super) fn ask(trial: &Trial) -> io::Result<PagemapScan> {
     })
 }
 
-/// Whether the page is in the list of those that were stored to. `PRESENT` is asked for beside it: a list of nothing but what was
-/// written is made by another function of the kernel, which was always right.
+/// Whether the page is in the list of those that were stored to. `PRESENT` is asked for beside it:
+/// a list of nothing but what was written is made by another function of the kernel, which was
+/// always right.
 fn is_written(pagemap: &File, page: Hva) -> io::Result<bool> {
     let query = Query {
         inverted: 0,
@@ -56,7 +57,8 @@ mod tests {
     use super::*;
     use crate::{Features, Source, Stores, Uffd};
 
-    /// So that the other answers mean something: a page that was stored to and is mapped is in the list, one that was not is not.
+    /// So that the other answers mean something: a page that was stored to and is mapped is in the
+    /// list, one that was not is not.
     #[test]
     fn mapped_pages_are_told_apart() {
         if Uffd::open(Source::User, Features::WRITE_PROTECT_ASYNC).is_err() {

@@ -48,8 +48,8 @@ fn a_limit_holds_at_depth_32_however_the_core_waits() {
             (None, Some(64 << 20), 65_536, 1024.0),
             (Some(2_000), Some(1 << 40), 512, 2_000.0),
         ] {
-            // A core that does not run for longer than the burst allows for cannot make up for it: on a machine with
-            // other work that may happen. It may never do too much.
+            // A core that does not run for longer than the burst allows for cannot make up for it:
+            // on a machine with other work that may happen. It may never do too much.
             let is_kept = (0..8).any(|_| {
                 let (off, used) = off_by(idle, limited(operations, bytes), block, expected);
                 eprintln!(
@@ -112,7 +112,8 @@ fn a_throttled_guest_takes_nothing_from_its_neighbour() {
 fn zeroes_count_against_the_limit_of_bytes() {
     let _turn = crate::alone();
     for op in [Op::WriteZeroes, Op::Discard] {
-        // A second for each of two requests of 1 MiB, the longest; the third may not begin before that.
+        // A second for each of two requests of 1 MiB, the longest; the third may not begin before
+        // that.
         let server = Server::start(IdlePolicy::Sleep, vec![limited(None, Some(1 << 20))]);
         let start = Instant::now();
         let mut guest = server.guest(0, options(feature::EVENT_IDX, 1, 8));
@@ -193,8 +194,9 @@ fn takes_no_more_than_its_share(op: Op) {
         )
     };
     let (mut flood, mut reader) = (guest(0), guest(1));
-    // Reads take the core a few microseconds each, the others several times that, of which nobody says anything. Whoever fills
-    // the queues, or looks, may be kept from it for longer than all of it takes: then it shows nothing, and is done again.
+    // Reads take the core a few microseconds each, the others several times that, of which nobody
+    // says anything. Whoever fills the queues, or looks, may be kept from it for longer than all of
+    // it takes: then it shows nothing, and is done again.
     let is_shared = (0..16).any(|_| {
         fill(&mut flood, op, 1 << 20);
         fill(&mut reader, Op::Read, BYTES);

@@ -1,5 +1,6 @@
-//! No wake-up is lost between a core and a guest that always sleep. Nothing runs beside: on a machine of few processors other
-//! tests would take the time that the sleeps need. `EXPORT_FORCED_SLEEPS` is how many there are to be (20,000).
+//! No wake-up is lost between a core and a guest that always sleep. Nothing runs beside: on a
+//! machine of few processors other tests would take the time that the sleeps need.
+//! `EXPORT_FORCED_SLEEPS` is how many there are to be (20,000).
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ fn forced_sleeps() -> u64 {
     wanted.map_or(20_000, |count| count.parse().expect("a number"))
 }
 
-/// The guest sleeps for each request, the core after each: nearly every kick and call has to wake somebody.
+/// The guest sleeps for each request, the core after each: nearly every kick and call has to wake
+/// somebody.
 #[test]
 fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
     let _turn = crate::alone();
@@ -34,8 +36,9 @@ fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
         let mut run = reads(server.path(0), options, Duration::from_millis(500));
         while server.core().stats().core.sleeps < forced_sleeps() / 4 {
             let report = drive(&run).expect("the run works");
-            // A guest that asks again as soon as it is answered often finds the core still on its way into sleep, which
-            // is the harder case; one that asks a while later always finds it asleep.
+            // A guest that asks again as soon as it is answered often finds the core still on its
+            // way into sleep, which is the harder case; one that asks a while later always finds it
+            // asleep.
             run.vms[0].pacing = match run.vms[0].pacing {
                 Pacing::Closed => Pacing::Poisson(10_000.0),
                 _ => Pacing::Closed,

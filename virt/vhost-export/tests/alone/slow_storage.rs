@@ -1,6 +1,6 @@
-//! Storage that is really slow: the kernel has begun a request and does not end it (`held-fs`). A VMM that pauses its guest,
-//! plugs memory in or out, or resets the device meanwhile gets its answer when the storage has given its own: the request
-//! is a success, and the disk alive.
+//! Storage that is really slow: the kernel has begun a request and does not end it (`held-fs`). A
+//! VMM that pauses its guest, plugs memory in or out, or resets the device meanwhile gets its
+//! answer when the storage has given its own: the request is a success, and the disk alive.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -24,9 +24,11 @@ use vhost_user::frontend::InflightRegion;
 use vhost_user::wire::Request;
 use vio::blk::{BlkClass, BlockIo, RawDisk, RawDiskOptions};
 
-/// How long the storage takes, beyond every limit here: five times the one after which the end of a connection cancels.
+/// How long the storage takes, beyond every limit here: five times the one after which the end of a
+/// connection cancels.
 const HELD: Duration = Duration::from_secs(5);
-/// The block that held reads and writes are about; it holds its pattern for a read, and something else for a write.
+/// The block that held reads and writes are about; it holds its pattern for a read, and something
+/// else for a write.
 const BLOCK_HELD: u64 = 500;
 /// Every depth here: as many disks as possible share an io_uring.
 const DEPTH: u32 = 16;
@@ -174,7 +176,8 @@ impl Cell {
         )
     }
 
-    /// A running guest, its inflight region if the cell wants one, and where it hears that the device needs a reset.
+    /// A running guest, its inflight region if the cell wants one, and where it hears that the
+    /// device needs a reset.
     fn start(&self) -> (Front, Option<InflightRegion>, OwnedFd) {
         let front = Front::try_connect(&self.socket, 1, 8);
         let mut front = front.expect("the server accepts");
@@ -199,8 +202,9 @@ impl Cell {
         self.gate.wait_until_held(1);
     }
 
-    /// Whether its disk needs a core of its own: io_uring's workers take buffered writes of one thread's files one after the other
-    /// if the files happen to share a place in a table of 64, and one that waits for another may still be cancelled.
+    /// Whether its disk needs a core of its own: io_uring's workers take buffered writes of one
+    /// thread's files one after the other if the files happen to share a place in a table of 64,
+    /// and one that waits for another may still be cancelled.
     fn is_alone(&self) -> bool {
         self.format == Format::Buffered && self.op == Op::Write
     }
@@ -211,7 +215,8 @@ impl Cell {
         let (spare, extra) = spare_memory();
         match self.action {
             Action::AddMemory => front.call(Request::AddMemReg(spare, copy(extra.file()))),
-            // Of the guest's own: the ring's memory is away for a moment, as when QEMU rearranges it.
+            // Of the guest's own: the ring's memory is away for a moment, as when QEMU rearranges
+            // it.
             Action::RemoveMemory => {
                 let own = front.regions()[0];
                 front.call(Request::RemMemReg(own));
@@ -477,7 +482,8 @@ fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
     });
 }
 
-/// The finished requests of a ring are shown when it stops, though another ring of the device broke the protocol.
+/// The finished requests of a ring are shown when it stops, though another ring of the device broke
+/// the protocol.
 #[test]
 fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
     let _turn = crate::among_others();
@@ -505,8 +511,8 @@ fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
     assert_eq!(done.status, Status::Ok);
 }
 
-/// Devices of a core share what wakes it. One that waits is woken for each answer of another, for nothing, and is not muted for
-/// that: its own answer would come late.
+/// Devices of a core share what wakes it. One that waits is woken for each answer of another, for
+/// nothing, and is not muted for that: its own answer would come late.
 #[test]
 fn a_disk_that_does_not_answer_hears_of_its_end_at_once_beside_a_busy_one() {
     let _turn = crate::among_others();

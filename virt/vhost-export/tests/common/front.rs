@@ -218,7 +218,8 @@ impl Front {
         self.serve(0);
     }
 
-    /// Submits these blocks, each to the next of the first `queues` queues, and waits until the disk holds them all.
+    /// Submits these blocks, each to the next of the first `queues` queues, and waits until the
+    /// disk holds them all.
     #[track_caller]
     pub fn put_in_flight(
         &mut self,
@@ -247,7 +248,8 @@ impl Front {
         own.publish_silently(&self.memory);
     }
 
-    /// Takes a request of queue 0 that has come back, if there is one; what it has read is not looked at.
+    /// Takes a request of queue 0 that has come back, if there is one; what it has read is not
+    /// looked at.
     #[track_caller]
     pub fn take_done(&mut self) -> bool {
         let own = &mut self.queues[0];
@@ -276,7 +278,8 @@ pub fn fd(queue: u16, fd: Option<OwnedFd>) -> VringFd {
 }
 
 impl Front {
-    /// The same guest over a new connection, after its VMM lost the last one: rings stay as they are.
+    /// The same guest over a new connection, after its VMM lost the last one: rings stay as they
+    /// are.
     #[track_caller]
     pub fn connect_again(old: Self, path: &Path) -> Self {
         let Self {

@@ -60,7 +60,8 @@ impl Front {
         self.memory.load_u16(at + 2, SeqCst)
     }
 
-    /// Writes the header of a request, and 0xff into its status, in slot 0; where they are: header, status, data.
+    /// Writes the header of a request, and 0xff into its status, in slot 0; where they are: header,
+    /// status, data.
     pub fn request(&self, kind: u32, sector: u64) -> (u64, u64, u64) {
         let header = self.layout.header(0, 0);
         self.memory.store_u64(header, kind.into(), Relaxed);

@@ -1,4 +1,5 @@
-//! What front ends do that mean well: every ring, starts and stops, replaced descriptors and memory, reconnects.
+//! What front ends do that mean well: every ring, starts and stops, replaced descriptors and
+//! memory, reconnects.
 
 use std::time::Duration;
 
@@ -310,7 +311,8 @@ fn a_ring_stops_with_nothing_in_flight_while_others_are_busy() {
     }
 }
 
-/// The connection ends in mid-request; the region says what was in flight, and the next connection finishes it.
+/// The connection ends in mid-request; the region says what was in flight, and the next connection
+/// finishes it.
 #[test]
 fn requests_in_flight_outlive_their_connection() {
     let (disk, control) = Disk::slow("slow");
@@ -340,7 +342,8 @@ fn requests_in_flight_outlive_their_connection() {
     }
 }
 
-/// Replayed requests wait behind a disabled ring; a ring that is stopped before they ran leaves them for the next.
+/// Replayed requests wait behind a disabled ring; a ring that is stopped before they ran leaves
+/// them for the next.
 #[test]
 fn a_ring_with_requests_to_replay_can_be_stopped() {
     let (disk, control) = Disk::slow("slow");

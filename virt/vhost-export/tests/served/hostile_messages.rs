@@ -1,5 +1,5 @@
-//! Front ends that lie, flood, fall silent or vanish. A guest beside them notices nothing, the core can sleep, and the
-//! next front end of the same device finds it well.
+//! Front ends that lie, flood, fall silent or vanish. A guest beside them notices nothing, the core
+//! can sleep, and the next front end of the same device finds it well.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -355,8 +355,8 @@ fn a_storm_of_kicks_leaves_the_core_its_sleep() {
     scene.check_next("a storm of kicks");
 }
 
-/// A call whose counter is full would block whoever writes it; only O_NONBLOCK stands against that, and the front end
-/// can take it away at any moment.
+/// A call whose counter is full would block whoever writes it; only O_NONBLOCK stands against that,
+/// and the front end can take it away at any moment.
 #[test]
 fn a_full_blocking_call_does_not_hold_the_core() {
     let mut scene = Scene::new();
@@ -433,7 +433,8 @@ fn the_last_reply_comes_though_nothing_more_is_asked() {
     let reply = request.len() as u64 + 8;
     let waiting = |socket: &UnixStream| rustix::io::ioctl_fionread(socket).expect("a socket");
     let mut sent = 0;
-    // One at a time, until a reply finds no room; a core that sleeps has left no request in the socket.
+    // One at a time, until a reply finds no room; a core that sleeps has left no request in the
+    // socket.
     loop {
         socket.write_all(&request).expect("there is room");
         sent += 1;
@@ -575,7 +576,8 @@ fn requests_that_cannot_be_cancelled_keep_only_their_own_device() {
     scene.check_next("a request that cannot be cancelled");
 }
 
-/// Stopping a ring waits for its requests, however long they take, and for no others; meanwhile the core sleeps.
+/// Stopping a ring waits for its requests, however long they take, and for no others; meanwhile the
+/// core sleeps.
 #[test]
 fn a_stop_waits_for_its_own_ring_and_cancels_nothing() {
     let mut scene = Scene::new();
@@ -735,7 +737,8 @@ fn inflight_regions_that_are_too_small_or_shrink() {
         front.put_in_flight(&scene.control, 1, Op::Write, 0..4);
         ftruncate(&region, 0).expect("it shrinks");
         scene.control.set_open(true);
-        // Whether the guest is served on or not is its front end's affair; the rest of the world is not.
+        // Whether the guest is served on or not is its front end's affair; the rest of the world is
+        // not.
         scene.check("a truncated inflight region");
         drop(front);
         scene.check_next("a truncated inflight region");
@@ -825,7 +828,8 @@ fn lingering() -> (OwnedFd, std::net::TcpListener) {
     (socket.into(), listener)
 }
 
-/// Sends descriptors, where the other side is still there, and closes them elsewhere: ours may be the last.
+/// Sends descriptors, where the other side is still there, and closes them elsewhere: ours may be
+/// the last.
 fn send_with(socket: &UnixStream, bytes: &[u8], owned: Vec<OwnedFd>) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds: Vec<_> = owned.iter().map(AsFd::as_fd).collect();
@@ -880,7 +884,8 @@ fn descriptors_that_are_slow_to_close_hold_nobody_up() {
     drop(front);
     scene.check_next("slow descriptors");
     assert!(start.elapsed() < Duration::from_secs(15), "somebody waited");
-    // Enough of them, and the device takes nobody until they are closed; the neighbour still does not notice.
+    // Enough of them, and the device takes nobody until they are closed; the neighbour still does
+    // not notice.
     for _ in 0..8 {
         if let Ok(socket) = UnixStream::connect(scene.server.path(0)) {
             send_with(&socket, &kick, vec![slow()]);

@@ -1,5 +1,6 @@
-//! Rings that no driver would write. After each the device has a defined state, a guest beside it notices nothing, the
-//! core can sleep, and the same connection can stop the ring and start it anew.
+//! Rings that no driver would write. After each the device has a defined state, a guest beside it
+//! notices nothing, the core can sleep, and the same connection can stop the ring and start it
+//! anew.
 
 use crate::common::front::{Front, copy, event, fd};
 use crate::common::raw::{Desc, INDIRECT, NEXT, NOWHERE, WRITE};
@@ -13,7 +14,8 @@ use vhost_user::wire::Request;
 enum End {
     /// The device needs a reset, and says so on the error descriptor.
     Broken,
-    /// The ring rests until the next kick: one of its own addresses, or an indirect table, lies in no memory.
+    /// The ring rests until the next kick: one of its own addresses, or an indirect table, lies in
+    /// no memory.
     Parked,
     /// The request ends with this status.
     Status(u8),
@@ -216,7 +218,8 @@ fn a_header_of_sixteen_descriptors_is_a_header() {
         for at in 0..16 {
             front.desc(at, Desc(header + u64::from(at), 1, NEXT, at + 1));
         }
-        // Data in sectors that lie apart, one of them cut, and the status behind the last byte of data.
+        // Data in sectors that lie apart, one of them cut, and the status behind the last byte of
+        // data.
         front.desc(16, Desc(data, 511, NEXT | WRITE, 17));
         front.desc(17, Desc(data + 2048, 513, NEXT | WRITE, 18));
         front.desc(18, Desc(status, 1, WRITE, 0));

@@ -283,8 +283,9 @@ fn frames_go_both_ways_and_wake_the_core() {
     });
 }
 
-/// User-mode Linux acknowledges what its driver would, and cannot read a configuration space that is not offered: it takes
-/// nothing for the link's state, and what it happens to find for an address.
+/// User-mode Linux acknowledges what its driver would, and cannot read a configuration space that
+/// is not offered: it takes nothing for the link's state, and what it happens to find for an
+/// address.
 #[test]
 fn what_the_configuration_space_would_say_is_not_offered() {
     let scene = Scene::new(0);

@@ -1,4 +1,5 @@
-//! Guest memory that is not there yet: its tickets are delivered, fail, or are forgotten, and whoever does not need the memory goes on.
+//! Guest memory that is not there yet: its tickets are delivered, fail, or are forgotten, and
+//! whoever does not need the memory goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixListener;

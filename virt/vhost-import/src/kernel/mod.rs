@@ -1,4 +1,5 @@
-//! A device whose rings the host's kernel serves (vhost of Linux, `include/uapi/linux/vhost.h`), seen from the thread that talks to it.
+//! A device whose rings the host's kernel serves (vhost of Linux, `include/uapi/linux/vhost.h`),
+//! seen from the thread that talks to it.
 //!
 //! ```text
 //! guest's driver ── rings ──────────────────────────────▶ vhost's thread in the kernel ── TAP interface
@@ -7,22 +8,29 @@
 //! registers ─▶ owner ─▶ Import ─ orders ─▶ this thread ─ ioctl ─▶ vhost
 //! vhost ─ MISS, read ─▶ this thread ─ question ─▶ owner ─ entry ─▶ this thread ─ UPDATE, written ─▶ vhost
 //! ```
-//! The owner's part is the same as for a back end behind a socket: [`Exchange`](crate::exchange::Exchange) with its one order,
-//! [`Follower`](crate::follow::Follower), [`Shared`]. What differs is here, and is less: a call has ended when it returns, so that
-//! nothing is awaited; the kernel does not die, so that rings go on where a stop has left them.
+//! The owner's part is the same as for a back end behind a socket:
+//! [`Exchange`](crate::exchange::Exchange) with its one order,
+//! [`Follower`](crate::follow::Follower), [`Shared`]. What differs is here, and is less: a call has
+//! ended when it returns, so that nothing is awaited; the kernel does not die, so that rings go on
+//! where a stop has left them.
 //!
-//! **Calls may wait**, for the kernel's own locks and for a frame under way; so they are made here and not by the owner. One that
-//! does not return holds this thread, and what waits for it is given up by the owner (a stop at the machine's end, a hold at its limit).
+//! **Calls may wait**, for the kernel's own locks and for a frame under way; so they are made here
+//! and not by the owner. One that does not return holds this thread, and what waits for it is given
+//! up by the owner (a stop at the machine's end, a hold at its limit).
 //!
-//! **An invalidation** is done when its write returns: the kernel looks up an address, uses it and forgets it under one lock, which the
-//! write takes too. (With `experimental_zcopytx=1`, which is off in all kernels by default, it would keep pages of frames under way.)
+//! **An invalidation** is done when its write returns: the kernel looks up an address, uses it and
+//! forgets it under one lock, which the write takes too. (With `experimental_zcopytx=1`, which is
+//! off in all kernels by default, it would keep pages of frames under way.)
 //!
-//! **A miss without a mapping** cannot be refused in this protocol: the kernel would keep the question for ever, and ask once more for
-//! each doorbell. So the rings are stopped, the question is ended ([`KernelBackEnd::refuse`]), and the device needs a reset: its ring stands at
-//! a buffer that it may not access. The same follows where the kernel itself finds that an entry does not allow an access.
+//! **A miss without a mapping** cannot be refused in this protocol: the kernel would keep the
+//! question for ever, and ask once more for each doorbell. So the rings are stopped, the question
+//! is ended ([`KernelBackEnd::refuse`]), and the device needs a reset: its ring stands at a buffer
+//! that it may not access. The same follows where the kernel itself finds that an entry does not
+//! allow an access.
 //!
-//! **A call that fails** which takes something away from the kernel (a stop, an invalidation) is followed by the close of its descriptor,
-//! which ends all use of memory. The device is then of no more use.
+//! **A call that fails** which takes something away from the kernel (a stop, an invalidation) is
+//! followed by the close of its descriptor, which ends all use of memory. The device is then of no
+//! more use.
 
 mod active;
 
@@ -71,13 +79,14 @@ pub struct KernelRing<'a> {
     pub err: BorrowedFd<'a>,
 }
 
-/// A network device of the kernel's vhost, of one pair of queues, and the guest memory that it was given. Calls may wait for the kernel.
-/// When it is dropped nothing of it accesses memory any more.
+/// A network device of the kernel's vhost, of one pair of queues, and the guest memory that it was
+/// given. Calls may wait for the kernel. When it is dropped nothing of it accesses memory any more.
 pub trait KernelBackEnd: Send {
     /// Features that it has for a driver: those of rings and those of frames.
     fn features(&self) -> u64;
 
-    /// The driver has accepted these; a subset of [`features`](Self::features). No ring is served then. The IOTLB is empty after it.
+    /// The driver has accepted these; a subset of [`features`](Self::features). No ring is served
+    /// then. The IOTLB is empty after it.
     ///
     /// # Errors
     /// The kernel's.
@@ -89,7 +98,8 @@ pub trait KernelBackEnd: Send {
     /// The ring does not lie in memory, or the kernel cannot access it.
     fn start_ring(&mut self, ring: &KernelRing<'_>) -> Result<(), ImportError>;
 
-    /// Stops a ring, also one that was not started; the index of the next entry that would have been taken.
+    /// Stops a ring, also one that was not started; the index of the next entry that would have
+    /// been taken.
     ///
     /// # Errors
     /// The kernel's; it may go on.
@@ -184,7 +194,8 @@ pub(crate) struct KernelLink<B> {
     active: Option<Active>,
     /// Number of the last question about the rings.
     question: u64,
-    /// Misses that the owner is asked about, with their numbers. A ring waits for one at a time, and asks again for each doorbell.
+    /// Misses that the owner is asked about, with their numbers. A ring waits for one at a time,
+    /// and asks again for each doorbell.
     misses: VecDeque<(u64, (u64, IotlbAccess))>,
     next_miss: u64,
     is_gone: bool,
@@ -263,7 +274,8 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Starts the rings. Behind an IOMMU the kernel must have entries for them first, which only the owner can give.
+    /// Starts the rings. Behind an IOMMU the kernel must have entries for them first, which only
+    /// the owner can give.
     fn start(&mut self) {
         let Some(active) = self.active.as_mut().filter(|active| active.is_startable()) else {
             return;

@@ -1,8 +1,10 @@
 //! Rings stopped over a connection, with the back end's IOTLB served meanwhile.
 //!
-//! A request may need a translation to end: its status, or its place in the used ring. So misses are answered while GET_VRING_BASE is
-//! not. Their updates are sent behind it, and answered behind it: a back end that takes one message after the other is told of them
-//! too late, and is stopped as if they were not answered, and one that takes updates ahead of others (`vhost-export`) ends its requests.
+//! A request may need a translation to end: its status, or its place in the used ring. So misses
+//! are answered while GET_VRING_BASE is not. Their updates are sent behind it, and answered behind
+//! it: a back end that takes one message after the other is told of them too late, and is stopped
+//! as if they were not answered, and one that takes updates ahead of others (`vhost-export`) ends
+//! its requests.
 
 use std::os::fd::AsFd;
 
@@ -52,7 +54,8 @@ impl Link {
                     return place;
                 }
                 Ok(None) => self.wait_for_stop(),
-                // It has died, or nobody waits for it any more: closing the socket is the last way to say it.
+                // It has died, or nobody waits for it any more: closing the socket is the last way
+                // to say it.
                 Err(error) => {
                     self.lose(&chain(&error));
                     return None;
@@ -80,7 +83,8 @@ impl Link {
         let (is_cancelled, is_ordered) = (is_ready(1), is_ready(2));
         drop(fds);
         if is_ordered {
-            // Commands are looked at next, and orders when this one has been carried out, whether or not they wake.
+            // Commands are looked at next, and orders when this one has been carried out, whether
+            // or not they wake.
             sidecore::drain_eventfd(self.shared.orders_fd().as_fd());
         }
         if is_cancelled {

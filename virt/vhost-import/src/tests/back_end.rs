@@ -286,7 +286,8 @@ impl Player {
                 Err(_) => return,
             };
             for mut reply in reply.into_iter().chain(late_reply.take()) {
-                // Sending it closes ours: the other side's is the last, unless it is very quick (then this one waits, and the test sees nothing).
+                // Sending it closes ours: the other side's is the last, unless it is very quick
+                // (then this one waits, and the test sees nothing).
                 reply.fds.extend(plan.lingers.then(lingering));
                 sender.push(reply).unwrap();
                 if sender.flush(socket).is_err() {

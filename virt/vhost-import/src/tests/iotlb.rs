@@ -325,7 +325,8 @@ fn a_miss_is_answered_with_exactly_what_the_tables_allow_as_far_as_it_goes_on() 
         update(0x16, 1, (RAM >> 12) - 1, ReadWrite),
     ];
     assert_eq!(world.told(), expected, "entries are what the tables allow");
-    // No mapping, not so, outside of memory, outside of all spaces, for nothing: an answer, and no entry.
+    // No mapping, not so, outside of memory, outside of all spaces, for nothing: an answer, and no
+    // entry.
     for (iova, access) in [
         (0x99_000, Read),
         (0x10_000, Write),
@@ -601,7 +602,8 @@ fn a_miss_waits_for_tables_that_are_absent_and_others_behind_it_too() {
     assert!(!world.guest.import.is_waiting());
 }
 
-/// As many as it can send, refused and not; it reads no answer until its own socket is full, and then all of them.
+/// As many as it can send, refused and not; it reads no answer until its own socket is full, and
+/// then all of them.
 #[test]
 fn any_number_of_misses_is_answered_in_bounds_and_spares_the_guests_log() {
     const MISSES: u64 = 20_000;

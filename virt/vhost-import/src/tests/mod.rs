@@ -1,4 +1,5 @@
-//! A device against a back end that is played here: the sessions are real, the disk behind them is not.
+//! A device against a back end that is played here: the sessions are real, the disk behind them is
+//! not.
 
 mod back_end;
 mod iotlb;

@@ -184,7 +184,8 @@ fn giving_up_makes_the_stop_done_at_once() {
     eventually("connected again", || back_end.seen().connections == 2);
 }
 
-/// An eventfd that is full and has lost O_NONBLOCK holds whoever writes it; one that is empty, whoever reads it.
+/// An eventfd that is full and has lost O_NONBLOCK holds whoever writes it; one that is empty,
+/// whoever reads it.
 #[test]
 fn descriptors_that_the_back_end_makes_blocking_hold_nobody() {
     use rustix::fs::{OFlags, fcntl_setfl};

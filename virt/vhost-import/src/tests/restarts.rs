@@ -13,7 +13,8 @@ fn without_inflight() -> Plan {
     }
 }
 
-/// A guest whose rings are served, and stand at these indices; and its back end, restarted as `next`.
+/// A guest whose rings are served, and stand at these indices; and its back end, restarted as
+/// `next`.
 fn killed(plan: Plan, indices: [(u16, u16); 2], next: Plan) -> (Guest, BackEnd) {
     let back_end = BackEnd::new(plan);
     let mut guest = Guest::connect(&back_end, 2);

@@ -31,8 +31,8 @@ pub struct Config {
     pub protocol: ProtocolFeatures,
     /// Rings, 1 to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Rings that GET_QUEUE_NUM counts as one, at least 1: 2 for network devices, whose front ends count pairs. A ring
-    /// left over, as their control queue, is not counted.
+    /// Rings that GET_QUEUE_NUM counts as one, at least 1: 2 for network devices, whose front ends
+    /// count pairs. A ring left over, as their control queue, is not counted.
     pub rings_per_queue: u16,
     /// Entries a ring may have, 1 to [`MAX_RING_SIZE`].
     pub max_ring_size: u16,

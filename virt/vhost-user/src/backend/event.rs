@@ -25,12 +25,13 @@ pub enum Event {
     /// RESET_OWNER, read as the specification recommends: all rings are disabled (where bit 30 was
     /// acknowledged; otherwise nothing changes and there is no event).
     RingsDisabled,
-    /// SET_FEATURES: the front end acknowledged these (bit 30 among them or not). Clients send it twice.
+    /// SET_FEATURES: the front end acknowledged these (bit 30 among them or not). Clients send it
+    /// twice.
     Features(u64),
     /// SET_PROTOCOL_FEATURES.
     ProtocolFeatures(ProtocolFeatures),
-    /// The guest's memory is now this: sorted by guest address, free of overlaps, perhaps empty. A region
-    /// that stays has the descriptor (the same `Arc`) it had. Rings may be running.
+    /// The guest's memory is now this: sorted by guest address, free of overlaps, perhaps empty. A
+    /// region that stays has the descriptor (the same `Arc`) it had. Rings may be running.
     Memory(Arc<[Region]>),
     /// A ring starts. Look at it as if it had been kicked.
     RingStarted(RingConfig),
@@ -63,14 +64,15 @@ pub enum Event {
     ConfigWrite(ConfigAccess, Vec<u8>),
     /// An inflight region is asked for: answer [`Answer::Inflight`].
     InflightWanted(Inflight),
-    /// An inflight region comes back from before a crash (or from an earlier [`Event::InflightWanted`]).
+    /// An inflight region comes back from before a crash (or from an earlier
+    /// [`Event::InflightWanted`]).
     InflightGiven(Inflight, SharedFd),
     /// SEND_RARP: announce this address to the network, as a reverse ARP request from it does.
     Announce([u8; 6]),
     /// NET_SET_MTU: the guest's MTU; refuse one that the network does not carry.
     Mtu(u64),
-    /// RESET_DEVICE: all rings are stopped, disabled and without description; the device forgets its state.
-    /// Memory, protocol features, call and err descriptors stay.
+    /// RESET_DEVICE: all rings are stopped, disabled and without description; the device forgets
+    /// its state. Memory, protocol features, call and err descriptors stay.
     Reset,
 }
 

@@ -19,9 +19,9 @@ pub enum RingBase {
     Split(u16),
     /// Packed: positions in the descriptor ring with their wrap counters.
     ///
-    /// On the wire each is 15 bits of position below the wrap counter: the available one in bits 0 to 15,
-    /// the used one above. Front ends that know only the lower half send 0 above; the used position is then the
-    /// available one, since a stopped ring has nothing in flight.
+    /// On the wire each is 15 bits of position below the wrap counter: the available one in bits 0
+    /// to 15, the used one above. Front ends that know only the lower half send 0 above; the used
+    /// position is then the available one, since a stopped ring has nothing in flight.
     Packed {
         /// Next descriptor to take.
         avail: u16,
@@ -31,8 +31,8 @@ pub enum RingBase {
         used: u16,
         /// Its wrap counter.
         used_wrap: bool,
-        /// The front end sent 0 for a ring that never stood anywhere: wrap counters of 0 would be wrong for a
-        /// fresh ring (virtio 1.2 §2.8.1 starts them at 1), so they are 1 here.
+        /// The front end sent 0 for a ring that never stood anywhere: wrap counters of 0 would be
+        /// wrong for a fresh ring (virtio 1.2 §2.8.1 starts them at 1), so they are 1 here.
         is_fresh: bool,
     },
 }
@@ -58,7 +58,8 @@ impl RingBase {
         }
     }
 
-    /// Reads SET_VRING_BASE's number. `is_literal`: a 0 on a packed ring is a position we once gave.
+    /// Reads SET_VRING_BASE's number. `is_literal`: a 0 on a packed ring is a position we once
+    /// gave.
     fn from_wire(num: u32, layout: RingLayout, is_literal: bool) -> Option<Self> {
         match layout {
             RingLayout::Split => u16::try_from(num).ok().map(Self::Split),
@@ -96,8 +97,8 @@ pub struct RingConfig {
     pub layout: RingLayout,
     /// Entries; a power of two where split.
     pub size: u16,
-    /// Descriptor table or ring: a user address, or an IOVA with ACCESS_PLATFORM. Aligned, and no area
-    /// runs over the end of the address space; whether they are in memory is not known here.
+    /// Descriptor table or ring: a user address, or an IOVA with ACCESS_PLATFORM. Aligned, and no
+    /// area runs over the end of the address space; whether they are in memory is not known here.
     pub desc: u64,
     /// Available ring or driver event suppression.
     pub avail: u64,
@@ -190,8 +191,8 @@ pub(super) fn check_base(
     Ok(base)
 }
 
-/// Alignment, and overflow for a ring of `size` entries (virtio 1.2 §2.7, §2.8; sizes with the event
-/// index words, which are there whether or not the feature is).
+/// Alignment, and overflow for a ring of `size` entries (virtio 1.2 §2.7, §2.8; sizes with the
+/// event index words, which are there whether or not the feature is).
 pub(super) fn check_addr(
     request: RequestId,
     index: u8,

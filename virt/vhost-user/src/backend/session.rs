@@ -41,7 +41,8 @@ struct Pending {
 
 /// The session of one front end with one device.
 ///
-/// Owned by one thread. Lives as long as the connection: a front end that connects again starts anew.
+/// Owned by one thread. Lives as long as the connection: a front end that connects again starts
+/// anew.
 #[derive(Debug)]
 pub struct Session {
     pub(super) config: Config,
@@ -123,12 +124,12 @@ impl Session {
         }
     }
 
-    /// Ends the event that waits, well or not; gives the reply to be sent, where there is one. An event
-    /// that ended badly leaves the session as it was before.
+    /// Ends the event that waits, well or not; gives the reply to be sent, where there is one. An
+    /// event that ended badly leaves the session as it was before.
     ///
     /// # Errors
-    /// [`Fatal::WrongAnswer`] is the daemon's own mistake (no event waits, or another answer belongs to
-    /// it); [`Fatal::Untold`] a failure that the front end cannot be told.
+    /// [`Fatal::WrongAnswer`] is the daemon's own mistake (no event waits, or another answer
+    /// belongs to it); [`Fatal::Untold`] a failure that the front end cannot be told.
     pub fn finish(&mut self, outcome: Result<Answer, Refusal>) -> Result<Option<Message>, Fatal> {
         let Pending {
             head,
@@ -178,9 +179,9 @@ impl Session {
         Ok(reply)
     }
 
-    /// Takes an update of the IOTLB while another event waits, which may need it to end: `message` is one that
-    /// [`IotlbMessage::is_update`] recognises, and what it says is `daemon`'s to do. The reply is to be sent behind that of the event:
-    /// replies come in the order of the requests.
+    /// Takes an update of the IOTLB while another event waits, which may need it to end: `message`
+    /// is one that [`IotlbMessage::is_update`] recognises, and what it says is `daemon`'s to do.
+    /// The reply is to be sent behind that of the event: replies come in the order of the requests.
     ///
     /// # Errors
     /// As of [`handle`](Self::handle) and [`finish`](Self::finish).
@@ -200,8 +201,8 @@ impl Session {
         done
     }
 
-    /// Whether this message asks for an acknowledgement in a way that counts. SET_PROTOCOL_FEATURES counts
-    /// by what it sets: Linux' user-mode driver asks for one there.
+    /// Whether this message asks for an acknowledgement in a way that counts. SET_PROTOCOL_FEATURES
+    /// counts by what it sets: Linux' user-mode driver asks for one there.
     fn wants_ack(&self, message: &Message) -> bool {
         let offered = self.config.protocol;
         let sets_it = message.head.request == RequestId::SET_PROTOCOL_FEATURES
@@ -330,7 +331,8 @@ impl Session {
 
     /// Requests that belong to a feature are refused without it.
     fn check_negotiated(&self, request: RequestId) -> Result<(), RequestError> {
-        // The specification gates the first three by what is offered, the rest by what is negotiated.
+        // The specification gates the first three by what is offered, the rest by what is
+        // negotiated.
         let (needed, present) = match request {
             RequestId::GET_PROTOCOL_FEATURES | RequestId::SET_PROTOCOL_FEATURES => {
                 let is_offered = !self.config.protocol.is_empty();
@@ -373,8 +375,8 @@ impl Session {
 
     /// Features offered now. ACCESS_PLATFORM only to a front end that has acknowledged what its
     /// IOTLB needs: that rules out those that acknowledge what their driver would, and know no such
-    /// messages (user-mode Linux). A network device's VIRTIO_NET_F_MTU only to one that has acknowledged
-    /// NET_SET_MTU: another takes for the MTU what it cannot read.
+    /// messages (user-mode Linux). A network device's VIRTIO_NET_F_MTU only to one that has
+    /// acknowledged NET_SET_MTU: another takes for the MTU what it cannot read.
     fn offered(&self) -> u64 {
         let needed =
             ProtocolFeatures(ProtocolFeatures::REPLY_ACK.0 | ProtocolFeatures::BACKEND_REQ.0);

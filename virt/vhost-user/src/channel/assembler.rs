@@ -57,7 +57,8 @@ impl fmt::Display for AsText {
 
 /// An incremental parser of the stream.
 ///
-/// The caller reads at most [`Assembler::space`] bytes and says how many came, with which descriptors.
+/// The caller reads at most [`Assembler::space`] bytes and says how many came, with which
+/// descriptors.
 #[derive(Debug)]
 pub struct Assembler {
     max_payload: usize,
@@ -111,7 +112,8 @@ impl Assembler {
         }
     }
 
-    /// Takes note of `len` bytes in [`Assembler::space`] and of the descriptors that came with them.
+    /// Takes note of `len` bytes in [`Assembler::space`] and of the descriptors that came with
+    /// them.
     ///
     /// # Errors
     /// See [`FrameError`]. The descriptors are closed, and every later call fails.

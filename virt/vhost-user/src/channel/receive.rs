@@ -10,8 +10,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use super::{Assembler, DEFAULT_MAX_PAYLOAD, FrameError};
 use crate::wire::{Message, RequestId};
 
-/// The most that the kernel sends at once (SCM_MAX_FD). Room for all of them, though no message may have so many: what there is no
-/// room for is closed by the kernel, in this thread, and nobody could have looked at it.
+/// The most that the kernel sends at once (SCM_MAX_FD). Room for all of them, though no message may
+/// have so many: what there is no room for is closed by the kernel, in this thread, and nobody
+/// could have looked at it.
 const MOST_AT_ONCE: usize = 253;
 
 /// Why no message can come any more.
@@ -29,7 +30,8 @@ pub enum ReceiveError {
         /// All that came with it; closing them is the owner's affair, and may wait.
         fds: Vec<OwnedFd>,
     },
-    /// The kernel could not hand over all ancillary data (no descriptor numbers are left); the rest is closed.
+    /// The kernel could not hand over all ancillary data (no descriptor numbers are left); the rest
+    /// is closed.
     #[error("ancillary data was truncated")]
     AncillaryTruncated,
     /// The bytes are no message.

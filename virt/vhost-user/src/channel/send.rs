@@ -10,8 +10,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::wire::{HEADER_LEN, MAX_FDS, Message};
 
-/// Bytes that may wait unless configured. Replies have tens of bytes, and a front end reads each before
-/// it asks again; one that lets this many pile up does not read at all.
+/// Bytes that may wait unless configured. Replies have tens of bytes, and a front end reads each
+/// before it asks again; one that lets this many pile up does not read at all.
 pub const DEFAULT_BACKLOG: usize = 64 << 10;
 
 /// Why a message cannot be sent.
@@ -108,8 +108,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends as much as the socket takes. Never blocks, whatever the socket's own mode, and raises no
-    /// SIGPIPE.
+    /// Sends as much as the socket takes. Never blocks, whatever the socket's own mode, and raises
+    /// no SIGPIPE.
     ///
     /// # Errors
     /// The socket failed: the peer is gone.

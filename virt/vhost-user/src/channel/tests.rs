@@ -41,7 +41,8 @@ fn send_raw(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     .unwrap();
 }
 
-/// Whether the writing end of this pipe is closed everywhere: a sent and dropped descriptor leaves nothing.
+/// Whether the writing end of this pipe is closed everywhere: a sent and dropped descriptor leaves
+/// nothing.
 fn all_writers_gone(reader: std::io::PipeReader) -> bool {
     use std::io::Read;
     let mut reader = reader;

@@ -1,4 +1,5 @@
-//! Requests of the back end (section "Back-end communication"): our end of the socket of SET_BACKEND_REQ_FD.
+//! Requests of the back end (section "Back-end communication"): our end of the socket of
+//! SET_BACKEND_REQ_FD.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -52,8 +53,8 @@ impl BackEndChannel {
         &self.socket
     }
 
-    /// Takes the next request, if one has come, and whether it is to be [answered](Self::answer). Requests are answered in their
-    /// order.
+    /// Takes the next request, if one has come, and whether it is to be [answered](Self::answer).
+    /// Requests are answered in their order.
     ///
     /// # Errors
     /// [`ChannelError`].

@@ -1,7 +1,8 @@
-//! One connected socket: a request, and where the protocol has one, its reply, both bounded in time.
+//! One connected socket: a request, and where the protocol has one, its reply, both bounded in
+//! time.
 //!
-//! One thread's, which blocks. A wait ends with the reply, the limit, or the *cancel* descriptor becoming readable, whichever
-//! comes first.
+//! One thread's, which blocks. A wait ends with the reply, the limit, or the *cancel* descriptor
+//! becoming readable, whichever comes first.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -47,8 +48,8 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Connects to `path`, without waiting for a listener that is busy. Each reply may take `limit`; what waits for one ends
-    /// when `cancel` becomes readable.
+    /// Connects to `path`, without waiting for a listener that is busy. Each reply may take
+    /// `limit`; what waits for one ends when `cancel` becomes readable.
     ///
     /// # Errors
     /// No process listens, or not now.
@@ -129,8 +130,9 @@ impl Connection {
         }
     }
 
-    /// Sends a request and does not wait for its reply: [`reply`](Self::reply) takes it. Whether there will be one. Replies come in
-    /// the order of the requests, so until it is taken nothing else may be [called](Self::call).
+    /// Sends a request and does not wait for its reply: [`reply`](Self::reply) takes it. Whether
+    /// there will be one. Replies come in the order of the requests, so until it is taken nothing
+    /// else may be [called](Self::call).
     ///
     /// # Errors
     /// [`CallError`].
@@ -154,7 +156,8 @@ impl Connection {
         Ok(expects_reply(id, asks))
     }
 
-    /// Takes the reply to `request`, the oldest that was [sent](Self::send) and has not been answered, if it has come.
+    /// Takes the reply to `request`, the oldest that was [sent](Self::send) and has not been
+    /// answered, if it has come.
     ///
     /// # Errors
     /// [`CallError`].

@@ -46,8 +46,8 @@ pub struct Ring<'a> {
 }
 
 impl Connection {
-    /// Asks what there is, and acknowledges the protocol features that are offered of `wanted`; with `None` there is no
-    /// negotiation of them at all.
+    /// Asks what there is, and acknowledges the protocol features that are offered of `wanted`;
+    /// with `None` there is no negotiation of them at all.
     ///
     /// # Errors
     /// [`CallError`], as for all requests.
@@ -73,7 +73,8 @@ impl Connection {
         })
     }
 
-    /// The first `len` bytes of the configuration space. Back ends refuse to be asked for more than they have.
+    /// The first `len` bytes of the configuration space. Back ends refuse to be asked for more than
+    /// they have.
     ///
     /// # Errors
     /// [`CallError`].
@@ -89,7 +90,8 @@ impl Connection {
         }
     }
 
-    /// Shares memory, all of it in one file: region by region where the back end has slots, else as a table.
+    /// Shares memory, all of it in one file: region by region where the back end has slots, else as
+    /// a table.
     ///
     /// # Errors
     /// [`CallError`].
@@ -124,7 +126,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The driver's features, bit 30 among them where rings are to be enabled apart: they say how rings look.
+    /// The driver's features, bit 30 among them where rings are to be enabled apart: they say how
+    /// rings look.
     ///
     /// # Errors
     /// [`CallError`].
@@ -214,7 +217,8 @@ impl Connection {
         self.call(Request::SetVringCall(call)).map(drop)
     }
 
-    /// Enables or disables a ring. Without bit 30 rings run as soon as they have a kick descriptor, and there is nothing to say.
+    /// Enables or disables a ring. Without bit 30 rings run as soon as they have a kick descriptor,
+    /// and there is nothing to say.
     ///
     /// # Errors
     /// [`CallError`].
@@ -234,8 +238,9 @@ impl Connection {
         self.ring_base(index)
     }
 
-    /// Begins to stop a ring, and does not wait for its last request: [`ring_stopped`](Self::ring_stopped) says when it has ended. Until
-    /// then requests may be [sent](Connection::send), whose replies come behind that.
+    /// Begins to stop a ring, and does not wait for its last request:
+    /// [`ring_stopped`](Self::ring_stopped) says when it has ended. Until then requests may be
+    /// [sent](Connection::send), whose replies come behind that.
     ///
     /// # Errors
     /// [`CallError`].

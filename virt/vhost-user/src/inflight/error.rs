@@ -38,8 +38,8 @@ impl RecoverError {
     }
 }
 
-/// A request that cannot be tracked: the driver broke the ring's rules, or the caller the order of calls.
-/// Nothing was stored.
+/// A request that cannot be tracked: the driver broke the ring's rules, or the caller the order of
+/// calls. Nothing was stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrackError {
     /// A head outside the ring.

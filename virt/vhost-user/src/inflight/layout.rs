@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{RecoverError, Region};
 use crate::backend::{MAX_QUEUES, MAX_RING_SIZE, RingLayout};
 
-/// Bytes to which a queue's part is aligned. The document does not say; QEMU's libvhost-user and DPDK
-/// both define `INFLIGHT_ALIGNMENT` as 64, and regions pass between back ends.
+/// Bytes to which a queue's part is aligned. The document does not say; QEMU's libvhost-user and
+/// DPDK both define `INFLIGHT_ALIGNMENT` as 64, and regions pass between back ends.
 pub const ALIGN: usize = 64;
 
 /// The document's "version of this region". 0 is one that was never used.
@@ -95,8 +95,8 @@ const _: () = assert!(head!(SplitHead.desc_num) == head!(PackedHead.desc_num));
 
 /// Bytes of one queue's part, a multiple of [`ALIGN`]: queue `n`'s begins at `n` times this.
 ///
-/// libvhost-user adds 2 bytes to its split array before it rounds up, the remains of a smaller head;
-/// with the 16 that the head has now, the sum rounds to the same for every size.
+/// libvhost-user adds 2 bytes to its split array before it rounds up, the remains of a smaller
+/// head; with the 16 that the head has now, the sum rounds to the same for every size.
 pub const fn queue_region_len(layout: RingLayout, desc_num: u16) -> usize {
     let (head, entry) = match layout {
         RingLayout::Split => (size_of::<SplitHead>(), size_of::<SplitDesc>()),
@@ -105,9 +105,9 @@ pub const fn queue_region_len(layout: RingLayout, desc_num: u16) -> usize {
     (head + entry * desc_num as usize).next_multiple_of(ALIGN)
 }
 
-/// Bytes of a region for `queues` rings, `mmap_size` in the reply to GET_INFLIGHT_FD; at most about 256 MiB
-/// (256 rings × 32768 entries × 32 bytes). `None` if there are no rings or entries, or more than the session
-/// accepts.
+/// Bytes of a region for `queues` rings, `mmap_size` in the reply to GET_INFLIGHT_FD; at most about
+/// 256 MiB (256 rings × 32768 entries × 32 bytes). `None` if there are no rings or entries, or more
+/// than the session accepts.
 pub fn region_len(layout: RingLayout, queues: u16, desc_num: u16) -> Option<u64> {
     let is_valid = (1..=MAX_QUEUES).contains(&queues) && (1..=MAX_RING_SIZE).contains(&desc_num);
     is_valid.then(|| u64::from(queues) * queue_region_len(layout, desc_num) as u64)

@@ -40,7 +40,8 @@ pub struct PackedSizes {
     pub ring_size: u16,
 }
 
-/// A descriptor as the driver wrote it: the ring's own copy may be overwritten while it is in flight.
+/// A descriptor as the driver wrote it: the ring's own copy may be overwritten while it is in
+/// flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedDesc {
     /// Buffer address.
@@ -58,7 +59,8 @@ pub struct PackedDesc {
 pub struct Slot(pub(super) u16);
 
 impl Slot {
-    /// From what [`index`](Self::index) answered. A number that names no request is refused where it is used.
+    /// From what [`index`](Self::index) answered. A number that names no request is refused where
+    /// it is used.
     pub const fn new(index: u16) -> Self {
         Self(index)
     }
@@ -103,13 +105,13 @@ pub struct Packed<R> {
 }
 
 impl<R: Region> Packed<R> {
-    /// "When receiving available buffers": a chain, in the ring's order, was read. Called in the order of the
-    /// ring and before the request is executed. An indirect table counts as the one descriptor that
-    /// points to it.
+    /// "When receiving available buffers": a chain, in the ring's order, was read. Called in the
+    /// order of the ring and before the request is executed. An indirect table counts as the one
+    /// descriptor that points to it.
     ///
     /// # Errors
-    /// A chain without descriptors or with more than can be in flight beside the others; a batch that is open:
-    /// the document's `old_free_head` is the head of one list only.
+    /// A chain without descriptors or with more than can be in flight beside the others; a batch
+    /// that is open: the document's `old_free_head` is the head of one list only.
     pub fn begin(&mut self, descs: &[PackedDesc]) -> Result<Slot, TrackError> {
         if !self.batch.is_empty() {
             return Err(TrackError::BatchOpen);
@@ -152,7 +154,8 @@ impl<R: Region> Packed<R> {
         Ok(Slot(head))
     }
 
-    /// "When supplying used buffers", steps 1 to 4: adds a request to the batch. The ring is not written yet.
+    /// "When supplying used buffers", steps 1 to 4: adds a request to the batch. The ring is not
+    /// written yet.
     ///
     /// # Errors
     /// A slot that is not in flight, or in the batch already; a batch that is closed.
@@ -184,11 +187,13 @@ impl<R: Region> Packed<R> {
         self.used
     }
 
-    /// The next step: `used_idx` and `used_wrap_counter` go behind the batch, and the batch is closed.
+    /// The next step: `used_idx` and `used_wrap_counter` go behind the batch, and the batch is
+    /// closed.
     ///
-    /// **Only then** the caller writes used descriptors, the first at [`used`](Self::used), each further one as
-    /// many descriptors behind as the chain before it has; **the first one's flags last**, with release. What a successor
-    /// can clean up is what lies between the two positions stored here.
+    /// **Only then** the caller writes used descriptors, the first at [`used`](Self::used), each
+    /// further one as many descriptors behind as the chain before it has; **the first one's flags
+    /// last**, with release. What a successor can clean up is what lies between the two positions
+    /// stored here.
     pub fn advance(&mut self) {
         if !self.batch.is_empty() {
             let to = self.used.advanced(self.batch_descs, self.ring_size);
@@ -196,12 +201,13 @@ impl<R: Region> Packed<R> {
             self.region
                 .store_u64(head!(PackedHead.used_idx), positions_word(to, self.used));
         }
-        // The caller's stores to the ring, plain ones perhaps, stay behind the one above; the other side is
-        // a successor's `recover`. Against SIGKILL the order of instructions is enough.
+        // The caller's stores to the ring, plain ones perhaps, stay behind the one above; the other
+        // side is a successor's `recover`. Against SIGKILL the order of instructions is enough.
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The last two steps: the batch is published, so it is forgotten. Without a closed batch it does nothing.
+    /// The last two steps: the batch is published, so it is forgotten. Without a closed batch it
+    /// does nothing.
     pub fn commit(&mut self) {
         if !self.is_closed {
             return;
@@ -266,7 +272,8 @@ const _: () = {
     assert!(head!(PackedHead.padding) == used_idx + 6);
 };
 
-/// `used_idx`, `old_used_idx` and their wrap counters in one store, so that a death finds all or none.
+/// `used_idx`, `old_used_idx` and their wrap counters in one store, so that a death finds all or
+/// none.
 pub(super) fn positions_word(used: PackedPosition, old: PackedPosition) -> u64 {
     let [a, b] = used.idx.to_ne_bytes();
     let [c, d] = old.idx.to_ne_bytes();

@@ -1,8 +1,8 @@
 //! Packed virtqueues, "When reconnecting".
 //!
-//! Everything is read and checked first, each word once; then come the stores, in an order that allows
-//! dying between any two of them: until both positions are stored as one, the next successor decides
-//! the same again.
+//! Everything is read and checked first, each word once; then come the stores, in an order that
+//! allows dying between any two of them: until both positions are stored as one, the next successor
+//! decides the same again.
 
 use super::layout::{check_head, entry, head};
 use super::packed::{Chain, positions, positions_word};
@@ -25,9 +25,9 @@ pub trait PackedRing {
 
 /// Returns whether a ring of `size` descriptors that is to begin where new ones do has been in use:
 /// one bears the used flag, which neither side sets before that. A front end that keeps no inflight
-/// region (QEMU's for network devices) cannot know where a back end stood that was killed, and names
-/// the beginning. Good for a warning: a ring may have been stopped in order exactly there, and one
-/// that was once stopped elsewhere is named by that place. Looks at each descriptor once.
+/// region (QEMU's for network devices) cannot know where a back end stood that was killed, and
+/// names the beginning. Good for a warning: a ring may have been stopped in order exactly there,
+/// and one that was once stopped elsewhere is named by that place. Looks at each descriptor once.
 pub fn was_in_use(at: PackedPosition, size: u16, ring: &impl PackedRing) -> bool {
     at == PackedPosition { idx: 0, wrap: true } && (0..size).any(|at| ring.flags(at) & USED != 0)
 }
@@ -37,8 +37,9 @@ pub fn was_in_use(at: PackedPosition, size: u16, ring: &impl PackedRing) -> bool
 pub struct PackedRequest {
     /// What [`Packed::complete`] takes.
     pub slot: Slot,
-    /// Its descriptors as they were taken, at least one; in the ring they may be overwritten. The last one's
-    /// id is the buffer's. The front end may have changed them: they are checked as if fetched.
+    /// Its descriptors as they were taken, at least one; in the ring they may be overwritten. The
+    /// last one's id is the buffer's. The front end may have changed them: they are checked as if
+    /// fetched.
     pub descs: Vec<PackedDesc>,
 }
 
@@ -49,15 +50,15 @@ pub struct PackedRecovery {
     pub requests: Vec<PackedRequest>,
     /// Where the next used descriptor goes; [`Packed::used`] says the same.
     pub used: PackedPosition,
-    /// The next descriptor to take. Both positions replace the base of SET_VRING_BASE, which a front end can
-    /// only guess after a crash.
+    /// The next descriptor to take. Both positions replace the base of SET_VRING_BASE, which a
+    /// front end can only guess after a crash.
     pub avail: PackedPosition,
 }
 
 impl<R: Region> Packed<R> {
-    /// Takes over a region, new or left by a predecessor. Nobody else serves the ring any more; the driver may
-    /// go on. A region that was never used (version 0) starts at `base` with nothing in flight; otherwise
-    /// `base` is not looked at.
+    /// Takes over a region, new or left by a predecessor. Nobody else serves the ring any more; the
+    /// driver may go on. A region that was never used (version 0) starts at `base` with nothing in
+    /// flight; otherwise `base` is not looked at.
     ///
     /// Dying inside and calling it again gives the same.
     ///
@@ -80,8 +81,8 @@ impl<R: Region> Packed<R> {
         let (new, old) = positions(region.load_u64(head!(PackedHead.used_idx)));
         check_position("used_idx", new, ring_size)?;
         check_position("old_used_idx", old, ring_size)?;
-        // A published batch has changed the flags at its start, and whatever the driver has put there
-        // since belongs to the next lap.
+        // A published batch has changed the flags at its start, and whatever the driver has put
+        // there since belongs to the next lap.
         let is_published =
             new != old && ring.flags(old.idx) & (AVAIL | USED) != available(old.wrap);
         let (used, free_head) = if is_published {

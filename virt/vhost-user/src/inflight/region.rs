@@ -1,13 +1,14 @@
 //! Access to the shared memory of one queue's part.
 
-/// One queue's part of the inflight region. Words are in the machine's byte order, and naturally aligned if the
-/// part begins at a multiple of 8 bytes, as all do.
+/// One queue's part of the inflight region. Words are in the machine's byte order, and naturally
+/// aligned if the part begins at a multiple of 8 bytes, as all do.
 ///
-/// An implementation over shared memory makes each access a single atomic one. Loads acquire: the other
-/// side is the predecessor's release stores (between the two processes the kernel orders anyway). Stores
-/// release, so that they stay behind every store before them, those to the ring included; the
-/// other side is the successor's `recover`. Offsets given are always inside [`size`](Region::size) as it was when the
-/// tracker was made; an implementation whose memory shrinks has to survive that itself.
+/// An implementation over shared memory makes each access a single atomic one. Loads acquire: the
+/// other side is the predecessor's release stores (between the two processes the kernel orders
+/// anyway). Stores release, so that they stay behind every store before them, those to the ring
+/// included; the other side is the successor's `recover`. Offsets given are always inside
+/// [`size`](Region::size) as it was when the tracker was made; an implementation whose memory
+/// shrinks has to survive that itself.
 pub trait Region {
     /// Bytes there are; does not change.
     fn size(&self) -> usize;

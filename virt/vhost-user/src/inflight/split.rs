@@ -22,17 +22,20 @@ pub struct Split<R> {
 /// What a predecessor left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRecovery {
-    /// Heads to be executed again, in the order in which they were taken; they are in flight already, so
-    /// without `begin`. Their descriptors still lie in the table: the driver does not touch them until they are used.
+    /// Heads to be executed again, in the order in which they were taken; they are in flight
+    /// already, so without `begin`. Their descriptors still lie in the table: the driver does not
+    /// touch them until they are used.
     pub heads: Vec<u16>,
-    /// The entry of the available ring to take next, modulo 2^16: what lies before it is used or in `heads`. It
-    /// replaces the base of SET_VRING_BASE, which a front end can only guess after a crash.
+    /// The entry of the available ring to take next, modulo 2^16: what lies before it is used or in
+    /// `heads`. It replaces the base of SET_VRING_BASE, which a front end can only guess after a
+    /// crash.
     pub next_avail: u16,
 }
 
 impl<R: Region> Split<R> {
-    /// Takes over a region, new or left by a predecessor. `desc_num` is the queue size of the inflight message,
-    /// `used_idx` the used ring's `idx` now. Nobody else serves the ring any more.
+    /// Takes over a region, new or left by a predecessor. `desc_num` is the queue size of the
+    /// inflight message, `used_idx` the used ring's `idx` now. Nobody else serves the ring any
+    /// more.
     ///
     /// A region that was never used (version 0) starts from `used_idx` with nothing in flight.
     /// Dying inside and calling it again gives the same.
@@ -97,14 +100,14 @@ impl<R: Region> Split<R> {
         Ok((tracker, recovery))
     }
 
-    /// "When receiving available buffers": `head` was read from the available ring. Called in that ring's order,
-    /// and before the request is executed.
+    /// "When receiving available buffers": `head` was read from the available ring. Called in that
+    /// ring's order, and before the request is executed.
     ///
     /// A batch may be open, unless `head` is in it.
     ///
     /// # Errors
-    /// A head outside the ring, or one in flight (the driver may not offer it before it is used, and it is
-    /// used only with [`commit`](Self::commit)).
+    /// A head outside the ring, or one in flight (the driver may not offer it before it is used,
+    /// and it is used only with [`commit`](Self::commit)).
     pub fn begin(&mut self, head: u16) -> Result<(), TrackError> {
         match self.state(head)? {
             State::Free => {}
@@ -146,8 +149,9 @@ impl<R: Region> Split<R> {
         self.used_idx.wrapping_add(self.batch.len() as u16)
     }
 
-    /// The last two steps: the used ring's `idx` was stored, as [`used_idx_after`](Self::used_idx_after) and
-    /// with release, so the batch is forgotten. Without a batch it does nothing.
+    /// The last two steps: the used ring's `idx` was stored, as
+    /// [`used_idx_after`](Self::used_idx_after) and with release, so the batch is forgotten.
+    /// Without a batch it does nothing.
     pub fn commit(&mut self) {
         if self.batch.is_empty() {
             return;

@@ -1,5 +1,5 @@
-//! Golden bytes; any contents; and a device that is killed at each of its stores, to the region and to
-//! the ring, beside a driver that accounts for every request.
+//! Golden bytes; any contents; and a device that is killed at each of its stores, to the region and
+//! to the ring, beside a driver that accounts for every request.
 
 mod hostile;
 mod layout;
@@ -176,7 +176,8 @@ impl Account {
     }
 }
 
-/// A machine: guest memory with a ring, a driver, and the process that serves it, which may be dead.
+/// A machine: guest memory with a ring, a driver, and the process that serves it, which may be
+/// dead.
 trait Machine {
     fn life(&self) -> &Life;
     fn account(&self) -> &Account;
@@ -191,8 +192,9 @@ trait Machine {
 
 const STEPS: usize = 60;
 
-/// Runs a machine whose first process dies after `deaths[0]` stores, the second after `deaths[1]` of its own
-/// (recovery's included), and so on; the last one lives. Gives the stores that took place.
+/// Runs a machine whose first process dies after `deaths[0]` stores, the second after `deaths[1]`
+/// of its own (recovery's included), and so on; the last one lives. Gives the stores that took
+/// place.
 fn run(machine: &mut impl Machine, choices: &mut Choices, deaths: &[u32]) -> Result<u32, String> {
     let mut deaths = deaths.iter().copied();
     machine.life().ends_after(deaths.next());

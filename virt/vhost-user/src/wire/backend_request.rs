@@ -20,7 +20,8 @@ impl BackendRequest {
         }
     }
 
-    /// The message to send. `need_reply` asks for an acknowledgement (REPLY_ACK must be negotiated).
+    /// The message to send. `need_reply` asks for an acknowledgement (REPLY_ACK must be
+    /// negotiated).
     pub fn encode(&self, need_reply: bool) -> Message {
         let payload = match self {
             Self::Iotlb(iotlb) => iotlb.encode(),
@@ -32,8 +33,8 @@ impl BackendRequest {
     /// Reads a message that came from a back end; for front ends.
     ///
     /// # Errors
-    /// Unknown requests, wrong sizes, superfluous descriptors, and IOTLB messages that only a front end
-    /// sends. `request` in them is the number; names of front-end requests do not apply.
+    /// Unknown requests, wrong sizes, superfluous descriptors, and IOTLB messages that only a front
+    /// end sends. `request` in them is the number; names of front-end requests do not apply.
     pub fn decode(message: &Message) -> Result<Self, DecodeError> {
         let request = message.head.request;
         if message.head.is_reply() {

@@ -211,8 +211,9 @@ impl Parts {
         if count > MAX_FDS {
             return Err(self.field("num regions", count as u64));
         }
-        // User-mode Linux always sends the two regions that its structure has room for, whatever the count
-        // says: whole regions behind those counted are passed over, anything else is refused.
+        // User-mode Linux always sends the two regions that its structure has room for, whatever
+        // the count says: whole regions behind those counted are passed over, anything else is
+        // refused.
         let len = size_of::<MemRegion>();
         let (sent, ragged) = (rest.len() / len, !rest.len().is_multiple_of(len));
         if ragged || sent < count || sent > MAX_FDS {

@@ -7,8 +7,8 @@ use std::ops::{BitAnd, BitOr};
 pub mod feature {
     /// VIRTIO_NET_F_MTU, bit 3, of network devices: the configuration space says the MTU.
     pub const NET_MTU: u64 = 1 << 3;
-    /// VHOST_USER_F_PROTOCOL_FEATURES, bit 30: protocol features exist; once acknowledged, rings start
-    /// disabled.
+    /// VHOST_USER_F_PROTOCOL_FEATURES, bit 30: protocol features exist; once acknowledged, rings
+    /// start disabled.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     /// VIRTIO_F_ACCESS_PLATFORM (also IOMMU_PLATFORM), bit 33: ring and buffer addresses are IOVAs.
     pub const ACCESS_PLATFORM: u64 = 1 << 33;

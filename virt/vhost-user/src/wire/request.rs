@@ -88,7 +88,8 @@ impl Request {
         }
     }
 
-    /// The message to send. `need_reply` asks for an acknowledgement (REPLY_ACK must be negotiated).
+    /// The message to send. `need_reply` asks for an acknowledgement (REPLY_ACK must be
+    /// negotiated).
     pub fn encode(self, need_reply: bool) -> Message {
         let head = Head::request(self.id(), need_reply);
         let (payload, fds) = self.into_parts();

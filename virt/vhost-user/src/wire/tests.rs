@@ -1,4 +1,5 @@
-//! Every layout against bytes worked out from the specification (little-endian hosts), one literal each.
+//! Every layout against bytes worked out from the specification (little-endian hosts), one literal
+//! each.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,8 +18,8 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// The request encodes to these bytes, and they decode to it. (Descriptors keep their numbers on the way,
-/// so that the `Debug` text compares everything.)
+/// The request encodes to these bytes, and they decode to it. (Descriptors keep their numbers on
+/// the way, so that the `Debug` text compares everything.)
 fn golden(request: Request, need_reply: bool, text: &str) {
     let shown = format!("{request:?}");
     let message = request.encode(need_reply);

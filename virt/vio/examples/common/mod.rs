@@ -1,7 +1,8 @@
-//! What the two examples measure with: a guest's memory without an IOMMU, seen as another process's, a driver that fills
-//! one ring, and laps in which a device serves what it offers.
+//! What the two examples measure with: a guest's memory without an IOMMU, seen as another
+//! process's, a driver that fills one ring, and laps in which a device serves what it offers.
 //!
-//! The driver fills the ring between the timed parts; in split rings it stores the index inside them, once per batch.
+//! The driver fills the ring between the timed parts; in split rings it stores the index inside
+//! them, once per batch.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -165,7 +166,8 @@ impl World {
         View::new(direct, &self.ram, SourceId::new(0, 1, 0))
     }
 
-    /// Fills a new ring of `case` and has `visit` serve it batch after batch, lap after lap; nanoseconds per chain.
+    /// Fills a new ring of `case` and has `visit` serve it batch after batch, lap after lap;
+    /// nanoseconds per chain.
     ///
     /// # Errors
     /// What `visit` answers; a driver that cannot reach its ring.

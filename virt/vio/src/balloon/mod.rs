@@ -1,51 +1,62 @@
-//! virtio-balloon (virtio 1.2 §5.5), as a polled device: the guest gives pages away, takes them back, and says which are free.
+//! virtio-balloon (virtio 1.2 §5.5), as a polled device: the guest gives pages away, takes them
+//! back, and says which are free.
 //!
-//! *Advertised*: STATS_VQ, DEFLATE_ON_OOM, PAGE_REPORTING and ACCESS_PLATFORM (these three unless configured away),
-//! INDIRECT_DESC, EVENT_IDX, VERSION_1.
-//! *Not implemented*: MUST_TELL_HOST, FREE_PAGE_HINT (for migration), PAGE_POISON; the legacy interface.
+//! *Advertised*: STATS_VQ, DEFLATE_ON_OOM, PAGE_REPORTING and ACCESS_PLATFORM (these three unless
+//! configured away), INDIRECT_DESC, EVENT_IDX, VERSION_1. *Not implemented*: MUST_TELL_HOST,
+//! FREE_PAGE_HINT (for migration), PAGE_POISON; the legacy interface.
 //!
-//! **Pages.** Inflate and deflate queues carry arrays of page numbers. Those are guest-physical, whatever IOMMU stands before
-//! the device, while its rings and buffers are reached through [`Dma`](guest_mem::Dma) like any
-//! other's. A report is a chain of device-writable buffers that *are* the free pages: their
-//! addresses are IOVAs, which the IOMMU must allow the device to write.
+//! **Pages.** Inflate and deflate queues carry arrays of page numbers. Those are guest-physical,
+//! whatever IOMMU stands before the device, while its rings and buffers are reached through
+//! [`Dma`](guest_mem::Dma) like any other's. A report is a chain of device-writable buffers that
+//! *are* the free pages: their addresses are IOVAs, which the IOMMU must allow the device to write.
 //! [`Dma::locate`](guest_mem::Dma::locate) says where they lie without touching them, so nothing is
 //! brought in only to be dropped. What is not RAM, or not a whole page, is left out and counted;
 //! the rest goes to a [`BalloonIo`] in batches.
 //!
-//! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device has heard of it, and reported
-//! ones are used without a word. So the device may change what a page holds only from when it sees the page named to when it
-//! uses the buffer (§5.5.6.2, §5.5.6.7.2). [`BalloonIo`] has either dropped a page before that or answers a
-//! ticket, and until that is done the buffer is not used and the device counts as in flight: neither a pause nor a reset is over
-//! while pages are being dropped. (No lease is held meanwhile: what a driver unmaps before its report is used may still be
-//! dropped. Page numbers reach all of the guest anyway.) MUST_TELL_HOST would gain nothing where memory comes back by itself.
+//! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device
+//! has heard of it, and reported ones are used without a word. So the device may change what a page
+//! holds only from when it sees the page named to when it uses the buffer (§5.5.6.2, §5.5.6.7.2).
+//! [`BalloonIo`] has either dropped a page before that or answers a ticket, and until that is done
+//! the buffer is not used and the device counts as in flight: neither a pause nor a reset is over
+//! while pages are being dropped. (No lease is held meanwhile: what a driver unmaps before its
+//! report is used may still be dropped. Page numbers reach all of the guest anyway.) MUST_TELL_HOST
+//! would gain nothing where memory comes back by itself.
 //!
-//! **What a reported page holds.** Without PAGE_POISON the driver must treat reported pages as uninitialized (§5.5.6.7.1). The
-//! device promises no more than this: each page holds what it held or zeroes, and from the used buffer on only the guest's own
-//! stores change that; it never holds what is not the guest's. A driver that expects free pages to keep a value must not
-//! accept PAGE_REPORTING then (§5.5.3.1): Linux with `init_on_free` or page poisoning does not.
+//! **What a reported page holds.** Without PAGE_POISON the driver must treat reported pages as
+//! uninitialized (§5.5.6.7.1). The device promises no more than this: each page holds what it held
+//! or zeroes, and from the used buffer on only the guest's own stores change that; it never holds
+//! what is not the guest's. A driver that expects free pages to keep a value must not accept
+//! PAGE_REPORTING then (§5.5.3.1): Linux with `init_on_free` or page poisoning does not.
 //!
-//! **Statistics.** The device asks by using the one buffer that the driver keeps in the queue; the next one holds the answer
-//! (§5.5.6.3). It is read when it comes and *left in the ring* until the next [`Balloon::request_statistics`]. So
-//! nothing is in flight meanwhile, and whoever goes on from a saved state reads it again.
+//! **Statistics.** The device asks by using the one buffer that the driver keeps in the queue; the
+//! next one holds the answer (§5.5.6.3). It is read when it comes and *left in the ring* until the
+//! next [`Balloon::request_statistics`]. So nothing is in flight meanwhile, and whoever goes on
+//! from a saved state reads it again.
 //!
-//! **Numbers of queues.** The specification lists inflateq 0, deflateq 1, statsq 2, free_page_vq 3, reporting_vq 4, of which three
-//! "only exist" with their feature. Linux's driver and QEMU's device take that to mean that what does not exist has no
-//! number, and what follows moves up. So does this device, by the features that were *accepted*, as Linux does: reporting is
-//! queue 3, and queue 2 without statistics. A driver that counts by the table alone does not find it.
+//! **Numbers of queues.** The specification lists inflateq 0, deflateq 1, statsq 2, free_page_vq 3,
+//! reporting_vq 4, of which three "only exist" with their feature. Linux's driver and QEMU's device
+//! take that to mean that what does not exist has no number, and what follows moves up. So does
+//! this device, by the features that were *accepted*, as Linux does: reporting is queue 3, and
+//! queue 2 without statistics. A driver that counts by the table alone does not find it.
 //!
-//! **Hostile drivers.** Whatever a chain names is advice that the device may ignore, so a chain that makes no sense is used like
-//! any other, and what is wrong with it is ignored and counted: buffers of the wrong direction, arrays that are no multiple of
-//! 4 bytes, numbers outside RAM, buffers that the IOMMU refuses. Only breaking the rules of rings ends in DEVICE_NEEDS_RESET.
-//! Bounds: a chain is worked off in steps of up to 1 KiB of numbers or [`MAX_RANGES`] looks at buffers, and of [`MAX_RANGES`]
-//! ranges and less than 4 MiB of pages; each step is charged to the visit. Between two steps nothing is kept of the chain but
-//! how far it was worked off: it is walked again.
+//! **Hostile drivers.** Whatever a chain names is advice that the device may ignore, so a chain
+//! that makes no sense is used like any other, and what is wrong with it is ignored and counted:
+//! buffers of the wrong direction, arrays that are no multiple of 4 bytes, numbers outside RAM,
+//! buffers that the IOMMU refuses. Only breaking the rules of rings ends in DEVICE_NEEDS_RESET.
+//! Bounds: a chain is worked off in steps of up to 1 KiB of numbers or [`MAX_RANGES`] looks at
+//! buffers, and of [`MAX_RANGES`] ranges and less than 4 MiB of pages; each step is charged to the
+//! visit. Between two steps nothing is kept of the chain but how far it was worked off: it is
+//! walked again.
 //!
-//! **Waits.** Pending anywhere repeats the step: numbers are read again, [`BalloonIo`] is asked again, earlier steps stay done.
-//! Chains behind one that waits are not looked at meanwhile, since drivers have one at a time in each queue.
+//! **Waits.** Pending anywhere repeats the step: numbers are read again, [`BalloonIo`] is asked
+//! again, earlier steps stay done. Chains behind one that waits are not looked at meanwhile, since
+//! drivers have one at a time in each queue.
 //!
-//! **IOMMUs and Linux.** Linux's driver never accepts ACCESS_PLATFORM (`virtballoon_validate`), so all its addresses are
-//! guest-physical. The device uses whatever view it is lent: behind a unit that translates, its rings would fault. Its function
-//! must lie outside such a unit's scope, and then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name any page.
+//! **IOMMUs and Linux.** Linux's driver never accepts ACCESS_PLATFORM (`virtballoon_validate`), so
+//! all its addresses are guest-physical. The device uses whatever view it is lent: behind a unit
+//! that translates, its rings would fault. Its function must lie outside such a unit's scope, and
+//! then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name
+//! any page.
 //!
 //! Reading order: this file (what a balloon is made of, and what its owner wants of it), `class`
 //! (what the body asks of it), `take` (steps of a chain), `pages`, `statistics`.
@@ -71,29 +82,36 @@ use pages::{Batch, Ram};
 pub mod balloon_feature {
     /// VIRTIO_BALLOON_F_STATS_VQ (1): there is a queue for memory statistics.
     pub const STATS_VQ: u64 = 1 << 1;
-    /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM (2): the driver may take pages back when the guest has no others.
+    /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM (2): the driver may take pages back when the guest has no
+    /// others.
     pub const DEFLATE_ON_OOM: u64 = 1 << 2;
     /// VIRTIO_BALLOON_F_PAGE_REPORTING (5): there is a queue for reports of free pages.
     pub const PAGE_REPORTING: u64 = 1 << 5;
 }
 
-/// What becomes of pages that the guest does without. Never blocks. All calls come from the device's thread.
+/// What becomes of pages that the guest does without. Never blocks. All calls come from the
+/// device's thread.
 ///
-/// Ranges of one call may overlap. It may leave any page as it is, such as one that another device is using.
+/// Ranges of one call may overlap. It may leave any page as it is, such as one that another device
+/// is using.
 ///
-/// `Err`: pages are being dropped, and the ticket tells when that is over. It is a number of the same kind as those of absent
-/// memory, since [`QueueDevice::ticket_done`](crate::QueueDevice::ticket_done) is told of both: whoever brings pages in hands
-/// out both. Then the same is asked again, or something else where the guest has changed its buffer; for pages that have been
-/// dropped the answer is `Ok`.
+/// `Err`: pages are being dropped, and the ticket tells when that is over. It is a number of the
+/// same kind as those of absent memory, since
+/// [`QueueDevice::ticket_done`](crate::QueueDevice::ticket_done) is told of both: whoever brings
+/// pages in hands out both. Then the same is asked again, or something else where the guest has
+/// changed its buffer; for pages that have been dropped the answer is `Ok`.
 pub trait BalloonIo: Send {
-    /// The guest has put these pages into the balloon, and will tell, if late, when it uses them again. What they hold may be
-    /// dropped until this answers `Ok`, and no longer; a page that is reached again holds what it held or zeroes.
+    /// The guest has put these pages into the balloon, and will tell, if late, when it uses them
+    /// again. What they hold may be dropped until this answers `Ok`, and no longer; a page that is
+    /// reached again holds what it held or zeroes.
     fn inflated(&mut self, pages: &[PageRange]) -> Result<(), Ticket>;
 
-    /// The guest takes these pages out of the balloon. It may have used them for long, or never have put them in.
+    /// The guest takes these pages out of the balloon. It may have used them for long, or never
+    /// have put them in.
     fn deflated(&mut self, pages: &[PageRange]);
 
-    /// These pages are free at the moment. As [`inflated`](Self::inflated), but the guest will use them without a word.
+    /// These pages are free at the moment. As [`inflated`](Self::inflated), but the guest will use
+    /// them without a word.
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket>;
 
     /// The driver is gone: no page is in the balloon.
@@ -103,11 +121,11 @@ pub trait BalloonIo: Send {
 /// How a balloon shows itself.
 #[derive(Clone, Copy, Debug)]
 pub struct BalloonConfig {
-    /// Entries of each queue at most, a power of two from 32 to 1024: Linux reports 32 ranges at a time, and does not start
-    /// with less.
+    /// Entries of each queue at most, a power of two from 32 to 1024: Linux reports 32 ranges at a
+    /// time, and does not start with less.
     pub queue_size: u16,
-    /// Whether the guest may take pages back when it has no others. Linux then counts them as memory that it has, and takes
-    /// them back rather than kill a program.
+    /// Whether the guest may take pages back when it has no others. Linux then counts them as
+    /// memory that it has, and takes them back rather than kill a program.
     pub deflate_on_oom: bool,
     /// Whether the guest is asked to report free pages.
     pub reporting: bool,
@@ -235,8 +253,8 @@ impl SavedState for SavedBalloon {
 }
 
 impl Balloon {
-    /// A balloon of a guest whose RAM lies in these regions, addresses and lengths in bytes; its pages go to `io`. It is to be
-    /// empty until [`set_target`](Self::set_target).
+    /// A balloon of a guest whose RAM lies in these regions, addresses and lengths in bytes; its
+    /// pages go to `io`. It is to be empty until [`set_target`](Self::set_target).
     pub fn new(
         config: BalloonConfig,
         ram: &[(Gpa, u64)],
@@ -272,8 +290,8 @@ impl Balloon {
         }))
     }
 
-    /// The balloon is to have so many pages of 4 KiB, or all that the guest has if those are fewer. The driver is told by the
-    /// next visit, and does what it can, when it can.
+    /// The balloon is to have so many pages of 4 KiB, or all that the guest has if those are fewer.
+    /// The driver is told by the next visit, and does what it can, when it can.
     pub fn set_target(&mut self, pages: u32) {
         let class = self.class_mut();
         let most = u32::try_from(class.ram.pages()).unwrap_or(u32::MAX);
@@ -295,8 +313,8 @@ impl Balloon {
         self.class().actual
     }
 
-    /// Asks the driver for new statistics, by the next visit or as soon as it has a buffer there. Nothing comes from a driver
-    /// that has not accepted STATS_VQ.
+    /// Asks the driver for new statistics, by the next visit or as soon as it has a buffer there.
+    /// Nothing comes from a driver that has not accepted STATS_VQ.
     pub fn request_statistics(&mut self) {
         self.class_mut().wants_statistics = true;
     }

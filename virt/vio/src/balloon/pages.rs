@@ -29,7 +29,8 @@ impl PageRange {
     }
 }
 
-/// Pages by number, `end` exclusive. Numbers are guest-physical addresses divided by 4096, whatever the guest's pages are.
+/// Pages by number, `end` exclusive. Numbers are guest-physical addresses divided by 4096, whatever
+/// the guest's pages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub(super) first: u64,
@@ -46,7 +47,8 @@ impl Numbers {
         }
     }
 
-    /// The pages that lie in `[gpa, gpa + len)` as a whole; those of an address space that ends within a page do not.
+    /// The pages that lie in `[gpa, gpa + len)` as a whole; those of an address space that ends
+    /// within a page do not.
     pub(super) fn whole(gpa: Gpa, len: u64) -> Self {
         let end = gpa.raw().saturating_add(len) / PAGE_SIZE;
         let first = gpa.raw().div_ceil(PAGE_SIZE);
@@ -77,7 +79,8 @@ pub(super) struct Ram {
 }
 
 impl Ram {
-    /// These regions, addresses and lengths in bytes, sorted; `None` if they are no such list of whole pages.
+    /// These regions, addresses and lengths in bytes, sorted; `None` if they are no such list of
+    /// whole pages.
     pub(super) fn new(regions: &[(Gpa, u64)]) -> Option<Self> {
         let mut all: Vec<Numbers> = Vec::new();
         for &(gpa, len) in regions {
@@ -101,7 +104,8 @@ impl Ram {
         self.pages
     }
 
-    /// The first of `pages` that are RAM, as many as follow each other in one region; `None` if none is.
+    /// The first of `pages` that are RAM, as many as follow each other in one region; `None` if
+    /// none is.
     pub(super) fn first_of(&self, pages: Numbers) -> Option<Numbers> {
         let at = self
             .regions
@@ -149,8 +153,8 @@ impl Batch {
         self.ranges.len() < MAX_RANGES && self.pages < MAX_PAGES
     }
 
-    /// Adds RAM, to the last range where it continues that in either direction: guests allocate both ways. Pages that lie
-    /// in that range already are no news.
+    /// Adds RAM, to the last range where it continues that in either direction: guests allocate
+    /// both ways. Pages that lie in that range already are no news.
     pub(super) fn add(&mut self, pages: Numbers) {
         debug_assert!(pages.count() != 0, "pages of RAM");
         if let Some(range) = self.ranges.last_mut() {

@@ -1,9 +1,10 @@
 //! The guest's memory statistics (virtio 1.2 §5.5.6.3, §5.5.6.4).
 
-/// `struct virtio_balloon_stat`: a tag in 16 bits and a value in 64, without padding between them. (The requirement that a
-/// buffer's size be a multiple of 6 is a mistake of the specification.)
+/// `struct virtio_balloon_stat`: a tag in 16 bits and a value in 64, without padding between them.
+/// (The requirement that a buffer's size be a multiple of 6 is a mistake of the specification.)
 pub(super) const ENTRY: usize = 10;
-/// Entries that are looked at. The specification has ten tags, Linux six more; the rest of a longer buffer is ignored.
+/// Entries that are looked at. The specification has ten tags, Linux six more; the rest of a longer
+/// buffer is ignored.
 pub(super) const MAX_ENTRIES: usize = 64;
 
 /// VIRTIO_BALLOON_S_*.
@@ -20,7 +21,8 @@ mod tag {
     pub(super) const HTLB_PGFAIL: u16 = 9;
 }
 
-/// What a guest says of its memory; nothing of it is checked, and each figure is the driver's to give or not.
+/// What a guest says of its memory; nothing of it is checked, and each figure is the driver's to
+/// give or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// When they were read, on the clock of visits, in nanoseconds.
@@ -48,8 +50,8 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// The entries in `bytes`, in any order: unknown tags are ignored, as is a rest that is no entry; of two with one tag the
-    /// later counts.
+    /// The entries in `bytes`, in any order: unknown tags are ignored, as is a rest that is no
+    /// entry; of two with one tag the later counts.
     pub(super) fn parse(bytes: &[u8], read_at_ns: u64) -> Self {
         let mut all = Self {
             read_at_ns,

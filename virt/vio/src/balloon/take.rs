@@ -197,7 +197,8 @@ fn read_numbers<D: Dma>(
     Ok(looked)
 }
 
-/// Finds out where the buffers of `chain` lie, from `progress` on, and puts whole pages of RAM into `batch`.
+/// Finds out where the buffers of `chain` lie, from `progress` on, and puts whole pages of RAM into
+/// `batch`.
 fn locate_buffers<D: Dma>(
     dma: &mut D,
     chain: &Chain,

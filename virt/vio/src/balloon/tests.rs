@@ -293,7 +293,8 @@ fn what_of_a_chain_makes_no_sense_is_ignored_and_the_chain_is_used() {
         let mut guest = Guest::new(mask);
         guest.put_numbers(DATA, &[9, 10, 11]);
         for (readable, writable) in [
-            // A rest that is no number; less than one; the wrong direction beside the right one; and alone.
+            // A rest that is no number; less than one; the wrong direction beside the right one;
+            // and alone.
             (&[(DATA, 11)][..], &[][..]),
             (&[(DATA, 3)], &[]),
             (&[(DATA, 4)], &[(DATA + 0x100, 64)]),
@@ -335,7 +336,8 @@ fn an_array_that_is_out_of_reach_ends_there() {
 fn a_long_array_is_worked_off_in_bounded_steps() {
     both(|mask| {
         let mut guest = Guest::new(mask);
-        // Each page on its own, so that nothing is joined: 40,000 numbers in as many bytes as the guest likes.
+        // Each page on its own, so that nothing is joined: 40,000 numbers in as many bytes as the
+        // guest likes.
         let numbers: Vec<u32> = (0..10_000).map(|at| at % 250 * 2).collect();
         let len = guest.put_numbers(DATA, &numbers);
         let row = vec![(DATA, len); 4];

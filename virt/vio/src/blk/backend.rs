@@ -1,16 +1,17 @@
 //! What a block device needs from whatever stores its blocks.
 //!
-//! The device names each request by a *slot*, below [`BlockIo::depth`], which it uses for one request at a
-//! time. A back end never blocks: [`submit`](BlockIo::submit) queues, [`flush`](BlockIo::flush) starts
-//! what is queued, [`poll`](BlockIo::poll) collects what has ended.
+//! The device names each request by a *slot*, below [`BlockIo::depth`], which it uses for one
+//! request at a time. A back end never blocks: [`submit`](BlockIo::submit) queues,
+//! [`flush`](BlockIo::flush) starts what is queued, [`poll`](BlockIo::poll) collects what has
+//! ended.
 //!
 //! Data move in one of four ways ([`Transfer`]): straight between the file and leased guest memory;
-//! through a private buffer of the back end, which the device fills before `submit` or empties after the
-//! completion, by copies that need no lease; by one copy between the guest and contents that lie in this process's
-//! memory; or not at all.
+//! through a private buffer of the back end, which the device fills before `submit` or empties
+//! after the completion, by copies that need no lease; by one copy between the guest and contents
+//! that lie in this process's memory; or not at all.
 //!
-//! What need not wait is not submitted: the device first offers an operation to [`run_now`](BlockIo::run_now), and
-//! only what that declines takes a slot.
+//! What need not wait is not submitted: the device first offers an operation to
+//! [`run_now`](BlockIo::run_now), and only what that declines takes a slot.
 
 use std::any::Any;
 use std::os::fd::RawFd;
@@ -25,8 +26,9 @@ pub enum Transfer {
     Direct,
     /// Through private buffers: no lease outlives a call.
     Bounce,
-    /// One copy between the guest and [`BlockIo::contents`], before the call returns. Such a back end can
-    /// also do with private buffers, for what stands between it and the device ([`Transfer::queued`]).
+    /// One copy between the guest and [`BlockIo::contents`], before the call returns. Such a back
+    /// end can also do with private buffers, for what stands between it and the device
+    /// ([`Transfer::queued`]).
     Memory,
     /// No data move: reads leave the guest's buffers as they are, writes are forgotten.
     Nothing,
@@ -98,12 +100,14 @@ pub enum Op {
 pub enum Outcome {
     /// All of it was done; the slot no longer touches memory.
     Done,
-    /// It failed with this errno (a cancelled one with ECANCELED); the slot no longer touches memory.
+    /// It failed with this errno (a cancelled one with ECANCELED); the slot no longer touches
+    /// memory.
     Failed(i32),
-    /// It was not begun: the host has refused, with this errno, something that it may grant at any time, as a descriptor. The slot does
-    /// not touch memory, and the same may be submitted again.
+    /// It was not begun: the host has refused, with this errno, something that it may grant at any
+    /// time, as a descriptor. The slot does not touch memory, and the same may be submitted again.
     NotBegun(i32),
-    /// [`BlockIo::cancel`] cannot stop it: the slot **stays in flight** and another outcome follows, perhaps never.
+    /// [`BlockIo::cancel`] cannot stop it: the slot **stays in flight** and another outcome
+    /// follows, perhaps never.
     NotCancellable,
 }
 
@@ -116,10 +120,11 @@ pub struct Completion {
     pub outcome: Outcome,
 }
 
-/// A store of blocks with asynchronous operations. All calls come from the device's thread. [`Any`], so that who made it
-/// finds it again behind [`Blk::backend`](super::Blk::backend).
+/// A store of blocks with asynchronous operations. All calls come from the device's thread.
+/// [`Any`], so that who made it finds it again behind [`Blk::backend`](super::Blk::backend).
 pub trait BlockIo: Any + Send {
-    /// The file that holds the blocks, if one does, for messages. Asks the kernel, so not for every request.
+    /// The file that holds the blocks, if one does, for messages. Asks the kernel, so not for every
+    /// request.
     fn path(&self) -> Option<PathBuf> {
         None
     }
@@ -130,14 +135,14 @@ pub trait BlockIo: Any + Send {
     /// Whether writing is refused.
     fn is_read_only(&self) -> bool;
 
-    /// What offsets and lengths of reads and writes have to be multiples of, in bytes: 512, unless the disk takes larger blocks
-    /// only.
+    /// What offsets and lengths of reads and writes have to be multiples of, in bytes: 512, unless
+    /// the disk takes larger blocks only.
     fn alignment(&self) -> u32 {
         super::SECTOR as u32
     }
 
-    /// Whether a direct transfer may have these pieces. Data of others move through a private buffer, which such a back end has too
-    /// ([`reserve`](BlockIo::reserve)).
+    /// Whether a direct transfer may have these pieces. Data of others move through a private
+    /// buffer, which such a back end has too ([`reserve`](BlockIo::reserve)).
     fn takes(&self, op: Op, pieces: &[Piece]) -> bool {
         let _ = (op, pieces);
         true
@@ -167,15 +172,16 @@ pub trait BlockIo: Any + Send {
     /// How data move; constant.
     fn transfer(&self) -> Transfer;
 
-    /// Whether operations end in the order in which they were submitted, and none later than one that
-    /// [`run_now`](BlockIo::run_now) does. The device then offers VIRTIO_F_IN_ORDER.
+    /// Whether operations end in the order in which they were submitted, and none later than one
+    /// that [`run_now`](BlockIo::run_now) does. The device then offers VIRTIO_F_IN_ORDER.
     fn completes_in_order(&self) -> bool {
         false
     }
 
-    /// Does the operation, if that takes no longer than copying its data would; `None` has done nothing (or nothing
-    /// that doing it again would not repeat), and the device submits it. `pieces` as for
-    /// [`submit`](BlockIo::submit). Reads and writes under [`Transfer::Memory`] are the device's to do.
+    /// Does the operation, if that takes no longer than copying its data would; `None` has done
+    /// nothing (or nothing that doing it again would not repeat), and the device submits it.
+    /// `pieces` as for [`submit`](BlockIo::submit). Reads and writes under [`Transfer::Memory`] are
+    /// the device's to do.
     fn run_now(&mut self, op: Op, pieces: &[Piece]) -> Option<Outcome> {
         let _ = (op, pieces);
         None
@@ -192,8 +198,8 @@ pub trait BlockIo: Any + Send {
     /// The device is reset; nothing is in flight.
     fn detach(&mut self);
 
-    /// Reserves `len` bytes of private buffer for `slot`; false when there is no room now.
-    /// `len` is at most [`MAX_TRANSFER`](super::MAX_TRANSFER), for which an idle back end always has room.
+    /// Reserves `len` bytes of private buffer for `slot`; false when there is no room now. `len` is
+    /// at most [`MAX_TRANSFER`](super::MAX_TRANSFER), for which an idle back end always has room.
     fn reserve(&mut self, slot: u32, len: u32) -> bool;
 
     /// The slot's private buffer from `offset` on: not empty, but perhaps only a part of the rest.
@@ -203,7 +209,8 @@ pub trait BlockIo: Any + Send {
     /// Gives the slot's private buffer back, if it has one.
     fn unreserve(&mut self, slot: u32);
 
-    /// Queues an operation. `pieces` add up to a direct transfer's length, and are empty otherwise, as when the slot is reserved.
+    /// Queues an operation. `pieces` add up to a direct transfer's length, and are empty otherwise,
+    /// as when the slot is reserved.
     fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]);
 
     /// Starts what is queued.
@@ -221,8 +228,8 @@ pub trait BlockIo: Any + Send {
     /// Another thread will poll from now on; nothing is in flight.
     fn rebind(&mut self) {}
 
-    /// The owner is about to sleep: from now on the descriptors become readable. What came before is
-    /// told by [`has_completions`](BlockIo::has_completions) only.
+    /// The owner is about to sleep: from now on the descriptors become readable. What came before
+    /// is told by [`has_completions`](BlockIo::has_completions) only.
     fn arm(&mut self);
 
     /// The owner polls again: the descriptors are not needed.
@@ -232,8 +239,9 @@ pub trait BlockIo: Any + Send {
     fn wake_fds(&self, fds: &mut Vec<RawFd>);
 }
 
-/// The methods of a [`BlockIo`](crate::blk::BlockIo) that only changes *when* operations happen: all but `submit`, `flush`, `poll`, `cancel`
-/// and what wakes it go to the disk in the field `below`.
+/// The methods of a [`BlockIo`](crate::blk::BlockIo) that only changes *when* operations happen:
+/// all but `submit`, `flush`, `poll`, `cancel` and what wakes it go to the disk in the field
+/// `below`.
 #[macro_export]
 macro_rules! pass_down {
     () => {

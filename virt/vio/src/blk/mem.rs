@@ -6,7 +6,8 @@ use guest_mem::KeepAlive;
 
 use super::backend::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
-/// A disk in private memory. Operations are done when they are asked for, or when they are submitted.
+/// A disk in private memory. Operations are done when they are asked for, or when they are
+/// submitted.
 pub struct MemDisk {
     bytes: Vec<u8>,
     read_only: bool,
@@ -56,7 +57,8 @@ impl MemDisk {
     }
 }
 
-/// Asks the host to back large contents with huge pages: random reads of a large disk are bound by the TLB otherwise.
+/// Asks the host to back large contents with huge pages: random reads of a large disk are bound by
+/// the TLB otherwise.
 #[expect(unsafe_code, reason = "one advisory system call on memory of ours")]
 fn advise_huge_pages(bytes: &mut [u8]) {
     const HUGE: usize = 2 << 20;
@@ -67,15 +69,16 @@ fn advise_huge_pages(bytes: &mut [u8]) {
     }
     let skip = start - bytes.as_ptr().addr();
     let range = &mut bytes[skip..skip + (end - start)];
-    // SAFETY: the range is ours, borrowed exclusively, and whole pages; the advice changes nothing that can be read. A host
-    // without huge pages refuses, and nothing is lost.
+    // SAFETY: the range is ours, borrowed exclusively, and whole pages; the advice changes nothing
+    // that can be read. A host without huge pages refuses, and nothing is lost.
     unsafe {
         libc::madvise(range.as_mut_ptr().cast(), range.len(), libc::MADV_HUGEPAGE);
     }
 }
 
-/// What is the same in disks that touch guest memory at no time, and whose operations are over when they are submitted: they wait
-/// in the field `done` to be reported, and nobody need be woken for them.
+/// What is the same in disks that touch guest memory at no time, and whose operations are over when
+/// they are submitted: they wait in the field `done` to be reported, and nobody need be woken for
+/// them.
 macro_rules! done_at_submit {
     () => {
         fn completes_in_order(&self) -> bool {

@@ -7,10 +7,11 @@
 //! implemented*: CONFIG_WCE, TOPOLOGY, LIFETIME, SECURE_ERASE, ZONED; more than one range per
 //! discard or write-zeroes request (the configuration says so).
 //!
-//! One visit: *take* chains from every queue (bounded), do at once what need not wait, start the rest with one system
-//! call at most, *harvest* what has ended, *finish*: move bounced data, write status bytes, stage used elements,
-//! publish once per queue. A request that is not over at once lives in a slot of a slab from take to finish; its vectors
-//! are reused, so a warm device allocates nothing, and the slab grows on demand, so an idle one has none.
+//! One visit: *take* chains from every queue (bounded), do at once what need not wait, start the
+//! rest with one system call at most, *harvest* what has ended, *finish*: move bounced data, write
+//! status bytes, stage used elements, publish once per queue. A request that is not over at once
+//! lives in a slot of a slab from take to finish; its vectors are reused, so a warm device
+//! allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
 //! The device in a process of its own, which is given the bytes of requests and no guest memory, is
 //! [`BlkWorker`]: the same check of a request ([`request::check`]) and the same back ends.
@@ -19,25 +20,29 @@
 //! `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block
 //! device behind it; [`WorkQueue`], for back ends that have threads.
 //!
-//! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is done in *parts*, one after the
-//! other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they accept them; firmware often does not.) After a part the request
-//! waits in its queue's `continuing` until a visit starts the next one; as long as one waits there, nothing is taken from the
-//! queue, so that newcomers do not eat up the room that it waits for. The first part that fails ends it.
+//! A read or write of more than [`MAX_TRANSFER`] bytes, or in more pieces than [`MAX_PIECES`], is
+//! done in *parts*, one after the other, in one slot. (Drivers keep to SIZE_MAX and SEG_MAX if they
+//! accept them; firmware often does not.) After a part the request waits in its queue's
+//! `continuing` until a visit starts the next one; as long as one waits there, nothing is taken
+//! from the queue, so that newcomers do not eat up the room that it waits for. The first part that
+//! fails ends it.
 //!
-//! Leases: taken for every piece of a direct transfer before it is submitted, released at harvest, as
-//! soon as the back end no longer touches memory and in any case before the used index is published.
-//! Data of `--dma bounce` and everything else (headers, status bytes, rings) is copied inline. Where an unmap has waited too
-//! long, the requests of which a lease is stale are cancelled, and no others.
+//! Leases: taken for every piece of a direct transfer before it is submitted, released at harvest,
+//! as soon as the back end no longer touches memory and in any case before the used index is
+//! published. Data of `--dma bounce` and everything else (headers, status bytes, rings) is copied
+//! inline. Where an unmap has waited too long, the requests of which a lease is stale are
+//! cancelled, and no others.
 //!
-//! Pending anywhere leaves the request where it is (in the ring, between two parts, or ended and unfinished) and parks its
-//! queue; the step is repeated from its beginning when the ticket completes.
+//! Pending anywhere leaves the request where it is (in the ring, between two parts, or ended and
+//! unfinished) and parks its queue; the step is repeated from its beginning when the ticket
+//! completes.
 //!
-//! A status byte that faults leaves nothing to answer with: the device needs a reset. A ring that faults
-//! parks its queue. A chain without header or status byte is a protocol violation.
+//! A status byte that faults leaves nothing to answer with: the device needs a reset. A ring that
+//! faults parks its queue. A chain without header or status byte is a protocol violation.
 //!
-//! Bounds: slots = the back end's depth. Per slot at most 2,047 segments (a ring of 1024 that ends in an
-//! indirect table; 32 KiB) and [`MAX_PIECES`] pieces and leases (16 KiB and 4 KiB): with 256 slots a hostile
-//! driver makes a device hold 13 MiB, and an ordinary one well below 1 MiB.
+//! Bounds: slots = the back end's depth. Per slot at most 2,047 segments (a ring of 1024 that ends
+//! in an indirect table; 32 KiB) and [`MAX_PIECES`] pieces and leases (16 KiB and 4 KiB): with 256
+//! slots a hostile driver makes a device hold 13 MiB, and an ordinary one well below 1 MiB.
 
 mod backend;
 mod class;
@@ -79,12 +84,14 @@ use stalled::Stalled;
 
 /// Unit of the protocol's sector numbers, in bytes, whatever the block size.
 pub const SECTOR: u64 = 512;
-/// Most bytes that a back end is asked to read or write at a time, a whole number of blocks. A longer request is done in parts.
+/// Most bytes that a back end is asked to read or write at a time, a whole number of blocks. A
+/// longer request is done in parts.
 pub const MAX_TRANSFER: u32 = 4 << 20;
 /// Most leases of one part of a request, and the most segments one system call takes (UIO_MAXIOV):
 /// 4 MiB in 4 KiB pages.
 pub const MAX_PIECES: usize = 1024;
-/// Requests behind one that waits for absent memory that are looked at meanwhile: as many as a queue has, usually.
+/// Requests behind one that waits for absent memory that are looked at meanwhile: as many as a
+/// queue has, usually.
 const MAX_AHEAD: usize = 256;
 /// Most queues.
 pub const MAX_QUEUES: u16 = 16;

@@ -114,7 +114,8 @@ impl BlkClass {
         Ok(activity)
     }
 
-    /// Of all of them, also of those behind one that waits for room: the buffers that they have are room for it.
+    /// Of all of them, also of those behind one that waits for room: the buffers that they have are
+    /// room for it.
     fn finish_parts<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         let Self { slab, io, .. } = self;
         let mut activity = Activity::Idle;
@@ -137,7 +138,8 @@ impl BlkClass {
         Ok(activity)
     }
 
-    /// Starts the next part of the first of them, or ends it if it has failed; what it waits for, if it does.
+    /// Starts the next part of the first of them, or ends it if it has failed; what it waits for,
+    /// if it does.
     fn next_part<E: Environment>(
         &mut self,
         queue: &mut Queue,

@@ -1,4 +1,5 @@
-//! The layout of block requests and configuration space (virtio 1.2 §5.2), and the check of a chain.
+//! The layout of block requests and configuration space (virtio 1.2 §5.2), and the check of a
+//! chain.
 
 use guest_mem::{Access, Dma, Intent, Iova, PAGE_SIZE, Stop, Wanted};
 
@@ -99,7 +100,8 @@ pub enum Action {
     Status(u8),
 }
 
-/// Reads and checks the request in `chain`. `Ok(None)`: there is no header, or no byte for a status; it cannot be answered.
+/// Reads and checks the request in `chain`. `Ok(None)`: there is no header, or no byte for a
+/// status; it cannot be answered.
 pub fn parse<D: Dma>(dma: &mut D, chain: &Chain, limits: &Limits) -> Access<Option<Parsed>> {
     let (readable, writable) = (chain.readable(), chain.writable());
     let Some(status_at) = status_at(chain) else {
@@ -171,7 +173,8 @@ pub fn check(
     })
 }
 
-/// What is known to be wanted of the request in `chain` before its header is: what the device reads first, and the status byte.
+/// What is known to be wanted of the request in `chain` before its header is: what the device reads
+/// first, and the status byte.
 pub(super) fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
     let read = chain.readable().len().min(HEADER_LEN + MAX_TRANSFER);
     let read = chain.readable().wanted(0, read, Intent::Read);
@@ -184,8 +187,8 @@ fn status_at(chain: &Chain) -> Option<Iova> {
     Some(Iova::new(last.iova.raw() + u64::from(last.len - 1)))
 }
 
-/// Asks for all that the request in `chain` will want first once it is its turn. Whole pages that the back end fills itself are
-/// not brought in.
+/// Asks for all that the request in `chain` will want first once it is its turn. Whole pages that
+/// the back end fills itself are not brought in.
 pub(super) fn ask_ahead<D: Dma>(
     dma: &mut D,
     chain: &Chain,
@@ -242,7 +245,8 @@ fn transfer(limits: &Limits, sector: u64, len: u32, write: bool) -> Action {
     })
 }
 
-/// A discard or write-zeroes request (§5.2.6.2): exactly one range, since that is what we advertise.
+/// A discard or write-zeroes request (§5.2.6.2): exactly one range, since that is what we
+/// advertise.
 fn range(
     data: Data,
     limits: &Limits,

@@ -16,7 +16,8 @@ pub(super) enum Ready {
     Yes,
     /// Not now.
     NoRoom(WaitingFor),
-    /// The guest's own buffer faulted, or a block of it is cut into more pieces than a transfer may have.
+    /// The guest's own buffer faulted, or a block of it is cut into more pieces than a transfer may
+    /// have.
     Refused,
 }
 
@@ -57,7 +58,8 @@ pub(super) enum Cancel {
     Overdue,
 }
 
-/// One request, from its chain to its used element. Vectors keep their capacity from request to request.
+/// One request, from its chain to its used element. Vectors keep their capacity from request to
+/// request.
 #[derive(Debug, Default)]
 pub(super) struct Request {
     /// The number of its queue.
@@ -103,8 +105,8 @@ impl Request {
         };
     }
 
-    /// Gets the first part of the request's data ready to be moved, in whole blocks of so many bytes where it is not the last
-    /// one. On anything but `Ready::Yes` no lease or buffer is kept.
+    /// Gets the first part of the request's data ready to be moved, in whole blocks of so many
+    /// bytes where it is not the last one. On anything but `Ready::Yes` no lease or buffer is kept.
     pub(super) fn prepare<D: Dma>(
         &mut self,
         slot: u32,
@@ -221,8 +223,8 @@ impl Request {
         self.done + self.part == self.len
     }
 
-    /// Moves the data of a part that has ended where they are not there yet, and gives its buffer back. A fault of the
-    /// data becomes an error status. Does nothing between two parts.
+    /// Moves the data of a part that has ended where they are not there yet, and gives its buffer
+    /// back. A fault of the data becomes an error status. Does nothing between two parts.
     pub(super) fn finish_part<D: Dma>(
         &mut self,
         slot: u32,
@@ -380,8 +382,9 @@ impl Request {
         self.status = STATUS_IOERR;
     }
 
-    /// Writes data (where they are not there yet) and status; answers how many bytes the device wrote in
-    /// all. A fault is one of the status byte: a fault of the data becomes an error status.
+    /// Writes data (where they are not there yet) and status; answers how many bytes the device
+    /// wrote in all. A fault is one of the status byte: a fault of the data becomes an error
+    /// status.
     pub(super) fn answer<D: Dma>(
         &mut self,
         slot: u32,
@@ -401,7 +404,8 @@ impl Request {
             Err(pending) => return Err(pending),
         }
         dma.write(self.status_at, &[self.status])?;
-        // After an error nothing is promised of the data (§2.7.8.2: len is a lower bound of what was written).
+        // After an error nothing is promised of the data (§2.7.8.2: len is a lower bound of what
+        // was written).
         let data = match self.reply {
             Reply::Status => 0,
             _ if self.status != STATUS_OK => 0,

@@ -77,8 +77,8 @@ impl BlkClass {
         Ok(taken)
     }
 
-    /// A request that is done before it is taken, without a lease or a slot. Doing it again, where a later
-    /// step pends, does the same.
+    /// A request that is done before it is taken, without a lease or a slot. Doing it again, where
+    /// a later step pends, does the same.
     fn take_done<E: Environment>(
         &mut self,
         queue: &mut Queue,

@@ -18,8 +18,8 @@
 //!
 //! A queue whose ring is parked when its turn comes has none of `go_on`, `serve` and `finish`
 //! called: an error that is a [`RingStop`] has parked the ring, and the step is repeated from its
-//! beginning when the ring goes on. The queue that comes first is [`FIRST`](DeviceClass::FIRST), but
-//! for visits behind one that ended before its work did: there it is another one each time.
+//! beginning when the ring goes on. The queue that comes first is [`FIRST`](DeviceClass::FIRST),
+//! but for visits behind one that ended before its work did: there it is another one each time.
 //!
 //! A class takes chains ([`ServedQueue::take`]), reads and writes buffers through the view of
 //! memory of its [`Context`], and gives tokens back ([`ServedQueue::stage`], or
@@ -98,7 +98,8 @@ impl<'a, E: Environment> Context<'a, E> {
         self
     }
 
-    /// Whether others on the core may come to wait for the visit's end: what is begun should be short.
+    /// Whether others on the core may come to wait for the visit's end: what is begun should be
+    /// short.
     #[inline]
     pub fn has_others(&self) -> bool {
         self.others.is_some()
@@ -286,8 +287,8 @@ pub trait DeviceClass: Sized {
         true
     }
 
-    /// Whether there may be work that no queue's ring tells of, at any time: a core that is awake then visits the device in each
-    /// sweep. Always the same.
+    /// Whether there may be work that no queue's ring tells of, at any time: a core that is awake
+    /// then visits the device in each sweep. Always the same.
     fn has_own_events(&self) -> bool {
         false
     }

@@ -113,8 +113,8 @@ impl<Q> ServedQueue<Q> {
         Ok(())
     }
 
-    /// As [`Ring::peek_singles`]. The used elements of a row are stored by [`answer_singles`](Self::answer_singles), so what has
-    /// been answered before is staged first.
+    /// As [`Ring::peek_singles`]. The used elements of a row are stored by
+    /// [`answer_singles`](Self::answer_singles), so what has been answered before is staged first.
     #[inline]
     pub fn peek_singles<D: Dma>(
         &mut self,
@@ -125,8 +125,9 @@ impl<Q> ServedQueue<Q> {
         self.ring.peek_singles(dma, row)
     }
 
-    /// Consumes `singles`, the first of those that [`peek_singles`](Self::peek_singles) has read, with so many bytes `written`
-    /// into each: they are over, and staged now or as those of [`answer`](Self::answer) are.
+    /// Consumes `singles`, the first of those that [`peek_singles`](Self::peek_singles) has read,
+    /// with so many bytes `written` into each: they are over, and staged now or as those of
+    /// [`answer`](Self::answer) are.
     #[inline]
     pub fn answer_singles<D: Dma>(
         &mut self,

@@ -24,8 +24,8 @@ impl<C: DeviceClass> Core<C> {
         self.collect_failure(cx);
         // Also if it has failed meanwhile: what has ended is the driver's.
         if may_run {
-            // The last served first: what one queue gave to another is what somebody waits for, more than to get a buffer back, and
-            // each publication ends with a barrier.
+            // The last served first: what one queue gave to another is what somebody waits for,
+            // more than to get a buffer back, and each publication ends with a barrier.
             for turn in (0..count).rev() {
                 let at = self.turn(turn);
                 is_busy |= self.queues[at].runs && self.publish(at, cx);
@@ -33,7 +33,8 @@ impl<C: DeviceClass> Core<C> {
             self.first = match count != 0 && cx.visit.is_over() {
                 // A queue that starves because the others come first comes first next time.
                 true => self.turn(1),
-                // What one queue gives to another, as the port of a network device does, is seen by the same visit.
+                // What one queue gives to another, as the port of a network device does, is seen by
+                // the same visit.
                 false => self.home,
             };
         }
@@ -175,8 +176,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy
     }
 
-    /// Whether a visit would do something. What the rings' words say by now is left to their watches if
-    /// `is_watched`: a ring that was empty when it was last looked at counts as empty.
+    /// Whether a visit would do something. What the rings' words say by now is left to their
+    /// watches if `is_watched`: a ring that was empty when it was last looked at counts as empty.
     pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D, is_watched: bool) -> bool {
         if self.life.has_notification() || self.class.has_completions() {
             return true;

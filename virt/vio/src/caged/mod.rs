@@ -34,8 +34,8 @@
 //! *Advertised*: what [`Blk`](crate::blk::Blk) advertises over the same disk, but no IN_ORDER.
 //! *Not implemented*: rate limits; other classes than disks.
 //!
-//! Bounds: as many requests as the area has slots. Of each at most 2,047 segments are kept (32 KiB):
-//! 4 MiB for 128 slots and a hostile driver, beside the area's 16.5 MiB.
+//! Bounds: as many requests as the area has slots. Of each at most 2,047 segments are kept (32
+//! KiB): 4 MiB for 128 slots and a hostile driver, beside the area's 16.5 MiB.
 
 mod class;
 mod copy;

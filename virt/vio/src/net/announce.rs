@@ -1,5 +1,5 @@
-//! Announcing an address on its driver's behalf: a reverse ARP request from it, by which switches learn where it is now
-//! (RFC 903; what QEMU sends for a guest that cannot).
+//! Announcing an address on its driver's behalf: a reverse ARP request from it, by which switches
+//! learn where it is now (RFC 903; what QEMU sends for a guest that cannot).
 
 use guest_mem::{Gpa, GuestRam, Intent, PhysMem, VolatileSlice};
 use net_offload::NetHeader;
@@ -12,7 +12,8 @@ const LEN: usize = 60;
 
 /// The frame.
 fn frame(mac: &Mac) -> [u8; LEN] {
-    // Broadcast, from the address; type RARP; hardware Ethernet, protocol IPv4, lengths, operation 3: request reverse.
+    // Broadcast, from the address; type RARP; hardware Ethernet, protocol IPv4, lengths, operation
+    // 3: request reverse.
     let head = [
         &[0xff; 6][..],
         mac,

@@ -1,11 +1,11 @@
 //! Control queue (virtio 1.2 §5.1.6.5): commands of a driver, one chain each.
 //!
-//! A chain holds class, command and data, then room for one byte of answer; one that lacks either end
-//! breaks the protocol. Everything else that is wrong, data that is too short or too long included, is
-//! answered with ERR and changes nothing.
+//! A chain holds class, command and data, then room for one byte of answer; one that lacks either
+//! end breaks the protocol. Everything else that is wrong, data that is too short or too long
+//! included, is answered with ERR and changes nothing.
 //!
-//! Bounds: a command reads at most [`MAX_DATA`] bytes, whatever its tables' lengths say, and costs its
-//! device's budget [`cost::CONTROL`]; a visit takes as many as that allows.
+//! Bounds: a command reads at most [`MAX_DATA`] bytes, whatever its tables' lengths say, and costs
+//! its device's budget [`cost::CONTROL`]; a visit takes as many as that allows.
 
 use guest_mem::Stop;
 use net_offload::Offloads;
@@ -56,7 +56,8 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Reads the command in `data`; `None` for one that is malformed or that `features` do not have.
+    /// Reads the command in `data`; `None` for one that is malformed or that `features` do not
+    /// have.
     pub(super) fn read<D: Dma>(
         dma: &mut D,
         data: Buffers<'_>,

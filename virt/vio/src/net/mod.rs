@@ -1,25 +1,29 @@
 //! virtio-net (virtio 1.2 §5.1), as a polled device over a [`NetPort`].
 //!
-//! *Advertised*: MAC, STATUS, MTU, MRG_RXBUF, MQ (where the port has several pairs), the control queue with CTRL_RX,
-//! CTRL_RX_EXTRA, CTRL_VLAN, CTRL_MAC_ADDR, GUEST_ANNOUNCE and CTRL_GUEST_OFFLOADS, the offloads of the port (CSUM, TSO4,
-//! TSO6, ECN, USO, in either direction), INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM; RING_PACKED and IN_ORDER if
-//! asked for.
-//! *Not implemented*: RSS, hash reports, notification coalescing, SPEED_DUPLEX, UFO, guest header lengths.
+//! *Advertised*: MAC, STATUS, MTU, MRG_RXBUF, MQ (where the port has several pairs), the control
+//! queue with CTRL_RX, CTRL_RX_EXTRA, CTRL_VLAN, CTRL_MAC_ADDR, GUEST_ANNOUNCE and
+//! CTRL_GUEST_OFFLOADS, the offloads of the port (CSUM, TSO4, TSO6, ECN, USO, in either direction),
+//! INDIRECT_DESC, EVENT_IDX, VERSION_1, ACCESS_PLATFORM; RING_PACKED and IN_ORDER if asked for.
+//! *Not implemented*: RSS, hash reports, notification coalescing, SPEED_DUPLEX, UFO, guest header
+//! lengths.
 //!
-//! Queues: receive 2n and transmit 2n + 1 of pair n; the control queue is behind all pairs of a driver that has accepted
-//! MQ, and behind the first one otherwise (§5.1.2).
+//! Queues: receive 2n and transmit 2n + 1 of pair n; the control queue is behind all pairs of a
+//! driver that has accepted MQ, and behind the first one otherwise (§5.1.2).
 //!
-//! Frames move in bursts ([`BURST`]), and are copied once, between the driver's buffers and the port, inline: only a port
-//! that [keeps](PortCapabilities::keeps_frames) frames has any in flight. A visit sends and receives while it lasts, and
-//! publishes each ring at its end. `port` has the interface, `transmit` and `receive` the two directions, `control` the
-//! commands, `filter` what they set.
+//! Frames move in bursts ([`BURST`]), and are copied once, between the driver's buffers and the
+//! port, inline: only a port that [keeps](PortCapabilities::keeps_frames) frames has any in flight.
+//! A visit sends and receives while it lasts, and publishes each ring at its end. `port` has the
+//! interface, `transmit` and `receive` the two directions, `control` the commands, `filter` what
+//! they set.
 //!
-//! Repeating after a wait: a wait before a chain is consumed repeats the walk, one behind it the staging: nothing that the
-//! network has seen. A frame that finds too few receive buffers stays the port's; one that cannot fit at all is dropped.
+//! Repeating after a wait: a wait before a chain is consumed repeats the walk, one behind it the
+//! staging: nothing that the network has seen. A frame that finds too few receive buffers stays the
+//! port's; one that cannot fit at all is dropped.
 //!
-//! What the driver says is not trusted: a header is checked against what was negotiated and against the frame's length
-//! ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it is to be segmented; commands are bounded
-//! (`control`). What is wrong with a frame drops it, and counts as an error.
+//! What the driver says is not trusted: a header is checked against what was negotiated and against
+//! the frame's length ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it
+//! is to be segmented; commands are bounded (`control`). What is wrong with a frame drops it, and
+//! counts as an error.
 
 mod announce;
 mod control;
@@ -140,8 +144,8 @@ pub struct NetQueue {
 /// State of one queue pair between visits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pair {
-    /// How far buffers were looked at that were too few for the port's next frame; the default if there was none when last
-    /// looked.
+    /// How far buffers were looked at that were too few for the port's next frame; the default if
+    /// there was none when last looked.
     wanting: Ahead,
     /// The driver had no receive buffer when last looked.
     is_empty: bool,
@@ -207,7 +211,8 @@ struct NetCore {
     singles: [Single; BURST],
 }
 
-/// Part of the saved state that only network devices have. Frames that the port has not delivered stay its own.
+/// Part of the saved state that only network devices have. Frames that the port has not delivered
+/// stay its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedNet {
     /// The device's address, as the driver has set it.
@@ -333,13 +338,14 @@ impl Net {
         self
     }
 
-    /// Takes the link up or down; the driver is notified by the next visit. While it is down nothing is received, and what
-    /// is sent is dropped.
+    /// Takes the link up or down; the driver is notified by the next visit. While it is down
+    /// nothing is received, and what is sent is dropped.
     pub fn set_link(&mut self, is_up: bool) {
         self.class_mut().core.is_link_up = is_up;
     }
 
-    /// Asks the driver to announce itself to the network (§5.1.6.5.4), if it has accepted that it may be asked.
+    /// Asks the driver to announce itself to the network (§5.1.6.5.4), if it has accepted that it
+    /// may be asked.
     pub fn announce(&mut self) {
         let core = &mut self.class_mut().core;
         if core.accepted & net_feature::GUEST_ANNOUNCE != 0 && !core.must_announce {
@@ -371,8 +377,8 @@ impl NetClass {
         self.is_up() && self.port.has_frames(pair)
     }
 
-    /// Tells the port how many pairs are in use: those that the driver has chosen, or, without a control queue here, those
-    /// whose receive queues are served.
+    /// Tells the port how many pairs are in use: those that the driver has chosen, or, without a
+    /// control queue here, those whose receive queues are served.
     fn pairs_changed(&mut self) {
         let core = &mut self.core;
         let served = core.pairs.iter().take_while(|pair| pair.receives).count() as u16;
@@ -405,7 +411,8 @@ impl NetCore {
             index if index == 2 * pairs && features & net_feature::CTRL_VQ != 0 => {
                 Some(Role::Control)
             }
-            // vhost-user: a front end that serves the control queue itself hands over pairs as it needs them.
+            // vhost-user: a front end that serves the control queue itself hands over pairs as it
+            // needs them.
             index
                 if index < 2 * self.pairs.len() as u16 && features & net_feature::CTRL_VQ == 0 =>
             {
@@ -419,7 +426,8 @@ impl NetCore {
     }
 }
 
-/// Frames of one burst in this visit: what has begun is finished, and on a core with others somebody may wait for that.
+/// Frames of one burst in this visit: what has begun is finished, and on a core with others
+/// somebody may wait for that.
 #[inline]
 fn burst<E: Environment>(cx: &Context<'_, E>) -> usize {
     match cx.has_others() {
@@ -640,8 +648,8 @@ impl DeviceClass for NetClass {
         keeps || self.core.shown_link != self.is_up()
     }
 
-    /// Where there was no buffer, the owner may have asked for our descriptors already, when they were left out: the poll
-    /// that follows puts them back.
+    /// Where there was no buffer, the owner may have asked for our descriptors already, when they
+    /// were left out: the poll that follows puts them back.
     fn has_work<D: Dma>(
         &mut self,
         queue: &mut Queue,

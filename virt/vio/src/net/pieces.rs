@@ -64,7 +64,8 @@ impl<'k> Pieces<'k> {
         }
     }
 
-    /// Translates `segments`, hinting the processor at each piece. After an error nothing was added.
+    /// Translates `segments`, hinting the processor at each piece. After an error nothing was
+    /// added.
     #[inline]
     pub(super) fn translate<D: Dma>(
         &mut self,

@@ -1,4 +1,5 @@
-//! Interface of what a network device's frames go to and come from: a TAP interface, a switch, a peer.
+//! Interface of what a network device's frames go to and come from: a TAP interface, a switch, a
+//! peer.
 //!
 //! ```text
 //! device's visit                                     port
@@ -8,20 +9,21 @@
 //!   receive queue:  has_frames ◀──────────────────── one load
 //!     FrameReceiver ───────────── receive ─────────▶ deliver(RxFrame × n), as often as it likes
 //! ```
-//! **Bursts.** Frames come and go up to [`BURST`] at a time, so that a call through a table, a lock or a
-//! system call is one for all of them, and copies overlap.
+//! **Bursts.** Frames come and go up to [`BURST`] at a time, so that a call through a table, a lock
+//! or a system call is one for all of them, and copies overlap.
 //!
-//! **One copy.** A frame of the guest is shown where it lies ([`TxFrame::data`], translated), and one for
-//! the guest is copied from where the port has it ([`FrameData`]), which may be another guest's memory.
-//! A port that [keeps](PortCapabilities::keeps_frames) frames may look at them until it says by
-//! [`collect`](NetPort::collect) that it has done with them; then the device holds leases on them. What
-//! a guest's frame holds changes while it is looked at: copy what decisions rest on.
+//! **One copy.** A frame of the guest is shown where it lies ([`TxFrame::data`], translated), and
+//! one for the guest is copied from where the port has it ([`FrameData`]), which may be another
+//! guest's memory. A port that [keeps](PortCapabilities::keeps_frames) frames may look at them
+//! until it says by [`collect`](NetPort::collect) that it has done with them; then the device holds
+//! leases on them. What a guest's frame holds changes while it is looked at: copy what decisions
+//! rest on.
 //!
 //! **Headers.** The 12-byte header goes beside the frame. A device has checked it as far as
-//! [`NetHeader::check`] goes, against what its driver may leave over; whether it fits the frame's own
-//! headers, the port checks. A port hands over nothing that the receiver has not taken on
-//! ([`start`](NetPort::start), [`set_receiver`](NetPort::set_receiver)): it completes the checksum, or
-//! segments, before.
+//! [`NetHeader::check`] goes, against what its driver may leave over; whether it fits the frame's
+//! own headers, the port checks. A port hands over nothing that the receiver has not taken on
+//! ([`start`](NetPort::start), [`set_receiver`](NetPort::set_receiver)): it completes the checksum,
+//! or segments, before.
 //!
 //! All calls come from the device's thread, and none waits.
 
@@ -33,11 +35,12 @@ use net_offload::{NetHeader, Offloads};
 /// Frames of one call at most.
 pub const BURST: usize = 32;
 
-/// Largest frame, with its Ethernet header, of a port that segments or takes segments to be made: 64 KiB
-/// of IP packet, and 14 bytes and a VLAN tag before it.
+/// Largest frame, with its Ethernet header, of a port that segments or takes segments to be made:
+/// 64 KiB of IP packet, and 14 bytes and a VLAN tag before it.
 pub const MAX_FRAME: u32 = net_offload::MAX_FRAME as u32;
 
-/// Largest frame of a network whose MTU is 1,500: 14 bytes of Ethernet header, a VLAN tag, 1,500 bytes.
+/// Largest frame of a network whose MTU is 1,500: 14 bytes of Ethernet header, a VLAN tag, 1,500
+/// bytes.
 pub const PLAIN_FRAME: usize = 1518;
 
 /// What a port can do; fixed when its device is made.
@@ -47,14 +50,15 @@ pub struct PortCapabilities {
     pub send: Offloads,
     /// What it would leave to a receiver that takes it on.
     pub receive: Offloads,
-    /// Largest payload of a frame that leaves nothing over, without the Ethernet header: 68 to 65,535.
+    /// Largest payload of a frame that leaves nothing over, without the Ethernet header: 68 to
+    /// 65,535.
     pub mtu: u16,
     /// Queue pairs that it has a use for, at least 1.
     pub pairs: u16,
     /// It looks at frames sent to it after [`send`](NetPort::send) has returned.
     pub keeps_frames: bool,
-    /// Frames of so many bytes at most it does not keep, even so: it has copied them when `send` returns, and says there
-    /// which of them it has dropped. 0 where it keeps none, or all.
+    /// Frames of so many bytes at most it does not keep, even so: it has copied them when `send`
+    /// returns, and says there which of them it has dropped. 0 where it keeps none, or all.
     pub copies_up_to: u32,
 }
 
@@ -173,17 +177,18 @@ fn read_pieces(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usi
 
 /// Receive buffers of one pair, lent to a port for one [`NetPort::receive`].
 pub trait FrameReceiver {
-    /// How many frames to offer next, at most [`BURST`]: no more are worth fetching. 0: the visit is
-    /// over, or the driver has no buffer.
+    /// How many frames to offer next, at most [`BURST`]: no more are worth fetching. 0: the visit
+    /// is over, or the driver has no buffer.
     fn room(&mut self) -> usize;
 
-    /// Gives frames to the guest; so many, from the first on, are over: copied, or dropped as such that
-    /// the driver does not want or that fit into no buffers it could offer. The others stay the port's,
-    /// to be offered again.
+    /// Gives frames to the guest; so many, from the first on, are over: copied, or dropped as such
+    /// that the driver does not want or that fit into no buffers it could offer. The others stay
+    /// the port's, to be offered again.
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize;
 }
 
-/// What has become of frames that were kept, since the last time; in the order in which they were sent.
+/// What has become of frames that were kept, since the last time; in the order in which they were
+/// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Frames done with, those dropped included.
@@ -208,8 +213,8 @@ pub trait NetPort: Send {
         PortCapabilities::PLAIN
     }
 
-    /// A driver begins, with one pair in use, and takes `receiver` on for frames that it receives, which
-    /// is part of the [capabilities](PortCapabilities::receive).
+    /// A driver begins, with one pair in use, and takes `receiver` on for frames that it receives,
+    /// which is part of the [capabilities](PortCapabilities::receive).
     fn start(&mut self, _receiver: Offloads) {}
 
     /// The driver takes that on from now on.
@@ -226,14 +231,16 @@ pub trait NetPort: Send {
         true
     }
 
-    /// How many frames [`send`](Self::send) takes now, at most [`BURST`] of which will be sent. 0: the
-    /// driver's frames stay where they are until [`wake_fds`](Self::wake_fds) or a look says otherwise.
+    /// How many frames [`send`](Self::send) takes now, at most [`BURST`] of which will be sent. 0:
+    /// the driver's frames stay where they are until [`wake_fds`](Self::wake_fds) or a look says
+    /// otherwise.
     fn send_room(&mut self, _pair: u16) -> usize {
         BURST
     }
 
-    /// Sends frames of `pair`, no more than there was [room](Self::send_room) for; how many had to be
-    /// dropped. `keep` is what the frames' memory is kept mapped by: a port that keeps frames keeps it too.
+    /// Sends frames of `pair`, no more than there was [room](Self::send_room) for; how many had to
+    /// be dropped. `keep` is what the frames' memory is kept mapped by: a port that keeps frames
+    /// keeps it too.
     fn send(&mut self, pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize;
 
     /// What has become of the frames of `pair` that were kept.
@@ -241,21 +248,23 @@ pub trait NetPort: Send {
         Collected::default()
     }
 
-    /// Whether frames of `pair` are kept, or [`collect`](Self::collect) was not told yet that they are no more. The device is
-    /// looked at again soon: a port keeps frames for microseconds.
+    /// Whether frames of `pair` are kept, or [`collect`](Self::collect) was not told yet that they
+    /// are no more. The device is looked at again soon: a port keeps frames for microseconds.
     fn has_kept(&self, _pair: u16) -> bool {
         false
     }
 
-    /// Lets go of all frames of `pair` that are kept: the next [`collect`](Self::collect) answers all.
+    /// Lets go of all frames of `pair` that are kept: the next [`collect`](Self::collect) answers
+    /// all.
     fn cancel(&mut self, _pair: u16) {}
 
-    /// Whether [`receive`](Self::receive) would offer a frame. Asked whenever the device is looked at:
-    /// a load, never a system call.
+    /// Whether [`receive`](Self::receive) would offer a frame. Asked whenever the device is looked
+    /// at: a load, never a system call.
     fn has_frames(&mut self, pair: u16) -> bool;
 
-    /// Whether there may be frames, or room to send, that nothing in the guest's rings tells of: the device is then looked at by
-    /// each sweep of a core that is awake, and not only when a ring has changed. Always the same.
+    /// Whether there may be frames, or room to send, that nothing in the guest's rings tells of:
+    /// the device is then looked at by each sweep of a core that is awake, and not only when a ring
+    /// has changed. Always the same.
     fn has_own_events(&self) -> bool {
         true
     }
@@ -263,8 +272,8 @@ pub trait NetPort: Send {
     /// Offers frames for `pair` while there are some and there is [room](FrameReceiver::room).
     fn receive(&mut self, pair: u16, to: &mut dyn FrameReceiver);
 
-    /// The device will sleep: [`has_frames`](Self::has_frames) is asked once more after this, and from
-    /// then on what it would say is told by [`wake_fds`](Self::wake_fds).
+    /// The device will sleep: [`has_frames`](Self::has_frames) is asked once more after this, and
+    /// from then on what it would say is told by [`wake_fds`](Self::wake_fds).
     fn arm(&mut self) {}
 
     /// The device is visited again.

@@ -2,7 +2,8 @@
 
 use guest_mem::{Access, Dma, Intent, Iova, KeepAlive, MappedRun, VolatileSlice};
 
-/// The way to a burst's buffers. Not kept for longer: what it has found holds until the call into the device returns.
+/// The way to a burst's buffers. Not kept for longer: what it has found holds until the call into
+/// the device returns.
 pub(super) struct Reach<'k> {
     keep: &'k KeepAlive,
     /// Where the last buffers were, if all of that may be reached without asking.

@@ -5,12 +5,13 @@
 //!                                  then for each: header, bytes                the copies, together
 //! stage all                                                       published at the visit's end
 //! ```
-//! Frames for each of which the next buffer, one descriptor, suffices are placed in a row of those ([`crate::ring::Single`]),
-//! and the others chain by chain. In a row the header is stored only where it differs from the one that is there.
+//! Frames for each of which the next buffer, one descriptor, suffices are placed in a row of those
+//! ([`crate::ring::Single`]), and the others chain by chain. In a row the header is stored only
+//! where it differs from the one that is there.
 //!
-//! A frame for which there are too few buffers stays the port's, until there are more or the ring is
-//! full of them: then, or where a frame must fit into one buffer, it is dropped. A buffer that faults is
-//! given back with length 0, which drivers count as a short frame.
+//! A frame for which there are too few buffers stays the port's, until there are more or the ring
+//! is full of them: then, or where a frame must fit into one buffer, it is dropped. A buffer that
+//! faults is given back with length 0, which drivers count as a short frame.
 
 use arrayvec::ArrayVec;
 use guest_mem::{Intent, KeepAlive, Stop, VolatileSlice};
@@ -148,8 +149,9 @@ impl<E: Environment> FrameReceiver for ReceiveBuffers<'_, '_, E> {
 }
 
 impl<E: Environment> ReceiveBuffers<'_, '_, E> {
-    /// Gives frames to the guest as long as each fits into the next buffer, of one descriptor, as small ones do: one look at
-    /// the ring, one question of where memory is. So many are over: the next one is `deliver_to_chains`'s, if that is none.
+    /// Gives frames to the guest as long as each fits into the next buffer, of one descriptor, as
+    /// small ones do: one look at the ring, one question of where memory is. So many are over: the
+    /// next one is `deliver_to_chains`'s, if that is none.
     fn deliver_to_singles(&mut self, frames: &[RxFrame<'_>]) -> Result<usize, RingStop> {
         let Self {
             core, queue, cx, ..
@@ -257,8 +259,8 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
     }
 }
 
-/// Copies a frame that takes one buffer, in one piece. The header is mostly the one that is there: its line, where the
-/// frame has others, then stays in both processors' caches.
+/// Copies a frame that takes one buffer, in one piece. The header is mostly the one that is there:
+/// its line, where the frame has others, then stays in both processors' caches.
 #[inline(always)]
 fn fill(place: &VolatileSlice<'_>, frame: &RxFrame<'_>) {
     const PLAIN: [u8; HEADER_LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -378,8 +380,9 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         })
     }
 
-    /// Collects buffers for `need` bytes from the next chains, without consuming them: how many chains, for code and
-    /// for the header. `None` if they do not suffice. Every chain has room for a byte, so there are `need` at most.
+    /// Collects buffers for `need` bytes from the next chains, without consuming them: how many
+    /// chains, for code and for the header. `None` if they do not suffice. Every chain has room for
+    /// a byte, so there are `need` at most.
     #[inline]
     fn gather(&mut self, need: u32) -> Result<Option<(usize, u16)>, RingStop> {
         self.core.pairs[self.pair].wanting = Ahead::default();

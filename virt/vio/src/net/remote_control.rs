@@ -1,7 +1,8 @@
-//! The control queue of a network device whose frames are moved elsewhere: the number of queue pairs in use, and no more.
+//! The control queue of a network device whose frames are moved elsewhere: the number of queue
+//! pairs in use, and no more.
 //!
-//! *Advertised*: CTRL_VQ, MQ. *Not implemented*: everything else that a control queue may have; the other side filters nothing.
-//! The other queues are another's: here is none of them.
+//! *Advertised*: CTRL_VQ, MQ. *Not implemented*: everything else that a control queue may have; the
+//! other side filters nothing. The other queues are another's: here is none of them.
 
 use guest_mem::KeepAlive;
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,8 @@ pub(crate) struct ControlClass {
     chain: Chain,
 }
 
-/// Part of the saved state that only such queues have: nothing, since what they have chosen is the other side's.
+/// Part of the saved state that only such queues have: nothing, since what they have chosen is the
+/// other side's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedControl {}
 

@@ -1,7 +1,8 @@
-//! A built-in peer: answers ARP for its address, ICMP echo, and UDP on every port with the same bytes.
+//! A built-in peer: answers ARP for its address, ICMP echo, and UDP on every port with the same
+//! bytes.
 //!
-//! It needs no host privileges, so a guest has somebody to talk to in a demo, and tests have a peer whose
-//! answers they can compute. Anything else, and anything malformed, is dropped silently.
+//! It needs no host privileges, so a guest has somebody to talk to in a demo, and tests have a peer
+//! whose answers they can compute. Anything else, and anything malformed, is dropped silently.
 //!
 //! Left out: IPv6, VLAN tags, IP options (dropped from the answer), fragments (dropped).
 //! Bound: [`MAX_REPLIES`] frames of at most [`PLAIN_FRAME`] bytes, 389 KiB; the newest is dropped.
@@ -73,7 +74,8 @@ impl Responder {
         }
     }
 
-    /// RFC 826: hardware type 1, protocol IPv4, lengths 6 and 4, operation 1; then sender and target.
+    /// RFC 826: hardware type 1, protocol IPv4, lengths 6 and 4, operation 1; then sender and
+    /// target.
     fn answer_arp(&self, packet: &[u8], reply: &mut Vec<u8>) -> Option<()> {
         let packet = packet.get(..ARP_LEN)?;
         if packet[..8] != [0, 1, 8, 0, 6, 4, 0, 1] || packet[24..28] != self.ip {

@@ -6,12 +6,12 @@
 //! port.send(all that are right)                                        one call; the port copies
 //! stage all                                                            published at the visit's end
 //! ```
-//! Small frames, which lie in one descriptor each, are walked as a row ([`crate::ring::Single`]) by `burst_of_singles`, in
-//! which all of that is one step for the burst, and which ends before a frame that lies otherwise, waits, or is limited: the
-//! next burst is `burst`'s, which takes any.
+//! Small frames, which lie in one descriptor each, are walked as a row ([`crate::ring::Single`]) by
+//! `burst_of_singles`, in which all of that is one step for the burst, and which ends before a
+//! frame that lies otherwise, waits, or is limited: the next burst is `burst`'s, which takes any.
 //!
-//! A wait ends the burst before the chain it concerns. What a port keeps stays taken, with a lease on
-//! each piece, until the port has done with it.
+//! A wait ends the burst before the chain it concerns. What a port keeps stays taken, with a lease
+//! on each piece, until the port has done with it.
 
 use arrayvec::ArrayVec;
 use guest_mem::{Dma, Intent, KeepAlive, LeaseId, LeaseStop, Stop, VolatileSlice};
@@ -91,8 +91,9 @@ impl NetClass {
         step
     }
 
-    /// A burst of frames that lie in one descriptor each, as small ones do: no state of a chain, one look at the ring, one
-    /// question of where memory is. How many: the next one is `burst`'s, if that is none.
+    /// A burst of frames that lie in one descriptor each, as small ones do: no state of a chain,
+    /// one look at the ring, one question of where memory is. How many: the next one is `burst`'s,
+    /// if that is none.
     fn burst_of_singles<E: Environment>(
         &mut self,
         pair: u16,
@@ -416,7 +417,8 @@ impl NetCore {
         }
     }
 
-    /// Ends `frames` more frames that the port has kept, and those that were never sent in front of them.
+    /// Ends `frames` more frames that the port has kept, and those that were never sent in front of
+    /// them.
     pub(super) fn end_kept<D: Dma>(&mut self, queue: &mut Queue, dma: &mut D, frames: usize) {
         let mut left = frames;
         while let Some(kept) = queue.own.kept.front() {

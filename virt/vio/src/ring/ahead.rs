@@ -1,11 +1,13 @@
 //! Looking at more than the next chain before any is consumed.
 
-/// How far ahead of the next chain a device has looked with [`Ring::peek_ahead`](super::Ring::peek_ahead). The default is
-/// the next chain itself. Holds until the next [`advance`](super::Ring::advance).
+/// How far ahead of the next chain a device has looked with
+/// [`Ring::peek_ahead`](super::Ring::peek_ahead). The default is the next chain itself. Holds until
+/// the next [`advance`](super::Ring::advance).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// Chains looked at, those to replay included.
     pub(super) chains: u16,
-    /// Ring descriptors that those of them take up that are not to be replayed; a split ring counts one for each chain.
+    /// Ring descriptors that those of them take up that are not to be replayed; a split ring counts
+    /// one for each chain.
     pub(super) descs: u16,
 }

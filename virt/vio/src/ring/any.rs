@@ -19,10 +19,10 @@ use crate::saved::SavedQueue;
 
 /// The device's side of a virtqueue of either layout.
 ///
-/// [`peek`](Ring::peek) reads the next chain, [`advance`](Ring::advance) consumes it; when the request has ended,
-/// [`stage`](Ring::stage) gives its token back, and [`publish`](Ring::publish) shows the driver everything staged.
-/// Whatever answers a [`RingStop`] has parked the ring accordingly; while it is parked, call none of those that take a
-/// [`Dma`].
+/// [`peek`](Ring::peek) reads the next chain, [`advance`](Ring::advance) consumes it; when the
+/// request has ended, [`stage`](Ring::stage) gives its token back, and [`publish`](Ring::publish)
+/// shows the driver everything staged. Whatever answers a [`RingStop`] has parked the ring
+/// accordingly; while it is parked, call none of those that take a [`Dma`].
 pub enum Ring {
     /// The split layout, §2.7.
     Split(SplitQueue),
@@ -40,8 +40,8 @@ macro_rules! each {
 }
 
 impl Ring {
-    /// A queue as the driver set it up, packed if it accepted RING_PACKED, otherwise split. `max` is the device's maximum size, `features` the
-    /// accepted ones.
+    /// A queue as the driver set it up, packed if it accepted RING_PACKED, otherwise split. `max`
+    /// is the device's maximum size, `features` the accepted ones.
     pub fn new(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
         if features & feature::RING_PACKED == 0 {
             SplitQueue::new(config, max, features).map(Self::Split)
@@ -60,13 +60,14 @@ impl Ring {
         each!(self, ring => ring.start(at))
     }
 
-    /// Records from now on what is in flight. Before the first use; chains to replay are in the journal already.
+    /// Records from now on what is in flight. Before the first use; chains to replay are in the
+    /// journal already.
     pub fn set_journal(&mut self, journal: Box<dyn Journal>) {
         each!(self, ring => ring.set_journal(journal));
     }
 
-    /// Where the ring has come to: what GET_VRING_BASE answers. Nothing should be in flight: what was taken counts as
-    /// passed.
+    /// Where the ring has come to: what GET_VRING_BASE answers. Nothing should be in flight: what
+    /// was taken counts as passed.
     pub fn position(&self) -> RingPosition {
         each!(self, ring => ring.position())
     }
@@ -109,14 +110,15 @@ impl Ring {
         each!(self, ring => ring.rest.kick());
     }
 
-    /// A visit at `now_ns` begins: a queue whose ring faulted tries again [`RETRY_NS`](super::RETRY_NS) after the first visit that
-    /// found it so.
+    /// A visit at `now_ns` begins: a queue whose ring faulted tries again
+    /// [`RETRY_NS`](super::RETRY_NS) after the first visit that found it so.
     #[inline]
     pub fn retry(&mut self, now_ns: u64) {
         each!(self, ring => ring.rest.retry(now_ns));
     }
 
-    /// When a queue whose ring faulted is to be visited again: by then it tries again, or learns when to (0: at once).
+    /// When a queue whose ring faulted is to be visited again: by then it tries again, or learns
+    /// when to (0: at once).
     pub fn retry_at_ns(&self) -> Option<u64> {
         each!(self, ring => ring.rest.retry_at_ns())
     }
@@ -149,21 +151,21 @@ impl Ring {
         })
     }
 
-    /// Those of `pages` that it reaches under `generation`, the view's, without asking memory again: they cannot be evicted
-    /// now.
+    /// Those of `pages` that it reaches under `generation`, the view's, without asking memory
+    /// again: they cannot be evicted now.
     pub fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
         each!(self, ring => ring.in_use(generation, pages))
     }
 
-    /// Whether [`peek`](Ring::peek) would find a chain. Loads the driver's word only when all that was
-    /// seen before has been consumed.
+    /// Whether [`peek`](Ring::peek) would find a chain. Loads the driver's word only when all that
+    /// was seen before has been consumed.
     #[inline]
     pub fn has_available<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         each!(self, ring => ring.has_available(dma))
     }
 
-    /// Whether the ring was empty when it was last looked at, and nothing is to be replayed: what has come since, a
-    /// [watch](Watch) tells. Loads nothing.
+    /// Whether the ring was empty when it was last looked at, and nothing is to be replayed: what
+    /// has come since, a [watch](Watch) tells. Loads nothing.
     #[inline]
     pub fn is_seen_empty(&self) -> bool {
         each!(self, ring => ring.is_seen_empty())
@@ -175,9 +177,10 @@ impl Ring {
         each!(self, ring => ring.peek_next(dma, chain))
     }
 
-    /// Reads the chain at `ahead`, without consuming it, and moves `ahead` behind it; false, and `ahead` as it was, if there is
-    /// none. For a device that needs several chains at once: it looks until they suffice, then calls
-    /// [`advance`](Ring::advance) for each in turn, and until then another look begins again at the default.
+    /// Reads the chain at `ahead`, without consuming it, and moves `ahead` behind it; false, and
+    /// `ahead` as it was, if there is none. For a device that needs several chains at once: it
+    /// looks until they suffice, then calls [`advance`](Ring::advance) for each in turn, and until
+    /// then another look begins again at the default.
     pub fn peek_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -202,8 +205,9 @@ impl Ring {
         ahead.chains += 1;
     }
 
-    /// [`peek_ahead`](Ring::peek_ahead) of a ring that is parked, and stays parked for what it is. After a stop at the table
-    /// of a chain, and no other, `chain` knows how many descriptors that takes up, and `ahead` is behind it.
+    /// [`peek_ahead`](Ring::peek_ahead) of a ring that is parked, and stays parked for what it is.
+    /// After a stop at the table of a chain, and no other, `chain` knows how many descriptors that
+    /// takes up, and `ahead` is behind it.
     pub(super) fn look_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -232,21 +236,25 @@ impl Ring {
         each!(self, ring => ring.has_available_ahead(dma, ahead))
     }
 
-    /// Whether the driver has nothing left to make available behind `ahead` before something is returned to it. (A split
-    /// ring's chains are counted as one descriptor each, so this may be false where it would be true.)
+    /// Whether the driver has nothing left to make available behind `ahead` before something is
+    /// returned to it. (A split ring's chains are counted as one descriptor each, so this may be
+    /// false where it would be true.)
     pub fn is_exhausted(&self, ahead: Ahead) -> bool {
         each!(self, ring => ring.outstanding.get()) + ahead.descs >= self.size()
     }
 
-    /// Consumes `chain`, the first not consumed of those that [`peek`](Ring::peek) or [`peek_ahead`](Ring::peek_ahead) has read, and tells the journal. Call it before the request can
-    /// run. A journal that refuses parks the ring for ever ([`Violation::Journal`](super::Violation::Journal)).
+    /// Consumes `chain`, the first not consumed of those that [`peek`](Ring::peek) or
+    /// [`peek_ahead`](Ring::peek_ahead) has read, and tells the journal. Call it before the request
+    /// can run. A journal that refuses parks the ring for ever
+    /// ([`Violation::Journal`](super::Violation::Journal)).
     #[inline]
     pub fn advance(&mut self, chain: &Chain) -> Token {
         each!(self, ring => ring.take(chain))
     }
 
-    /// Reads the next chains into `row` as long as each is [one descriptor](Single), without consuming them; how many. 0 says
-    /// nothing of whether there are chains: [`peek`](Ring::peek) does.
+    /// Reads the next chains into `row` as long as each is [one descriptor](Single), without
+    /// consuming them; how many. 0 says nothing of whether there are chains: [`peek`](Ring::peek)
+    /// does.
     #[inline]
     pub fn peek_singles<D: Dma>(
         &mut self,
@@ -254,7 +262,8 @@ impl Ring {
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
         each!(self, ring => {
-            // Chain by chain: a journal is told of each, and what is replayed comes before what the ring has.
+            // Chain by chain: a journal is told of each, and what is replayed comes before what the
+            // ring has.
             if ring.journal.is_some() || !ring.replay.is_empty() {
                 return Ok(0);
             }
@@ -262,9 +271,10 @@ impl Ring {
         })
     }
 
-    /// Consumes the first of the chains that [`peek_singles`](Ring::peek_singles) has read, which end at once: with so many bytes
-    /// `written` into each, they are shown by the next [`publish`](Ring::publish). Where that needs more than storing it, as
-    /// in a ring whose areas have moved, `end` is given the tokens instead, each to be [staged](Ring::stage).
+    /// Consumes the first of the chains that [`peek_singles`](Ring::peek_singles) has read, which
+    /// end at once: with so many bytes `written` into each, they are shown by the next
+    /// [`publish`](Ring::publish). Where that needs more than storing it, as in a ring whose areas
+    /// have moved, `end` is given the tokens instead, each to be [staged](Ring::stage).
     #[inline]
     pub fn answer_singles<D: Dma>(
         &mut self,
@@ -293,12 +303,13 @@ impl Ring {
         });
     }
 
-    /// A request has ended, with `len` bytes written into its chain: its used element is written, or kept, and shown by the next
-    /// [`publish`](Ring::publish) (with IN_ORDER, by the first one behind which no earlier chain is missing). After an error it
-    /// was not staged: give the token again.
+    /// A request has ended, with `len` bytes written into its chain: its used element is written,
+    /// or kept, and shown by the next [`publish`](Ring::publish) (with IN_ORDER, by the first one
+    /// behind which no earlier chain is missing). After an error it was not staged: give the token
+    /// again.
     ///
-    /// More bytes than its chain has room for are a mistake of the device: an assertion in debug builds, a violation in others
-    /// ([`Violation::Answer`](super::Violation::Answer)).
+    /// More bytes than its chain has room for are a mistake of the device: an assertion in debug
+    /// builds, a violation in others ([`Violation::Answer`](super::Violation::Answer)).
     #[inline]
     pub fn stage<D: Dma>(&mut self, dma: &mut D, token: Token, len: u32) -> Result<(), RingStop> {
         if len > token.writable() {
@@ -360,27 +371,30 @@ impl Ring {
         each!(self, ring => ring.replay.len() as u16)
     }
 
-    /// Asks for a doorbell at the next available chain. A SeqCst fence and [`has_available`](Ring::has_available) must follow.
-    /// Free if nothing was consumed since the last time.
+    /// Asks for a doorbell at the next available chain. A SeqCst fence and
+    /// [`has_available`](Ring::has_available) must follow. Free if nothing was consumed since the
+    /// last time.
     pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         self.arm_ahead(dma, Ahead::default())
     }
 
-    /// [`arm`](Ring::arm) at the chain at `ahead`, for a device whom the chains before it do not suffice.
-    /// [`has_available_ahead`](Ring::has_available_ahead) must follow.
+    /// [`arm`](Ring::arm) at the chain at `ahead`, for a device whom the chains before it do not
+    /// suffice. [`has_available_ahead`](Ring::has_available_ahead) must follow.
     pub fn arm_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<(), RingStop> {
         each!(self, ring => ring.arm(dma, ahead))
     }
 
-    /// Polling goes on: asks for no doorbells, as far as that is worth a store. Free until something was consumed.
+    /// Polling goes on: asks for no doorbells, as far as that is worth a store. Free until
+    /// something was consumed.
     #[inline]
     pub fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         each!(self, ring => ring.disarm(dma))
     }
 
-    /// Watches in `slot` the word that tells whether something new is available: when it [fires](Watch::fires),
-    /// [`has_available`](Ring::has_available) should look. Holds until the next [`advance`](Ring::advance); with chains to replay
-    /// or seen already it says nothing of those. Keeps the word where that is the same one (in a split ring always, until memory
+    /// Watches in `slot` the word that tells whether something new is available: when it
+    /// [fires](Watch::fires), [`has_available`](Ring::has_available) should look. Holds until the
+    /// next [`advance`](Ring::advance); with chains to replay or seen already it says nothing of
+    /// those. Keeps the word where that is the same one (in a split ring always, until memory
     /// changes). Leaves `None` if the ring cannot be reached now.
     #[inline]
     pub fn watch_in<D: Dma>(&mut self, dma: &mut D, slot: &mut Option<Watch>) {

@@ -1,8 +1,10 @@
-//! One of a ring's areas, as cached pointers that are translated again when the view's generation has moved.
+//! One of a ring's areas, as cached pointers that are translated again when the view's generation
+//! has moved.
 //!
-//! Where the whole area lies in one piece (memory without an IOMMU, large pages), it is one [`Window`]; otherwise
-//! one per 4 KiB page, made on first use. The whole is tried only behind a translation of its first byte that has succeeded, so
-//! that the attempt records no fault that the access itself would not.
+//! Where the whole area lies in one piece (memory without an IOMMU, large pages), it is one
+//! [`Window`]; otherwise one per 4 KiB page, made on first use. The whole is tried only behind a
+//! translation of its first byte that has succeeded, so that the attempt records no fault that the
+//! access itself would not.
 //!
 //! Common path: one comparison of generations, no translation, no lookup.
 
@@ -50,7 +52,8 @@ impl Area {
         self.base
     }
 
-    /// The window that holds byte `offset`, and where in it. `offset` is below the length given to `new`.
+    /// The window that holds byte `offset`, and where in it. `offset` is below the length given to
+    /// `new`.
     #[inline(always)]
     pub(super) fn at<D: Dma>(&mut self, dma: &mut D, offset: u32) -> Access<(&Window, u32)> {
         debug_assert!(offset < self.len);
@@ -71,7 +74,8 @@ impl Area {
         Ok(window.load_pair_relaxed(at))
     }
 
-    /// The whole area, if that is one window and current under `generation`: then an offset in the area is one in the window.
+    /// The whole area, if that is one window and current under `generation`: then an offset in the
+    /// area is one in the window.
     #[inline(always)]
     pub(super) fn whole(&self, generation: u64) -> Option<&Window> {
         match &self.whole {
@@ -130,7 +134,8 @@ impl Area {
         }
     }
 
-    /// Makes or refreshes the window of page `index`; behind the first page, also the whole. On error the page has none.
+    /// Makes or refreshes the window of page `index`; behind the first page, also the whole. On
+    /// error the page has none.
     #[cold]
     fn renew<D: Dma>(&mut self, dma: &mut D, index: usize, generation: u64) -> Access<()> {
         let window = match self.pages[index].take() {

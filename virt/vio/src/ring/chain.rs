@@ -116,7 +116,8 @@ impl Chain {
         Ok(())
     }
 
-    /// What the used ring names: the index of the first descriptor (split) or the buffer id (packed).
+    /// What the used ring names: the index of the first descriptor (split) or the buffer id
+    /// (packed).
     pub fn head(&self) -> u16 {
         self.head.get()
     }
@@ -164,7 +165,8 @@ impl SegmentList for Chain {
     }
 }
 
-/// The pieces that make up bytes `offset` to `offset + len` of `segments`, clipped to what there is.
+/// The pieces that make up bytes `offset` to `offset + len` of `segments`, clipped to what there
+/// is.
 pub(crate) fn slice(
     segments: &[Segment],
     offset: u32,
@@ -228,7 +230,8 @@ impl<'a> Buffers<'a> {
             .map(move |segment| (segment.iova, segment.len, intent))
     }
 
-    /// Copies bytes `offset..` out of the guest. The caller has checked the length: a short chain is a fault.
+    /// Copies bytes `offset..` out of the guest. The caller has checked the length: a short chain
+    /// is a fault.
     pub fn read<D: Dma>(&self, dma: &mut D, offset: u32, buf: &mut [u8]) -> Access<()> {
         read_row(dma, self.slice(offset, buf.len() as u32), buf)
     }

@@ -1,8 +1,9 @@
 //! A 16-bit number that is stored as 32 bits.
 //!
-//! Compilers load a 16-bit field by a 32-bit load where alignment allows. Behind a recent 16-bit store that load cannot
-//! take the stored value from the store buffer, and waits until it is in the cache: a dozen cycles, at every field of
-//! the path of each request. A 32-bit store serves a load of either width.
+//! Compilers load a 16-bit field by a 32-bit load where alignment allows. Behind a recent 16-bit
+//! store that load cannot take the stored value from the store buffer, and waits until it is in the
+//! cache: a dozen cycles, at every field of the path of each request. A 32-bit store serves a load
+//! of either width.
 
 /// A number modulo 2^16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,10 @@
-//! What the chains behind one that waits will want. It is asked for meanwhile, so that a row of requests over absent memory
-//! waits about as often as one of them would.
+//! What the chains behind one that waits will want. It is asked for meanwhile, so that a row of
+//! requests over absent memory waits about as often as one of them would.
 //!
-//! Each chain is looked at until something of it is absent, and again when that has come: an indirect table first, then what
-//! the device asks for. Nothing is taken, and nobody waits for an answer but the next look. Bounds: so many chains and so
-//! many bytes; each look is charged to the visit.
+//! Each chain is looked at until something of it is absent, and again when that has come: an
+//! indirect table first, then what the device asks for. Nothing is taken, and nobody waits for an
+//! answer but the next look. Bounds: so many chains and so many bytes; each look is charged to the
+//! visit.
 
 use std::collections::VecDeque;
 
@@ -82,8 +83,8 @@ impl Following {
         self.must_look
     }
 
-    /// Goes on with every chain of `ring`, which waits, that has something new. `ask` asks for all that is known to be
-    /// wanted of a chain; `chain` is scratch.
+    /// Goes on with every chain of `ring`, which waits, that has something new. `ask` asks for all
+    /// that is known to be wanted of a chain; `chain` is scratch.
     #[cold]
     pub(crate) fn look<D: Dma>(
         &mut self,

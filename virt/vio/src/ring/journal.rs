@@ -13,26 +13,28 @@
 //!           commit
 //! ```
 //! So a batch is opened and closed inside one `publish`, and chains may be taken at any time.
-//! Batches with one used entry for several requests (IN_ORDER) are not written while there is a journal:
-//! its successor would take the skipped ones for unreturned.
+//! Batches with one used entry for several requests (IN_ORDER) are not written while there is a
+//! journal: its successor would take the skipped ones for unreturned.
 
 use super::chain::RawDescriptor;
 
-/// The journal cannot take a request: its region is too small, or the same head is in flight already.
+/// The journal cannot take a request: its region is too small, or the same head is in flight
+/// already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the request cannot be recorded as in flight")]
 pub struct JournalError;
 
 /// Remembers, outside this process, which chains were taken and not returned.
 ///
-/// Called by the ring's owner. Each method's stores have been executed when it returns (against SIGKILL
-/// the order of instructions is enough).
+/// Called by the ring's owner. Each method's stores have been executed when it returns (against
+/// SIGKILL the order of instructions is enough).
 pub trait Journal: Send {
     /// A chain was taken, in the ring's order, and will be run. Answers a number that names it in
     /// [`complete`](Journal::complete).
     ///
-    /// Split: `head` is the index of its first descriptor, `descs` is empty (they stay in the table). Packed: `head`
-    /// is the buffer id, `descs` its ring descriptors, at least one, with the buffer id in `next`.
+    /// Split: `head` is the index of its first descriptor, `descs` is empty (they stay in the
+    /// table). Packed: `head` is the buffer id, `descs` its ring descriptors, at least one, with
+    /// the buffer id in `next`.
     fn begin(&mut self, head: u16, descs: &[RawDescriptor]) -> Result<u16, JournalError>;
 
     /// A request joins the batch that is about to be published.
@@ -45,7 +47,8 @@ pub trait Journal: Send {
     fn commit(&mut self);
 }
 
-/// Where a ring begins, for [`Ring::start`](super::Ring::start). Positions of packed rings are {index, wrap counter}.
+/// Where a ring begins, for [`Ring::start`](super::Ring::start). Positions of packed rings are
+/// {index, wrap counter}.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RingStart {
     /// As after a reset of the device: split at 0, packed at 0 with wrap counters of 1.
@@ -56,7 +59,8 @@ pub enum RingStart {
         next_avail: u16,
         /// The used ring's index, modulo 2^16.
         next_used: u16,
-        /// Heads taken by a predecessor and not returned, to be taken again first, in this order. They are in the journal already.
+        /// Heads taken by a predecessor and not returned, to be taken again first, in this order.
+        /// They are in the journal already.
         replay: Vec<u16>,
     },
     /// A packed ring taken over.
@@ -65,8 +69,9 @@ pub enum RingStart {
         avail: (u16, bool),
         /// Where the next used descriptor goes.
         used: (u16, bool),
-        /// Chains taken by a predecessor and not returned: the journal's slot, and the ring descriptors as they
-        /// were, with the buffer id in `next` (the last one's counts). They are checked as if just read.
+        /// Chains taken by a predecessor and not returned: the journal's slot, and the ring
+        /// descriptors as they were, with the buffer id in `next` (the last one's counts). They are
+        /// checked as if just read.
         replay: Vec<(u16, Vec<RawDescriptor>)>,
     },
 }
@@ -114,8 +119,8 @@ pub enum StartError {
     /// An index outside the ring.
     #[error("position {0} outside the ring")]
     Position(u16),
-    /// More chains (or descriptors) to replay than the ring holds, a head twice or outside the table, or a chain
-    /// without descriptors.
+    /// More chains (or descriptors) to replay than the ring holds, a head twice or outside the
+    /// table, or a chain without descriptors.
     #[error("impossible chains to replay")]
     Replay,
     /// Something was taken or staged already.

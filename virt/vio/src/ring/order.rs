@@ -1,10 +1,11 @@
 //! Completions in the order of taking, for VIRTIO_F_IN_ORDER (virtio 1.2 §2.7.9, §2.8.9).
 //!
-//! A driver that accepted the feature expects its buffers back in the order in which it made them available.
-//! Requests that end early wait here for those before them; what is in order can be shown.
+//! A driver that accepted the feature expects its buffers back in the order in which it made them
+//! available. Requests that end early wait here for those before them; what is in order can be
+//! shown.
 //!
-//! One used entry may stand for a batch: it names the last chain, and those it skips count as written in full.
-//! So a batch ends with every chain that is not.
+//! One used entry may stand for a batch: it names the last chain, and those it skips count as
+//! written in full. So a batch ends with every chain that is not.
 
 use std::mem;
 use std::ops::Range;
@@ -37,7 +38,8 @@ pub(super) struct Order {
     next: Counter,
     /// How many from the first on have ended.
     ready: Counter,
-    /// By `seq`; a power of two, and no fewer than the ring's entries: at most that many are taken and not shown.
+    /// By `seq`; a power of two, and no fewer than the ring's entries: at most that many are taken
+    /// and not shown.
     places: Vec<Option<Ended>>,
 }
 

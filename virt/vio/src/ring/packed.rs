@@ -1,22 +1,25 @@
 //! A packed virtqueue as a polling device uses it (virtio 1.2 §2.8).
 //!
-//! One ring of descriptors, written by both sides in turn; a bit that changes meaning with every lap (the wrap
-//! counter) tells whose turn it is. Work flows as [`Ring`](super::Ring) says; `walk` takes chains, `used` gives
-//! them back, `notify` asks for doorbells.
+//! One ring of descriptors, written by both sides in turn; a bit that changes meaning with every
+//! lap (the wrap counter) tells whose turn it is. Work flows as [`Ring`](super::Ring) says; `walk`
+//! takes chains, `used` gives them back, `notify` asks for doorbells.
 //!
-//! `stage` keeps used descriptors here: what they overwrite may be a chain's own descriptors, which a successor wants
-//! back if the batch is never published. `publish` writes all but the first, then the first with release: until then the
-//! driver sees none of them.
+//! `stage` keeps used descriptors here: what they overwrite may be a chain's own descriptors, which
+//! a successor wants back if the batch is never published. `publish` writes all but the first, then
+//! the first with release: until then the driver sees none of them.
 //!
-//! Pending and stops: as in [`split`](super::split). `publish` makes all windows current before it stores anything.
+//! Pending and stops: as in [`split`](super::split). `publish` makes all windows current before it
+//! stores anything.
 //!
-//! Notifications: the device's event suppression structure says DISABLE while polling. Unlike a split ring's
-//! `avail_event`, a stale event would come round every two laps. It is written when the first chain behind an `arm` has been consumed,
-//! so that a core that goes to sleep and wakes for other queues costs this one nothing.
+//! Notifications: the device's event suppression structure says DISABLE while polling. Unlike a
+//! split ring's `avail_event`, a stale event would come round every two laps. It is written when
+//! the first chain behind an `arm` has been consumed, so that a core that goes to sleep and wakes
+//! for other queues costs this one nothing.
 //!
 //! Cost when idle: one comparison and one acquire load per poll.
 //!
-//! Left out: partial use of a chain, several used descriptors for one buffer; the specification allows neither.
+//! Left out: partial use of a chain, several used descriptors for one buffer; the specification
+//! allows neither.
 
 mod notify;
 mod position;
@@ -40,7 +43,8 @@ use crate::queue_config::{ActivateError, QueueConfig, feature};
 
 /// VIRTQ_DESC_F_AVAIL (§2.8.1): equal to the driver's wrap counter in what it makes available.
 pub const DESC_F_AVAIL: u16 = 1 << 7;
-/// VIRTQ_DESC_F_USED: equal to the device's wrap counter in what it has used, different in what is available.
+/// VIRTQ_DESC_F_USED: equal to the device's wrap counter in what it has used, different in what is
+/// available.
 pub const DESC_F_USED: u16 = 1 << 15;
 /// RING_EVENT_FLAGS_ENABLE (§2.8.10): tell me of everything.
 pub const EVENT_ENABLE: u16 = 0;
@@ -109,7 +113,8 @@ struct Used {
 }
 
 impl PackedQueue {
-    /// A queue as the driver set it up. `max` is the device's maximum size, `features` the accepted ones.
+    /// A queue as the driver set it up. `max` is the device's maximum size, `features` the accepted
+    /// ones.
     pub(super) fn new(
         config: &QueueConfig,
         max: u16,
@@ -226,7 +231,8 @@ impl PackedQueue {
     }
 }
 
-/// The `len`, `id` and `flags` of descriptor `idx`, in one load: whoever sees its flags sees what was written before them.
+/// The `len`, `id` and `flags` of descriptor `idx`, in one load: whoever sees its flags sees what
+/// was written before them.
 #[inline(always)]
 fn load_rest<D: Dma>(desc: &mut Area, dma: &mut D, idx: u16) -> Access<u64> {
     let (window, at) = desc.at(dma, DESC_SIZE * u32::from(idx) + REST)?;

@@ -31,8 +31,8 @@ impl From<Violation> for RingStop {
     }
 }
 
-/// How long a queue whose ring faulted waits until it tries again by itself, in nanoseconds. Each vain try is one fault record
-/// and one wake-up: ten a second for each such queue.
+/// How long a queue whose ring faulted waits until it tries again by itself, in nanoseconds. Each
+/// vain try is one fault record and one wake-up: ten a second for each such queue.
 pub const RETRY_NS: u64 = 100_000_000;
 
 /// Why a queue rests.
@@ -40,8 +40,9 @@ pub const RETRY_NS: u64 = 100_000_000;
 pub enum Parked {
     /// Until this ticket completes.
     Ticket(Ticket),
-    /// One of the ring's own addresses faulted: until a doorbell, a reset, or [`RETRY_NS`] later. (A driver with EVENT_IDX that has
-    /// repaired its mappings need not ring: the fault came before the device could ask for it.)
+    /// One of the ring's own addresses faulted: until a doorbell, a reset, or [`RETRY_NS`] later.
+    /// (A driver with EVENT_IDX that has repaired its mappings need not ring: the fault came before
+    /// the device could ask for it.)
     Fault,
     /// The driver broke the protocol: until a reset.
     Violation,
@@ -115,7 +116,8 @@ impl Rest {
         }
     }
 
-    /// When a faulted queue is to be visited again; 0, at once, while no visit has said when it tries again.
+    /// When a faulted queue is to be visited again; 0, at once, while no visit has said when it
+    /// tries again.
     pub(super) fn retry_at_ns(&self) -> Option<u64> {
         let is_faulted = self.parked == Some(Parked::Fault);
         is_faulted.then(|| self.retry_at_ns.unwrap_or(0))

@@ -1,16 +1,18 @@
 //! Chains of one descriptor, which small frames come in, taken and given back many at a time.
 //!
-//! What [`peek`](super::Ring::peek), [`advance`](super::Ring::advance) and [`stage`](super::Ring::stage) do chain by chain, with
-//! any chain, a journal and memory that is not at hand, these do for a row of chains that need none of that:
+//! What [`peek`](super::Ring::peek), [`advance`](super::Ring::advance) and
+//! [`stage`](super::Ring::stage) do chain by chain, with any chain, a journal and memory that is
+//! not at hand, these do for a row of chains that need none of that:
 //!
 //! ```text
 //! peek_singles(out) ─▶ so many of the next chains ─▶ the device uses some, from the first on ─▶ take_singles, give_back_singles
 //! ```
-//! The row ends before the first chain that is not such a one, is malformed, or lies in a ring that is reached page by page: a
-//! chain is judged in one place, by `peek`. A row of none says nothing more.
+//! The row ends before the first chain that is not such a one, is malformed, or lies in a ring that
+//! is reached page by page: a chain is judged in one place, by `peek`. A row of none says nothing
+//! more.
 //!
-//! Descriptors are read once into the row, from then on the device looks at that alone. Those behind it are read again by
-//! whoever comes to them: nothing was decided on them.
+//! Descriptors are read once into the row, from then on the device looks at that alone. Those
+//! behind it are read again by whoever comes to them: nothing was decided on them.
 
 use guest_mem::Iova;
 

@@ -1,19 +1,20 @@
 //! A split virtqueue as a polling device uses it (virtio 1.2 §2.7).
 //!
-//! Work flows as [`Ring`](super::Ring) says; `walk` takes chains, `used` gives them back, `notify` asks
-//! for doorbells.
+//! Work flows as [`Ring`](super::Ring) says; `walk` takes chains, `used` gives them back, `notify`
+//! asks for doorbells.
 //!
-//! Pending: every step that touches memory changes nothing of ours before its last access, so repeating it
-//! is harmless: `peek` does not consume, `stage` rewrites the same unpublished slot, `publish` needs its
-//! pointer before it stores.
+//! Pending: every step that touches memory changes nothing of ours before its last access, so
+//! repeating it is harmless: `peek` does not consume, `stage` rewrites the same unpublished slot,
+//! `publish` needs its pointer before it stores.
 //!
-//! Stops: a ring whose own addresses fault is parked until a doorbell or a reset, so that a poller does not
-//! record the same fault a million times a second; one that pends, until its ticket; one that breaks the
-//! protocol, until a reset. While parked, nothing here is to be called that touches guest memory.
+//! Stops: a ring whose own addresses fault is parked until a doorbell or a reset, so that a poller
+//! does not record the same fault a million times a second; one that pends, until its ticket; one
+//! that breaks the protocol, until a reset. While parked, nothing here is to be called that touches
+//! guest memory.
 //!
-//! Notifications: while polling, `avail_event` is left behind (at most one spurious doorbell per 65,536
-//! chains; writing it would dirty a line the driver reads), and without EVENT_IDX the NO_NOTIFY flag is set.
-//! [`arm`](super::Ring::arm) asks for the next doorbell.
+//! Notifications: while polling, `avail_event` is left behind (at most one spurious doorbell per
+//! 65,536 chains; writing it would dirty a line the driver reads), and without EVENT_IDX the
+//! NO_NOTIFY flag is set. [`arm`](super::Ring::arm) asks for the next doorbell.
 //!
 //! Cost when idle: one comparison and one acquire load per poll.
 
@@ -55,7 +56,8 @@ pub struct SplitQueue {
     staged: Counter,
     /// Chains consumed and not published, those to replay included.
     pub(super) outstanding: Counter,
-    /// Whether NO_NOTIFY stands in `used.flags`, if known: a predecessor may have left it (only without EVENT_IDX).
+    /// Whether NO_NOTIFY stands in `used.flags`, if known: a predecessor may have left it (only
+    /// without EVENT_IDX).
     no_notify: Option<bool>,
     /// The entry a doorbell was last asked for at, if that still stands in memory.
     armed: Option<u16>,
@@ -80,7 +82,8 @@ pub(super) struct Journaled {
 }
 
 impl SplitQueue {
-    /// A queue as the driver set it up. `max` is the device's maximum size, `features` the accepted ones.
+    /// A queue as the driver set it up. `max` is the device's maximum size, `features` the accepted
+    /// ones.
     pub(super) fn new(
         config: &QueueConfig,
         max: u16,

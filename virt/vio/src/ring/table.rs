@@ -46,7 +46,8 @@ impl Table {
         Ok(chain.close(sum)?)
     }
 
-    /// Appends the chain in a split ring's table: linked by `next`. `desc`'s own WRITE flag is ignored (§2.7.5.3.2).
+    /// Appends the chain in a split ring's table: linked by `next`. `desc`'s own WRITE flag is
+    /// ignored (§2.7.5.3.2).
     #[inline]
     pub(super) fn walk_linked<D: Dma>(
         &mut self,
@@ -63,8 +64,8 @@ impl Table {
         })
     }
 
-    /// Appends the chain in a packed ring's table: every entry in turn. WRITE is their only flag; the rest is
-    /// ignored (§2.8.7).
+    /// Appends the chain in a packed ring's table: every entry in turn. WRITE is their only flag;
+    /// the rest is ignored (§2.8.7).
     #[inline]
     pub(super) fn walk_row<D: Dma>(
         &mut self,

@@ -5,8 +5,8 @@
 ///
 /// It does not refer to guest memory, so it may be kept for as long as the request takes.
 ///
-/// One word and a half: four 16-bit fields would be stored one by one and copied together, which takes a processor
-/// longer than all the rest that is done with them (see `counter.rs`).
+/// One word and a half: four 16-bit fields would be stored one by one and copied together, which
+/// takes a processor longer than all the rest that is done with them (see `counter.rs`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Token {
     /// `id`, `descs`, `slot`, `seq`, from the lowest.

@@ -1,5 +1,5 @@
-//! A driver's world: tables in guest memory, a `DmaMapper` whose invalidator is the queue of a real unit, and a device
-//! that reaches memory through that unit alone.
+//! A driver's world: tables in guest memory, a `DmaMapper` whose invalidator is the queue of a real
+//! unit, and a device that reaches memory through that unit alone.
 
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,8 @@ const TABLE_PAGES: usize = 512;
 /// Where every entry of a freed table page leads.
 pub const POISON: u64 = 0x7ff_f000;
 
-/// Table pages in guest memory. Freed ones lead astray until they are used again: a unit that walks one is noticed.
+/// Table pages in guest memory. Freed ones lead astray until they are used again: a unit that walks
+/// one is noticed.
 pub struct GuestTables(RegionMemory);
 
 impl GuestTables {
@@ -40,7 +41,8 @@ impl GuestTables {
             .expect("RAM")
             .raw();
         let memory = NonNull::new(with_exposed_provenance_mut(host as usize)).expect("mapped");
-        // SAFETY: `World` keeps `mem`, whose memory this is, longer than the table; the tests put nothing else there.
+        // SAFETY: `World` keeps `mem`, whose memory this is, longer than the table; the tests put
+        // nothing else there.
         Self(unsafe { RegionMemory::new(PhysAddr::new(TABLES), memory, TABLE_PAGES) })
     }
 
@@ -49,8 +51,8 @@ impl GuestTables {
     }
 }
 
-// SAFETY: every page is the region's, which keeps the contract; what is stored before a page goes back is overwritten
-// when it is given out again.
+// SAFETY: every page is the region's, which keeps the contract; what is stored before a page goes
+// back is overwritten when it is given out again.
 unsafe impl TableMemory for GuestTables {
     fn alloc(&self) -> Option<PhysAddr> {
         self.0.alloc()
@@ -91,7 +93,8 @@ impl Owner {
 #[derive(Clone)]
 pub struct Machine {
     owner: Arc<Mutex<Owner>>,
-    /// In trap mode: whether the owner works as soon as a register is written, as it does while a vCPU waits.
+    /// In trap mode: whether the owner works as soon as a register is written, as it does while a
+    /// vCPU waits.
     pub is_prompt: Arc<AtomicBool>,
     /// Whether the owner works when the driver waits.
     pub works_in_pause: Arc<AtomicBool>,
@@ -269,8 +272,9 @@ impl<R: Registers> World<R> {
             clock: clock(),
         };
         guest.context(DISK, domain.table.root().raw(), DID, 1);
-        // SAFETY: the allocator of `iova` keeps its contract; the queue of the unit keeps the invalidator's, which is
-        // what is tested; memory for tables is never unmapped here. The table is the mapper's alone.
+        // SAFETY: the allocator of `iova` keeps its contract; the queue of the unit keeps the
+        // invalidator's, which is what is tested; memory for tables is never unmapped here. The
+        // table is the mapper's alone.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
         Self {
             mapper: mapper.expect("a policy in bounds"),

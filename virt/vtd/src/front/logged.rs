@@ -1,10 +1,10 @@
 //! `logged`: the guest reads a page that it cannot write; its writes are logged in order by the
 //! hypervisor (KVM: `KVM_MEM_READONLY` slot and coalesced MMIO ring) and applied here.
 //!
-//! Called by the unit's owner: [`Logged::apply`] for each entry in order, and [`Logged::step`] after
-//! each entry that wants it, before the next one. Stepping between entries is what makes a log of
-//! many entries give the same result as as many trapped writes: a guest that does not wait for its
-//! one-shots loses none.
+//! Called by the unit's owner: [`Logged::apply`] for each entry in order, and [`Logged::step`]
+//! after each entry that wants it, before the next one. Stepping between entries is what makes a
+//! log of many entries give the same result as as many trapped writes: a guest that does not wait
+//! for its one-shots loses none.
 //!
 //! A value just written reads back stale until the next step publishes it.
 
@@ -27,8 +27,9 @@ pub struct LogEntry {
     pub data: u64,
 }
 
-/// Registers that change, in the order of publication. IQH first, as where a status word is written;
-/// GSTS last, because it says that everything before it is done. IQER, CAP and the like never change.
+/// Registers that change, in the order of publication. IQH first, as where a status word is
+/// written; GSTS last, because it says that everything before it is done. IQER, CAP and the like
+/// never change.
 const CHANGING: [(u16, AccessLen); 14] = [
     (IQH, AccessLen::B8),
     (FSTS, AccessLen::B4),
@@ -68,8 +69,8 @@ impl Logged {
         }
     }
 
-    /// Applies one write of the guest. Answers whether [`step`](Logged::step) is wanted before the next entry.
-    /// Entries that are no register access (length, alignment, offset) change nothing.
+    /// Applies one write of the guest. Answers whether [`step`](Logged::step) is wanted before the
+    /// next entry. Entries that are no register access (length, alignment, offset) change nothing.
     #[must_use = "the next entry is applied after the step that this one wants"]
     pub fn apply(&mut self, unit: &mut Unit, entry: LogEntry) -> bool {
         let Some(len) = AccessLen::from_bytes(usize::from(entry.len)) else {

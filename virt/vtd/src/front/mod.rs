@@ -6,14 +6,15 @@
 //! | `logged` | a page, read-only to it | in-kernel exit, logged in order | [`Logged`] |
 //! | `shared` | a page | the same page, no exit | [`Shared`] |
 //!
-//! All three drive one engine. The same register script gives the same result in `trap` and `logged`
-//! for any guest, and in `shared` for a guest that obeys the *polling rule*: it waits for the status
-//! that answers a store before it makes another store that would overwrite the first, unseen. Stock
-//! Linux does. Any other guest gets some interleaving of its stores and is as confined as ever.
+//! All three drive one engine. The same register script gives the same result in `trap` and
+//! `logged` for any guest, and in `shared` for a guest that obeys the *polling rule*: it waits for
+//! the status that answers a store before it makes another store that would overwrite the first,
+//! unseen. Stock Linux does. Any other guest gets some interleaving of its stores and is as
+//! confined as ever.
 //!
 //! Order in which results become visible, in both page modes: IQH, then the status word in memory;
-//! recording registers, then FSTS, then the interrupt. The interrupt leaves last, because its handler
-//! reads the page.
+//! recording registers, then FSTS, then the interrupt. The interrupt leaves last, because its
+//! handler reads the page.
 
 mod logged;
 mod shared;
@@ -35,7 +36,8 @@ fn publish_all(unit: &Unit, page: &impl RegPage) {
     }
 }
 
-/// Shows the recording registers that differ from what was `shown`: the dword with F last, with release.
+/// Shows the recording registers that differ from what was `shown`: the dword with F last, with
+/// release.
 fn publish_records(unit: &Unit, page: &impl RegPage, shown: &mut [FaultRecording]) {
     for (index, shown) in shown.iter_mut().enumerate() {
         let record = unit.faults.records[index];

@@ -3,24 +3,26 @@
 //! Nothing tells us of a store, and a store over an equal value leaves no trace, so the page is
 //! compared with what was last seen or shown there. What makes that work, register by register:
 //!
-//! * *Output* (GSTS, IQH, recording registers but for F): stored, never read back; a guest that scribbles
-//!   there fools itself.
-//! * *GCMD*: after it is taken, the slot is left as the levels plus a reserved bit, so that any store of
-//!   a guest differs from it, a second identical SRTP too.
-//! * *FSTS, ICS*: while a status bit shows, so does a reserved tag bit; a written 1 over a shown 1 then
-//!   differs. Taken as write-1-to-clear, and repaired at once.
+//! * *Output* (GSTS, IQH, recording registers but for F): stored, never read back; a guest that
+//!   scribbles there fools itself.
+//! * *GCMD*: after it is taken, the slot is left as the levels plus a reserved bit, so that any
+//!   store of a guest differs from it, a second identical SRTP too.
+//! * *FSTS, ICS*: while a status bit shows, so does a reserved tag bit; a written 1 over a shown 1
+//!   then differs. Taken as write-1-to-clear, and repaired at once.
 //! * *F of a recording register*: the store of 0x8000_0000 differs from what shows there, because a
 //!   reason is never 0.
 //! * *FECTL, IECTL*: only IM is read; IP is private. So a message may leave just after masking.
 //! * *CCMD, IOTLB*: taken while ICC or IVT is set, and answered by clearing it.
 //! * *RTADDR, IQA, IRTA, IVA*: taken when the command that latches them is.
-//! * *FEDATA, FEADDR*: taken when a message is about to leave, twice until stable, then FECTL again.
+//! * *FEDATA, FEADDR*: taken when a message is about to leave, twice until stable, then FECTL
+//!   again.
 //!
-//! Order of a sweep: load IQT first (acquire), then FSTS, ICS, FECTL, IECTL, CCMD, IOTLB, and GCMD last;
-//! act on the status registers, then GCMD, CCMD and IOTLB, then the queue up to that tail. A guest that
-//! sets SRTP and then submits flushes is so served in its order. Status repairs are stored before any
-//! IQH: a guest that cleared IQE and submitted again must not meet an old IQE beside a new IQH. When GCMD turns
-//! the queue on, IQT is loaded once more: the one loaded before may be from before the guest cleared it.
+//! Order of a sweep: load IQT first (acquire), then FSTS, ICS, FECTL, IECTL, CCMD, IOTLB, and GCMD
+//! last; act on the status registers, then GCMD, CCMD and IOTLB, then the queue up to that tail. A
+//! guest that sets SRTP and then submits flushes is so served in its order. Status repairs are
+//! stored before any IQH: a guest that cleared IQE and submitted again must not meet an old IQE
+//! beside a new IQH. When GCMD turns the queue on, IQT is loaded once more: the one loaded before
+//! may be from before the guest cleared it.
 //!
 //! Called by the unit's owner, alone. The other side of every ordering is the guest's driver; see
 //! [`RegPage`]. Each register is taken at most once per sweep, so a guest that stores in a
@@ -182,8 +184,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Begins this mode: shows all registers in `page`, which the guest must not see before. Any time,
-    /// also with commands in progress.
+    /// Begins this mode: shows all registers in `page`, which the guest must not see before. Any
+    /// time, also with commands in progress.
     pub fn enter(unit: &mut Unit, page: &impl RegPage) -> Self {
         publish_all(unit, page);
         let level = |offset| unit.read(offset, AccessLen::B4) as u32;
@@ -218,8 +220,8 @@ impl Shared {
         shared
     }
 
-    /// Ends this mode: the unit takes over the registers that the page kept for the guest, so that it
-    /// answers reads as the page did. Sweep before, with the guest's processors stopped.
+    /// Ends this mode: the unit takes over the registers that the page kept for the guest, so that
+    /// it answers reads as the page did. Sweep before, with the guest's processors stopped.
     pub fn leave(self, unit: &mut Unit, page: &impl RegPage) {
         for offset in [RTADDR, IRTA, IVA] {
             unit.write(offset, AccessLen::B8, page.load64(offset));
@@ -416,8 +418,8 @@ fn highest_dword(record: FaultRecording) -> u32 {
     (record.into_bits() >> 96) as u32
 }
 
-/// A guest writes these in three stores; take them when two readings agree. After [`TRIES`] the last
-/// one is used: a guest that keeps changing them chooses where its own interrupt goes.
+/// A guest writes these in three stores; take them when two readings agree. After [`TRIES`] the
+/// last one is used: a guest that keeps changing them chooses where its own interrupt goes.
 fn refresh_message(unit: &mut Unit, page: &impl RegPage, offsets: [u16; 3]) {
     let load = || offsets.map(|offset| page.load32(offset));
     let mut message = load();

@@ -2,8 +2,9 @@
 //! queue.
 //!
 //! SRTP and QIE act in the write itself. A switch of translation and the two register-based
-//! invalidations go through three phases: asked for; caches dropped and leases rechecked (may pend);
-//! drained, which is when the guest sees it done. New translations follow a switch of TE at once.
+//! invalidations go through three phases: asked for; caches dropped and leases rechecked (may
+//! pend); drained, which is when the guest sees it done. New translations follow a switch of TE at
+//! once.
 
 use guest_mem::{Budget, DrainTimer, Gpa, PhysMem};
 
@@ -32,8 +33,8 @@ pub(super) struct Commands {
 }
 
 impl Unit {
-    /// GCMD.SRTP. The caches are dropped as well, which ESRTPS=0 allows and does not promise; leases
-    /// are looked at when the guest invalidates, as it must.
+    /// GCMD.SRTP. The caches are dropped as well, which ESRTPS=0 allows and does not promise;
+    /// leases are looked at when the guest invalidates, as it must.
     pub(super) fn latch_root_table(&mut self) {
         self.root = Gpa::new(self.registers.rtaddr);
         self.registers.gsts.set_rtps(true);

@@ -1,11 +1,13 @@
-//! The context cache: checked context entries, and the tag by which each source finds its translations.
+//! The context cache: checked context entries, and the tag by which each source finds its
+//! translations.
 //!
-//! Tags have a place for every source id, so that a translation begins with one load and compares nothing: a source whose
-//! context is not here, or does not go through tables, has the tag of no domain, which no translation is kept under. All
-//! contexts of one domain hold the same tag.
+//! Tags have a place for every source id, so that a translation begins with one load and compares
+//! nothing: a source whose context is not here, or does not go through tables, has the tag of no
+//! domain, which no translation is kept under. All contexts of one domain hold the same tag.
 //!
-//! Contexts have a slot for each device and function; two buses in use with the same device and function evict each
-//! other. Flushes visit the slots in use, few in any real machine and at most 256.
+//! Contexts have a slot for each device and function; two buses in use with the same device and
+//! function evict each other. Flushes visit the slots in use, few in any real machine and at
+//! most 256.
 //!
 //! Memory: tags are 512 KiB of address space, of which two buses touch one page.
 
@@ -54,7 +56,8 @@ impl ContextCache {
         own.map(|cached| cached.context)
     }
 
-    /// The tag that contexts of a domain hold, if there is one, and the address bits that none of them may have.
+    /// The tag that contexts of a domain hold, if there is one, and the address bits that none of
+    /// them may have.
     #[inline]
     pub(super) fn domain(&self, did: u16) -> Option<(DomainTag, u64)> {
         let used = self.used.iter();

@@ -1,13 +1,13 @@
 //! Primary fault recording and the two event interrupts (§7.2, §7.3).
 //!
-//! A refused request becomes one recording register, unless an equal one (same source, page, direction
-//! and reason) still waits for the guest: those collapse, so that a device in a loop floods nothing.
-//! One register always stays empty: stock Linux walks the registers from FRI until it meets a clear F,
-//! and with all set it would walk in a circle while its clears are not yet seen (`shared` pages). So
-//! the fault that would fill the last one sets PFO instead.
+//! A refused request becomes one recording register, unless an equal one (same source, page,
+//! direction and reason) still waits for the guest: those collapse, so that a device in a loop
+//! floods nothing. One register always stays empty: stock Linux walks the registers from FRI until
+//! it meets a clear F, and with all set it would walk in a circle while its clears are not yet seen
+//! (`shared` pages). So the fault that would fill the last one sets PFO instead.
 //!
-//! An event sets IP; [`Event::take_message`] turns it into one message when it is not masked. `FSTS.PPF` is
-//! derived from the F bits, never stored.
+//! An event sets IP; [`Event::take_message`] turns it into one message when it is not masked.
+//! `FSTS.PPF` is derived from the F bits, never stored.
 
 use guest_mem::{Iova, PAGE_SIZE, Perm, SourceId};
 
@@ -88,8 +88,9 @@ impl Faults {
         self.records.iter().any(FaultRecording::f)
     }
 
-    /// The oldest record that waits: where a driver starts to read. The document latches FRI when PPF
-    /// rises; this is that value until the driver clears that record, and then not a cleared one.
+    /// The oldest record that waits: where a driver starts to read. The document latches FRI when
+    /// PPF rises; this is that value until the driver clears that record, and then not a cleared
+    /// one.
     fn fri(&self) -> Option<usize> {
         let count = self.records.len();
         let mut from_oldest = (0..count).map(|step| (self.next + step) % count);
@@ -106,8 +107,9 @@ impl Faults {
             .with_fri(fri.unwrap_or(0) as u8)
     }
 
-    /// The guest has cleared records while it was shown `shown`. If one waits that it could not see, it has
-    /// left its loop, and PPF, still set, would keep the next fault from raising an event: raise one.
+    /// The guest has cleared records while it was shown `shown`. If one waits that it could not
+    /// see, it has left its loop, and PPF, still set, would keep the next fault from raising an
+    /// event: raise one.
     pub(crate) fn raise_unseen(&mut self, shown: &[FaultRecording]) {
         let mut pairs = self.records.iter().zip(shown);
         if pairs.any(|(record, shown)| record.f() && record != shown) {

@@ -1,17 +1,19 @@
 //! The IOTLB: results of table walks, tagged by domain.
 //!
-//! Three direct-mapped tables, one per page size, because a page-selective invalidation must find every
-//! entry that overlaps its range: with one entry per mapping, an aligned range of 2^AM pages touches at
-//! most one large entry per 2 MiB or 1 GiB.
+//! Three direct-mapped tables, one per page size, because a page-selective invalidation must find
+//! every entry that overlaps its range: with one entry per mapping, an aligned range of 2^AM pages
+//! touches at most one large entry per 2 MiB or 1 GiB.
 //!
-//! Entries are not tagged by DID but by an *epoch*, which stands for one domain between two flushes: the
-//! context cache holds the epoch of each domain in use, and a flush of a domain drops its contexts, so
-//! that the next walk begins a new epoch. No entry of an old epoch can match again: epochs are never
-//! used twice (12 bits; before they run out everything is cleared, 72 KiB every 4,095 flushes of a domain). So a flush of a
-//! domain or of all costs a pass over the contexts in use and never one over the tables, and a hit compares one word: the
-//! page number, all 52 bits of it, and the epoch.
+//! Entries are not tagged by DID but by an *epoch*, which stands for one domain between two
+//! flushes: the context cache holds the epoch of each domain in use, and a flush of a domain drops
+//! its contexts, so that the next walk begins a new epoch. No entry of an old epoch can match
+//! again: epochs are never used twice (12 bits; before they run out everything is cleared, 72 KiB
+//! every 4,095 flushes of a domain). So a flush of a domain or of all costs a pass over the
+//! contexts in use and never one over the tables, and a hit compares one word: the page number, all
+//! 52 bits of it, and the epoch.
 //!
-//! Only present translations are kept, whatever `CAP.CM` says, and no entry covers the interrupt range.
+//! Only present translations are kept, whatever `CAP.CM` says, and no entry covers the interrupt
+//! range.
 //!
 //! Cost of a hit: the line of the source's tag, and the line of the entry.
 //! Size: 4096 × 16 B + 2 × 256 × 16 B = 72 KiB per unit.
@@ -25,8 +27,8 @@ use super::walk::{Mapping, PageSize};
 const SMALL: usize = 4096;
 /// Entries for each of the large sizes.
 const LARGE: usize = 256;
-/// Most pages of a page-selective flush; more are flushed as a whole domain, because 256 probes take
-/// as long as a few refills.
+/// Most pages of a page-selective flush; more are flushed as a whole domain, because 256 probes
+/// take as long as a few refills.
 pub(super) const MAX_PROBES: u64 = 256;
 /// Bits of a page number in a key; the epoch is above them.
 const PAGE_BITS: u32 = 64 - PAGE_SIZE.trailing_zeros();
@@ -41,8 +43,9 @@ struct Entry {
     page: u64,
 }
 
-/// A domain's epoch, and where its entries go; kept in the context cache. The epoch is in the bits above a page number's, and
-/// spread over the low ones: different domains use the same few IOVA pages, and shall not meet in the table.
+/// A domain's epoch, and where its entries go; kept in the context cache. The epoch is in the bits
+/// above a page number's, and spread over the low ones: different domains use the same few IOVA
+/// pages, and shall not meet in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 pub(super) struct DomainTag(u64);
 
@@ -55,8 +58,8 @@ impl DomainTag {
         Self(epoch << PAGE_BITS | spread)
     }
 
-    /// What no other page of this epoch has, nor any page of another: the epoch can be read off, with it its low bits, and
-    /// then the number. The index in a table is the low bits of the key.
+    /// What no other page of this epoch has, nor any page of another: the epoch can be read off,
+    /// with it its low bits, and then the number. The index in a table is the low bits of the key.
     #[inline]
     fn key(self, number: u64) -> u64 {
         number ^ self.0
@@ -121,7 +124,8 @@ impl Iotlb {
         hit.then(|| Gpa::new(entry.page & !(PAGE_SIZE - 1) | iova.offset_in(PAGE_SIZE)))
     }
 
-    /// Whether the page behind `iova`'s is here and does not lie behind `gpa`'s: so that no run goes on there.
+    /// Whether the page behind `iova`'s is here and does not lie behind `gpa`'s: so that no run
+    /// goes on there.
     #[inline]
     pub(super) fn parts_behind(&self, tag: DomainTag, iova: Iova, gpa: Gpa) -> bool {
         let key = tag.key(iova.raw() / PAGE_SIZE + 1);
@@ -130,9 +134,9 @@ impl Iotlb {
         entry.key == key && entry.page ^ next >= PAGE_SIZE
     }
 
-    /// How many 4 KiB translations are here, from page `iova` on and at most `pages`, that have a permission of `need` and
-    /// follow each other in memory from page `gpa` on; and whether what ended them is a page that lies elsewhere, rather
-    /// than one that is not known.
+    /// How many 4 KiB translations are here, from page `iova` on and at most `pages`, that have a
+    /// permission of `need` and follow each other in memory from page `gpa` on; and whether what
+    /// ended them is a page that lies elsewhere, rather than one that is not known.
     #[inline]
     pub(super) fn follow(
         &self,
@@ -202,8 +206,8 @@ impl Iotlb {
         }
     }
 
-    /// Drops what overlaps `pages` 4 KiB pages from `iova`: a power of two, at most [`MAX_PROBES`], and
-    /// aligned to it.
+    /// Drops what overlaps `pages` 4 KiB pages from `iova`: a power of two, at most [`MAX_PROBES`],
+    /// and aligned to it.
     #[inline]
     pub(super) fn flush_pages(&mut self, tag: DomainTag, iova: Iova, pages: u64) {
         debug_assert!(pages <= MAX_PROBES);

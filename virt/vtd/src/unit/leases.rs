@@ -1,15 +1,17 @@
 //! What an invalidation does: drop cached entries, then find the leases it revoked.
 //!
-//! The order is the point. First the caches, so that nothing is translated by an old entry from here
-//! on; then a walk of the *current* tables, past every cache, for each live lease in scope. A lease
-//! whose walk still gives its address delays nobody (stock Linux flushes whole domains, lazily); one
-//! whose walk differs is stale until its device ends it, and holds back waits ([`Unit::step`]).
+//! The order is the point. First the caches, so that nothing is translated by an old entry from
+//! here on; then a walk of the *current* tables, past every cache, for each live lease in scope. A
+//! lease whose walk still gives its address delays nobody (stock Linux flushes whole domains,
+//! lazily); one whose walk differs is stale until its device ends it, and holds back waits
+//! ([`Unit::step`]).
 //!
-//! A walk may pend, and a step's budget may be spent: the invalidation then goes on where it stopped, in the middle
-//! of a lease if need be. It is begun anew if it is no longer what the registers or the queue ask for.
+//! A walk may pend, and a step's budget may be spent: the invalidation then goes on where it
+//! stopped, in the middle of a lease if need be. It is begun anew if it is no longer what the
+//! registers or the queue ask for.
 //!
-//! Cost: the leases in the 2 MiB of IOVA that it touches, or all of them, and a table walk for each 4 KiB of a lease
-//! in question. Bound: a step's budget, in which all of it is counted.
+//! Cost: the leases in the 2 MiB of IOVA that it touches, or all of them, and a table walk for each
+//! 4 KiB of a lease in question. Bound: a step's budget, in which all of it is counted.
 
 use guest_mem::{Access, Budget, Iova, LeaseRecord, PAGE_SIZE, Part, PhysMem, SourceId, Stop};
 
@@ -71,9 +73,10 @@ impl Scope {
         (sid.0 ^ source.0) & !ignored == 0
     }
 
-    /// Whether leases of `source` may depend on what is invalidated. A source whose context is not cached counts
-    /// for every domain: its lease may be older than the context. One whose context *is* cached under
-    /// another domain was rechecked when the context cache was told of the change.
+    /// Whether leases of `source` may depend on what is invalidated. A source whose context is not
+    /// cached counts for every domain: its lease may be older than the context. One whose context
+    /// *is* cached under another domain was rechecked when the context cache was told of the
+    /// change.
     fn covers(&self, contexts: &ContextCache, source: SourceId) -> bool {
         match *self {
             // A domain's contexts may have been replaced in the cache since the lease began.
@@ -110,7 +113,8 @@ impl Scope {
     }
 }
 
-/// Who asks for an invalidation: one of each may be under way, and they do not go on with each other's.
+/// Who asks for an invalidation: one of each may be under way, and they do not go on with each
+/// other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AskedBy {
     TranslationEnable,
@@ -125,7 +129,8 @@ const PROBE: u64 = 1;
 const WALK: u64 = 25;
 
 impl Unit {
-    /// Performs an invalidation up to, not including, draining, or as much of it as `budget` allows.
+    /// Performs an invalidation up to, not including, draining, or as much of it as `budget`
+    /// allows.
     #[inline]
     pub(super) fn invalidate<M: PhysMem>(
         &mut self,

@@ -2,22 +2,26 @@
 //!
 //! Work flows in from three sides, all on the one thread that owns the unit:
 //!
-//! * the guest's register accesses ([`Unit::read`], [`Unit::write`]), direct or through a front end of
-//!   [`front`](crate::front). They change registers and note work; they never touch memory.
+//! * the guest's register accesses ([`Unit::read`], [`Unit::write`]), direct or through a front end
+//!   of [`front`](crate::front). They change registers and note work; they never touch memory.
 //! * [`Unit::step`], a bounded batch of that work: a switch of translation, register-based
 //!   invalidations, then the queue (module `queue`). Whatever completes an invalidation waits for
-//!   *stale leases* (module `leases`) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a state.
+//!   *stale leases* (module `leases`) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a
+//!   state.
 //! * devices' translations ([`Iommu::translate`]): context cache, IOTLB, and on a miss the walk
-//!   (module `walk`). A refusal is recorded (module `faults`); its interrupt leaves with the next step.
+//!   (module `walk`). A refusal is recorded (module `faults`); its interrupt leaves with the next
+//!   step.
 //!
 //! There is no clock, no thread and no lock: `now` comes in as an argument and interrupts go out
 //! through [`Sink`]. Guest memory may answer `Pending` anywhere; the unit then stays parked on the
-//! ticket until [`Unit::ticket_done`] and does the same thing again. A translation that pends leaves
-//! that to its device, and starts from the root entry when it is asked again, so no walk result ever
-//! outlives an invalidation that came between: nothing is inserted but what one uninterrupted walk saw.
+//! ticket until [`Unit::ticket_done`] and does the same thing again. A translation that pends
+//! leaves that to its device, and starts from the root entry when it is asked again, so no walk
+//! result ever outlives an invalidation that came between: nothing is inserted but what one
+//! uninterrupted walk saw.
 //!
-//! Caches may hold less than the architecture allows, never more: they are flushed also where ESRTPS=0
-//! would let old entries live on, and not-present entries are never kept (CM only changes `CAP`).
+//! Caches may hold less than the architecture allows, never more: they are flushed also where
+//! ESRTPS=0 would let old entries live on, and not-present entries are never kept (CM only changes
+//! `CAP`).
 //!
 //! Cost of a hit: two cache lines, no atomics, no allocation; `make bench-vtd`.
 
@@ -88,9 +92,10 @@ pub trait Sink {
     fn msi(&mut self, address: u64, data: u32);
     /// Something the VMM should act on.
     fn event(&mut self, event: Event);
-    /// The caches have forgotten this. Answers how many followers of the mappings hold the invalidation's completion (the WAIT,
-    /// CCMD.ICC, IVT, GSTS.TES) until each has released it by [`Unit::release`]. The unit has no limit for that: a completion
-    /// that came without the follower would be an unmap that has not happened. May be told twice of one invalidation.
+    /// The caches have forgotten this. Answers how many followers of the mappings hold the
+    /// invalidation's completion (the WAIT, CCMD.ICC, IVT, GSTS.TES) until each has released it by
+    /// [`Unit::release`]. The unit has no limit for that: a completion that came without the
+    /// follower would be an unmap that has not happened. May be told twice of one invalidation.
     fn invalidated(&mut self, what: &Invalidation) -> u32 {
         let _ = what;
         0
@@ -142,13 +147,15 @@ pub enum Progress {
 /// What a parked unit waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parked {
-    /// Stale leases to end; step again after [`Leases::end`](guest_mem::Leases::end), and at [`Unit::deadline`].
+    /// Stale leases to end; step again after [`Leases::end`](guest_mem::Leases::end), and at
+    /// [`Unit::deadline`].
     Drain,
     /// [`Unit::ticket_done`] with this ticket.
     Ticket(Ticket),
 }
 
-/// Work of one step, in estimated nanoseconds: 1,000 descriptors, or one that looks at 6,000 leases.
+/// Work of one step, in estimated nanoseconds: 1,000 descriptors, or one that looks at 6,000
+/// leases.
 const STEP_BUDGET: u64 = 30_000;
 
 /// Why a step stops in the middle of something.
@@ -201,7 +208,8 @@ impl Unit {
     /// A unit after power-on.
     ///
     /// # Panics
-    /// If the configuration breaks a bound that its fields state: it comes from the VMM, not a guest.
+    /// If the configuration breaks a bound that its fields state: it comes from the VMM, not a
+    /// guest.
     pub fn new(config: Config) -> Self {
         assert!(
             (8..=MAX_FAULT_RECORDS).contains(&config.fault_records),
@@ -231,8 +239,8 @@ impl Unit {
         }
     }
 
-    /// Back to power-on, caches included. Leases in flight and holds stay and count as what they are: the VMM
-    /// resets devices first. A ticket still awaited is forgotten.
+    /// Back to power-on, caches included. Leases in flight and holds stay and count as what they
+    /// are: the VMM resets devices first. A ticket still awaited is forgotten.
     pub fn reset(&mut self) {
         let Self {
             config,
@@ -276,8 +284,9 @@ impl Unit {
         &self.config
     }
 
-    /// Does a bounded batch of the work that registers and queue hold, then sends interrupts. `now_ns` is any clock that does not
-    /// go back. Deterministic: the same state, memory and `now_ns` give the same result.
+    /// Does a bounded batch of the work that registers and queue hold, then sends interrupts.
+    /// `now_ns` is any clock that does not go back. Deterministic: the same state, memory and
+    /// `now_ns` give the same result.
     pub fn step<M: PhysMem>(&mut self, mem: &M, now_ns: u64, sink: &mut impl Sink) -> Progress {
         let progress = self.run(mem, now_ns, sink, &mut |_| {});
         self.send_messages(sink);
@@ -330,16 +339,16 @@ impl Unit {
         self.faults.event.has_message() || self.completion.has_message()
     }
 
-    /// The awaited event has happened. Other tickets are ignored: they are a device's, or from before
-    /// a reset. Call [`step`](Unit::step) next.
+    /// The awaited event has happened. Other tickets are ignored: they are a device's, or from
+    /// before a reset. Call [`step`](Unit::step) next.
     pub fn ticket_done(&mut self, ticket: Ticket) {
         if self.awaited == Some(ticket) {
             self.awaited = None;
         }
     }
 
-    /// Whether [`step`](Unit::step) would do something now: look here after a lease ended, a ticket was done, a
-    /// register was written, or a device was refused.
+    /// Whether [`step`](Unit::step) would do something now: look here after a lease ended, a ticket
+    /// was done, a register was written, or a device was refused.
     pub fn needs_step(&self) -> bool {
         self.awaited.is_none() && (self.commands_have_work() || self.queue_has_work())
             || self.has_messages()
@@ -359,8 +368,8 @@ impl Unit {
         self.drain.deadline(self.config.drain_limit_ns)
     }
 
-    /// Releases `holds` of those that [`Sink::invalidated`] has answered. Whose they are, the caller keeps account of. Call
-    /// [`step`](Unit::step) next.
+    /// Releases `holds` of those that [`Sink::invalidated`] has answered. Whose they are, the
+    /// caller keeps account of. Call [`step`](Unit::step) next.
     pub fn release(&mut self, holds: u32) {
         debug_assert!(holds <= self.holds, "more is released than is held");
         self.holds = self.holds.saturating_sub(holds);
@@ -372,8 +381,8 @@ impl Unit {
         self.leases.stale() == 0 && self.holds == 0
     }
 
-    /// What steps have cost since this was asked last, in estimated nanoseconds of the thread that made them: whoever
-    /// polls several machines charges it to this one.
+    /// What steps have cost since this was asked last, in estimated nanoseconds of the thread that
+    /// made them: whoever polls several machines charges it to this one.
     pub fn take_cost(&mut self) -> u64 {
         std::mem::take(&mut self.cost)
     }
@@ -489,8 +498,9 @@ impl Unit {
         Ok(mapping)
     }
 
-    /// Adds to the `done` bytes at `gpa`, which `iova` goes to, the mappings that follow them there, up to `len`; as far
-    /// as none is refused or waits. Whoever wants the rest asks from there on, and gets that answer.
+    /// Adds to the `done` bytes at `gpa`, which `iova` goes to, the mappings that follow them
+    /// there, up to `len`; as far as none is refused or waits. Whoever wants the rest asks from
+    /// there on, and gets that answer.
     #[cold]
     #[inline(never)]
     fn extend<M: PhysMem>(
@@ -515,7 +525,8 @@ impl Unit {
         Run { gpa, len }
     }
 
-    /// The mappings that follow the one of `iova`, which was found to go to `gpa`: the pages of the IOTLB first.
+    /// The mappings that follow the one of `iova`, which was found to go to `gpa`: the pages of the
+    /// IOTLB first.
     #[inline(never)]
     fn follow<M: PhysMem>(
         &mut self,
@@ -552,7 +563,8 @@ impl Unit {
             (ContextKind::PassThrough, _) => DomainTag::NONE,
             (_, None) => self.iotlb.begin_epoch(),
             (_, Some((tag, beyond))) if beyond == context.beyond => tag,
-            // Two widths in one domain are a mistake of the guest's. What one may address the other may not: nothing is kept.
+            // Two widths in one domain are a mistake of the guest's. What one may address the other
+            // may not: nothing is kept.
             (_, Some(_)) => DomainTag::NONE,
         };
         self.contexts.insert(source, context, tag);
@@ -572,8 +584,8 @@ impl Unit {
     }
 }
 
-/// Whether all of a page may be used on the word of one address in it: not where the page, or what it
-/// maps to, touches the interrupt range.
+/// Whether all of a page may be used on the word of one address in it: not where the page, or what
+/// it maps to, touches the interrupt range.
 fn is_cacheable(mapping: &Mapping, iova: Iova) -> bool {
     let size = mapping.size.bytes();
     !touches_interrupt_range(iova.align_down(size).raw(), size)
@@ -623,7 +635,8 @@ impl Iommu for Unit {
         Ok(self.extend(mem, (source, perm), iova, run.gpa, (run.len, len)))
     }
 
-    /// One counter for the unit: it moves with every invalidation, SRTP, switch of translation and reset.
+    /// One counter for the unit: it moves with every invalidation, SRTP, switch of translation and
+    /// reset.
     #[inline]
     fn generation(&self, _source: SourceId) -> u64 {
         self.generation

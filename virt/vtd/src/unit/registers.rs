@@ -1,8 +1,8 @@
 //! The register file: reset values, reads, and writes with their side effects.
 //!
-//! Accesses are 4 or 8 bytes, aligned. An 8-byte one is two of 4 bytes, low half first, which is right
-//! for every register whose trigger lies in the high half (CCMD, IOTLB) and lets guests write FEADDR
-//! and FEUADDR in one go (Xen does). Other accesses read 0 and write nothing.
+//! Accesses are 4 or 8 bytes, aligned. An 8-byte one is two of 4 bytes, low half first, which is
+//! right for every register whose trigger lies in the high half (CCMD, IOTLB) and lets guests write
+//! FEADDR and FEUADDR in one go (Xen does). Other accesses read 0 and write nothing.
 //!
 //! Writes never touch memory: what needs it is noted here and done by [`Unit::step`].
 
@@ -74,8 +74,8 @@ fn capability(config: &Config) -> Capability {
         // Leases: see the head of `unit`.
         .with_dwd(true)
         .with_drd(true)
-        // With ESRTPS, Linux would not flush after SRTP, and the store that follows SRTP could overwrite
-        // it unseen in a polled register page.
+        // With ESRTPS, Linux would not flush after SRTP, and the store that follows SRTP could
+        // overwrite it unseen in a polled register page.
         .with_esrtps(false)
         .with_esirtps(false)
         .with_pi(false)
@@ -142,7 +142,8 @@ impl Unit {
         }
     }
 
-    /// A guest's write at `offset`. Nothing that needs memory is done: call [`step`](Unit::step) after it.
+    /// A guest's write at `offset`. Nothing that needs memory is done: call [`step`](Unit::step)
+    /// after it.
     pub fn write(&mut self, offset: u16, len: AccessLen, value: u64) {
         if !is_aligned(offset, len) {
             return;
@@ -182,7 +183,8 @@ impl Unit {
             IQA => self.registers.iqa,
             IRTA => self.registers.irta,
             IOTLB => self.registers.iotlb.into_bits(),
-            // GCMD and IVA are write-only; IQER has nothing to say; the rest is reserved or not offered.
+            // GCMD and IVA are write-only; IQER has nothing to say; the rest is reserved or not
+            // offered.
             _ => 0,
         };
         if offset & 4 == 0 {
@@ -279,8 +281,8 @@ impl Unit {
             .with_ivt(new.ivt());
     }
 
-    /// GCMD: one-shots act once, levels follow. WBF and the fault log are not offered: no effect, and
-    /// their status bits stay 0.
+    /// GCMD: one-shots act once, levels follow. WBF and the fault log are not offered: no effect,
+    /// and their status bits stay 0.
     fn set_global_command(&mut self, command: GlobalCommand) {
         let gsts = self.registers.gsts;
         if command.srtp() {
@@ -289,7 +291,8 @@ impl Unit {
         if command.qie() != gsts.qies() {
             self.enable_queue(command.qie());
         }
-        // SIRTP, IRE and CFI belong here, with module `remap`; until ECAP.IR is set they are reserved.
+        // SIRTP, IRE and CFI belong here, with module `remap`; until ECAP.IR is set they are
+        // reserved.
         if command.te() != self.te {
             self.switch_translation(command.te());
         }

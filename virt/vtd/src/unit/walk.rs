@@ -1,8 +1,9 @@
 //! Table walks: root entry, context entry, second-level tables (§3.4, §3.7, §9).
 //!
-//! A walk reads the tables as they are now, keeps nothing, and changes nothing; the caches are filled by
-//! its callers. Each entry is read once into a local, checked, then used. A walk that meets `Pending`
-//! is begun again from the root entry by its caller, so no part of it outlives an invalidation.
+//! A walk reads the tables as they are now, keeps nothing, and changes nothing; the caches are
+//! filled by its callers. Each entry is read once into a local, checked, then used. A walk that
+//! meets `Pending` is begun again from the root entry by its caller, so no part of it outlives an
+//! invalidation.
 //!
 //! Bound: one root entry, one context entry, at most four second-level entries. The search of a
 //! range for mappings is module `follow`.
@@ -16,7 +17,8 @@ use crate::config::{AddressWidth, LargePages};
 use crate::spec::fault::FaultReason;
 use crate::spec::tables::{ContextEntry, ENTRY_LEN, PTE_LEN, RootEntry, SlPte, TranslationType};
 
-/// Host address width: no table entry may hold an address of more bits. It is what the DMAR table says.
+/// Host address width: no table entry may hold an address of more bits. It is what the DMAR table
+/// says.
 pub const HOST_ADDRESS_WIDTH: u8 = 48;
 
 /// Page sizes of second-level tables.
@@ -228,7 +230,8 @@ impl Walker {
         if iova.raw() & context.beyond != 0 {
             return Err(context.fault(FaultReason::BEYOND_WIDTH));
         }
-        // A device's store there is an interrupt message, which does not come through here; data is refused.
+        // A device's store there is an interrupt message, which does not come through here; data is
+        // refused.
         if touches_interrupt_range(iova.align_down(PAGE_SIZE).raw(), PAGE_SIZE) {
             return Err(context.fault(permission_fault(perm)));
         }
@@ -319,8 +322,9 @@ impl Walker {
         }
     }
 
-    /// Whether a part of a lease still goes where it went: the question that an invalidation asks. `part` is moved on
-    /// as far as it does; `walked` is told of each walk, and says whether to go on.
+    /// Whether a part of a lease still goes where it went: the question that an invalidation asks.
+    /// `part` is moved on as far as it does; `walked` is told of each walk, and says whether to go
+    /// on.
     pub(crate) fn still_holds<M: PhysMem>(
         &self,
         mem: &M,
@@ -369,8 +373,8 @@ pub(super) const fn pte_address(table: Gpa, iova: u64, level: u32) -> Gpa {
     Gpa::new(table.raw() + index * PTE_LEN)
 }
 
-/// `table` has its low 12 bits clear and at most 48 significant ones (it was checked, or masked when
-/// latched to 52), so the sum cannot wrap.
+/// `table` has its low 12 bits clear and at most 48 significant ones (it was checked, or masked
+/// when latched to 52), so the sum cannot wrap.
 fn entry_address(table: Gpa, index: u8, len: u64) -> Gpa {
     Gpa::new(table.raw() | (u64::from(index) * len))
 }

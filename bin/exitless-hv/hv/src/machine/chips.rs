@@ -1,5 +1,6 @@
-//! Devices beside the local APIC that the guest does not reach as they are, and that have a state: the I/O APIC, the 8259s, the 8254,
-//! configuration space and the IOMMU. Each is found once, at start, and then stays.
+//! Devices beside the local APIC that the guest does not reach as they are, and that have a state:
+//! the I/O APIC, the 8259s, the 8254, configuration space and the IOMMU. Each is found once, at
+//! start, and then stays.
 
 use eli::policy::config::Config;
 use eli::policy::pit::Pit;
@@ -31,13 +32,14 @@ impl Chips {
         self.remapping = Some(unit);
     }
 
-    /// Has the device's message `index` be the interrupt `vector` at processor `to`: its address and data, if there is an IOMMU.
+    /// Has the device's message `index` be the interrupt `vector` at processor `to`: its address
+    /// and data, if there is an IOMMU.
     pub fn remapped_message(&mut self, index: u16, to: u32, vector: u8) -> Option<(u64, u32)> {
         Some(self.remapping.as_mut()?.message(index, to, vector))
     }
 
-    /// Has an entry of the I/O APIC, which policy has looked at, name an interrupt of the IOMMU; as it
-    /// is where there is none.
+    /// Has an entry of the I/O APIC, which policy has looked at, name an interrupt of the IOMMU; as
+    /// it is where there is none.
     pub fn remapped_redirection(&mut self, to: Redirection) -> Redirection {
         let Some(unit) = &mut self.remapping else {
             return to;

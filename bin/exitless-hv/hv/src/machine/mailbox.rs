@@ -5,12 +5,13 @@
 //!   owner:  at each exit, and while it waits itself:
 //!           begin: the tickets so far ─▶ take: requests ─▶ does it ─▶ finish: served
 //! ```
-//! A request says what to look at, never what to do with a value: two of a kind are one, and what is looked at is read after the
-//! request was taken. Interrupts that the guest's processors send each other are a set of vectors.
+//! A request says what to look at, never what to do with a value: two of a kind are one, and what
+//! is looked at is read after the request was taken. Interrupts that the guest's processors send
+//! each other are a set of vectors.
 //!
-//! **Bound.** A processor that is asked exits, since an NMI does so whatever its guest does; it serves before it enters again, and it
-//! enters the guest in no other state. One that waits serves others meanwhile, so two that ask each other go on. Nothing is asked with a lock
-//! held.
+//! **Bound.** A processor that is asked exits, since an NMI does so whatever its guest does; it
+//! serves before it enters again, and it enters the guest in no other state. One that waits serves
+//! others meanwhile, so two that ask each other go on. Nothing is asked with a lock held.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -77,7 +78,8 @@ pub struct Mailbox {
     start_page: AtomicU32,
     /// Interrupts of other processors of the guest's.
     posted: SharedSet,
-    /// Vectors that the processor has assigned: the same at its real local APIC for good, so that one may be sent there.
+    /// Vectors that the processor has assigned: the same at its real local APIC for good, so that
+    /// one may be sent there.
     direct: SharedSet,
     /// The page of its table, if that is shadowed; else 0.
     shadowed: AtomicU64,
@@ -97,7 +99,8 @@ impl Mailbox {
         }
     }
 
-    /// Asks for these. Returns the ticket that [`is_served`](Self::is_served) takes. The caller kicks.
+    /// Asks for these. Returns the ticket that [`is_served`](Self::is_served) takes. The caller
+    /// kicks.
     pub fn ask(&self, requests: u32) -> u64 {
         self.requests.fetch_or(requests, Ordering::Relaxed);
         // Release: with the ticket the request, and what it is about, is seen (`begin`).
@@ -143,9 +146,11 @@ impl Mailbox {
         self.requests.fetch_and(!requests, Ordering::Relaxed) & requests
     }
 
-    /// Owner: what was asked up to this ticket is done; of other kinds than were taken nothing is waited for.
+    /// Owner: what was asked up to this ticket is done; of other kinds than were taken nothing is
+    /// waited for.
     pub fn finish(&self, ticket: u64) {
-        // Release: what was done is seen by the asker. One that waits within a service has served later tickets.
+        // Release: what was done is seen by the asker. One that waits within a service has served
+        // later tickets.
         self.served.fetch_max(ticket, Ordering::Release);
     }
 

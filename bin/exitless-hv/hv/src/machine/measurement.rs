@@ -96,7 +96,8 @@ impl Measurement {
         self.start_cycles = cycles;
     }
 
-    /// Ends the window, with these counts so far. Returns its account. Another one that ends has the same start.
+    /// Ends the window, with these counts so far. Returns its account. Another one that ends has
+    /// the same start.
     pub fn end(&mut self, counts: Counts) -> Account {
         let (start, since) = self.start;
         let account = Account {

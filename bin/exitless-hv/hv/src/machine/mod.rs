@@ -11,7 +11,8 @@
 //!   another core, or takes the other lock. So is the [block function](block); a section of its
 //!   lock may wait for the I/O core, which takes none.
 //! * *Counters*: one set for each processor, which its core alone adds to, and any core reads.
-//! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do ([`mailbox`]).
+//! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do
+//!   ([`mailbox`]).
 //!
 //! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block,
 //! saved registers, nested tables and shadow, local APIC, mode machine and single step. Its core

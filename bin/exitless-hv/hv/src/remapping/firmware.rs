@@ -14,7 +14,8 @@ pub struct Firmware {
     pub units: u32,
     /// What the I/O APIC sends as: bus << 8 | device << 3 | function.
     pub io_apic: Option<u16>,
-    /// Memory that a function must reach at any time, for firmware's sake, touches the hypervisor's.
+    /// Memory that a function must reach at any time, for firmware's sake, touches the
+    /// hypervisor's.
     pub is_reserved_here: bool,
     /// The unit covers what no other one does.
     covers_rest: bool,
@@ -60,8 +61,8 @@ impl Firmware {
         found
     }
 
-    /// The unit's list of devices: kind, and bus << 8 | device << 3 | function. Those behind a bridge of
-    /// the list are left out.
+    /// The unit's list of devices: kind, and bus << 8 | device << 3 | function. Those behind a
+    /// bridge of the list are left out.
     fn devices(&self) -> impl Iterator<Item = (u8, u16)> {
         let (mut at, end) = self.devices;
         core::iter::from_fn(move || {

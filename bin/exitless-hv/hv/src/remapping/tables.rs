@@ -1,5 +1,5 @@
-//! Second-level tables of the assigned device: the guest's memory, each page at its own address, and
-//! nothing else (VT-d 4.1, §3.7 and §9.8).
+//! Second-level tables of the assigned device: the guest's memory, each page at its own address,
+//! and nothing else (VT-d 4.1, §3.7 and §9.8).
 
 use vtd_spec::tables::SlPte;
 

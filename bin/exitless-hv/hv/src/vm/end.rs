@@ -88,7 +88,8 @@ impl Processor {
         }
     }
 
-    /// Goes on without the guest. The first processor's core, where the host's ticks are, says how, and switches power off.
+    /// Goes on without the guest. The first processor's core, where the host's ticks are, says how,
+    /// and switches power off.
     pub(super) fn go_on(&mut self) -> ! {
         self.counters.set_totals(self.interrupts.core());
         if self.index != 0 {
@@ -112,7 +113,8 @@ impl Processor {
             );
             while clock.now() - start < len {
                 core1::ALIVE[self.index].fetch_add(1, Ordering::Relaxed);
-                // These first, and the rest only if there is any: one taken among interrupts is not counted.
+                // These first, and the rest only if there is any: one taken among interrupts is not
+                // counted.
                 self.let_in_nmis();
                 if self.is_hosts_requested() {
                     self.interrupt(false);

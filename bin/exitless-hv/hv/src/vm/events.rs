@@ -18,7 +18,8 @@ use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
 impl Processor {
-    /// Physical interrupts: those that wait. They were found to wait for a guest that masks them, or not.
+    /// Physical interrupts: those that wait. They were found to wait for a guest that masks them,
+    /// or not.
     pub(super) fn interrupt(&mut self, were_found: bool) -> Cause {
         const NONE: Taken = Taken {
             vector: 0,
@@ -51,7 +52,8 @@ impl Processor {
         }
     }
 
-    /// The guest is entered in direct mode: the next moment at which it is looked at is set, if there is none.
+    /// The guest is entered in direct mode: the next moment at which it is looked at is set, if
+    /// there is none.
     pub(super) fn watch_masking(&mut self) {
         if self.interrupts.wants_sample()
             && self.defends(Defence::Masking)
@@ -62,7 +64,8 @@ impl Processor {
         }
     }
 
-    /// A non-maskable interrupt, the watchdog's or another processor's. It is taken with what else waits.
+    /// A non-maskable interrupt, the watchdog's or another processor's. It is taken with what else
+    /// waits.
     pub(super) fn nmi(&mut self) -> Cause {
         let is_guests = self.machine.mailbox(self.index).has_guests();
         if !self.defends(Defence::Window) {
@@ -78,7 +81,8 @@ impl Processor {
         }
     }
 
-    /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest exit, keeps it waiting.
+    /// Lets in what waits for the host, at every exit: no row of exits, whatever makes the guest
+    /// exit, keeps it waiting.
     pub(super) fn let_in(&mut self) {
         if self.defends(Defence::Window) {
             let came = self.let_in_nmis();
@@ -95,7 +99,8 @@ impl Processor {
         shadow || !self.step.guest_interrupts(&self.pages.vmcb)
     }
 
-    /// Lets non-maskable interrupts in: the watchdog's ticks, samples, and what others ask. Returns whether there were any.
+    /// Lets non-maskable interrupts in: the watchdog's ticks, samples, and what others ask. Returns
+    /// whether there were any.
     pub(super) fn let_in_nmis(&mut self) -> bool {
         let came = self.area.window_nmi();
         for _ in 0..came {
@@ -107,7 +112,8 @@ impl Processor {
         came != 0
     }
 
-    /// Takes a non-maskable interrupt. The timers' come to the first processor; those of others come from cores, which say what they are.
+    /// Takes a non-maskable interrupt. The timers' come to the first processor; those of others
+    /// come from cores, which say what they are.
     fn took_nmi(&mut self) {
         if self.index != 0 {
             return;
@@ -159,7 +165,8 @@ impl Processor {
         }
     }
 
-    /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so nothing keeps it there.
+    /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so
+    /// nothing keeps it there.
     pub(super) fn is_hosts_requested(&self) -> bool {
         hosts::is_requested(apic::read(apic::IRR + 7) as u32)
     }
@@ -228,7 +235,8 @@ impl Processor {
         }
     }
 
-    /// Another exception, which exits so that its delivery cannot repeat itself in the processor: it is the guest's.
+    /// Another exception, which exits so that its delivery cannot repeat itself in the processor:
+    /// it is the guest's.
     pub(super) fn exception(&mut self, code: u64, during: Option<Event>) -> Cause {
         let vector = (code - 0x40) as Vector;
         let word = self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32;

@@ -150,8 +150,8 @@ impl Processor {
         self.machine.assigns_timer() && lapic.timer_vector().is_some() && !has_limit
     }
 
-    /// Keeps a timer that runs from a shorter period than it may have, before its mode or this divide configuration is set. One that
-    /// needs no other count goes on.
+    /// Keeps a timer that runs from a shorter period than it may have, before its mode or this
+    /// divide configuration is set. One that needs no other count goes on.
     fn limit_period(&mut self, divide: u32) {
         let real = self.interrupts.lapic().real_initial_count(divide);
         if u64::from(real) != apic::read(apic::TIMER_INITIAL) {

@@ -13,7 +13,8 @@ use crate::machine::mailbox::request;
 use crate::msix::{self, Entry};
 
 impl Processor {
-    /// The guest uses `vector` from now on. Returns which one it is at the real local APIC, if there is any for it.
+    /// The guest uses `vector` from now on. Returns which one it is at the real local APIC, if
+    /// there is any for it.
     pub(super) fn claim(&mut self, what: &str, vector: Vector) -> Option<Vector> {
         if !self.defends(Defence::Messages) {
             return Some(vector);
@@ -25,13 +26,15 @@ impl Processor {
         real
     }
 
-    /// The guest wrote to its view of the device's table: the device gets what may go through, of each processor by its own core.
+    /// The guest wrote to its view of the device's table: the device gets what may go through, of
+    /// each processor by its own core.
     pub(super) fn messages_written(&mut self) {
         self.put_messages(true);
         self.ask_and_wait(request::MESSAGES, |_| true);
     }
 
-    /// Puts through the entries whose interrupts are this processor's; `all`: and those that send nothing.
+    /// Puts through the entries whose interrupts are this processor's; `all`: and those that send
+    /// nothing.
     pub(super) fn put_messages(&mut self, all: bool) {
         let machine = self.machine;
         let Some(table) = machine.msix() else {
@@ -55,7 +58,8 @@ impl Processor {
         }
     }
 
-    /// The entry of the device's table that has the same interrupt by way of the IOMMU, if there is one.
+    /// The entry of the device's table that has the same interrupt by way of the IOMMU, if there is
+    /// one.
     fn remapped(&self, chips: &mut Chips, index: usize, entry: Entry) -> Entry {
         if entry[3] & msix::MASKED != 0 {
             return entry;

@@ -18,9 +18,9 @@
 //! ```
 //! One file per concern of exits: `events` (interrupts and faults), `cpuid`, `msrs`, `ports`,
 //! `config` (configuration space), `block` (the block function), `instructions` (others),
-//! `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC), `others`
-//! (the guest's other processors), `step`, `reports` (lines of JSON). `set_up`
-//! is before the first entry, `end` behind the last exit.
+//! `local_apic`, `tables` (the interrupt descriptor table), `messages` (MSI-X and I/O APIC),
+//! `others` (the guest's other processors), `step`, `reports` (lines of JSON). `set_up` is before
+//! the first entry, `end` behind the last exit.
 
 mod block;
 mod config;
@@ -280,7 +280,8 @@ impl Processor {
         self.interrupts.raise(&mut self.pages.vmcb, event);
     }
 
-    /// The next entry begins with what comes of this exception, met while `first` was delivered or by an instruction.
+    /// The next entry begins with what comes of this exception, met while `first` was delivered or
+    /// by an instruction.
     fn raise_during(&mut self, event: Event, first: Option<Event>) {
         match event.met_during(first) {
             Some(event) => self.raise(event),

@@ -1,8 +1,10 @@
-//! The guest's other processors: interrupts between them, INIT and start-up, and what one asks of another ([`mailbox`](crate::machine::mailbox)).
+//! The guest's other processors: interrupts between them, INIT and start-up, and what one asks of
+//! another ([`mailbox`](crate::machine::mailbox)).
 //!
-//! No command of the guest's reaches hardware as it is. A fixed interrupt to another processor is sent as it is meant where that one has
-//! the vector assigned, so it takes it without an exit; others are posted, and a message of the host's has it look. An NMI is injected, INIT
-//! and start-up are states here: no core of the host's gets any of them.
+//! No command of the guest's reaches hardware as it is. A fixed interrupt to another processor is
+//! sent as it is meant where that one has the vector assigned, so it takes it without an exit;
+//! others are posted, and a message of the host's has it look. An NMI is injected, INIT and
+//! start-up are states here: no core of the host's gets any of them.
 //!
 //! ```text
 //!   runs ── INIT ─▶ waits: the core halts, and serves others ── start-up ─▶ runs, in real mode
@@ -63,8 +65,8 @@ impl Processor {
         ticket
     }
 
-    /// Asks all others that are meant, and waits until they have done it; others that wait for this one are served meanwhile. No lock is
-    /// held.
+    /// Asks all others that are meant, and waits until they have done it; others that wait for this
+    /// one are served meanwhile. No lock is held.
     pub(super) fn ask_and_wait(&mut self, requests: u32, is_meant: impl Fn(usize) -> bool) {
         /// Seconds, each turn being some cycles.
         const TURNS: u64 = 1_000_000_000;
@@ -79,7 +81,8 @@ impl Processor {
                 core::hint::spin_loop();
                 turns += 1;
                 if turns % KICK_AGAIN == 0 {
-                    // QEMU's processor, at an exit, changes its pending interrupts beside the core that sends one: it may lose it.
+                    // QEMU's processor, at an exit, changes its pending interrupts beside the core
+                    // that sends one: it may lose it.
                     self.kick(index);
                 }
                 assert!(turns < TURNS, "processor {index} does not answer");
@@ -153,7 +156,8 @@ impl Processor {
         for index in targets.iter() {
             if index == self.index {
                 if !makes || self.interrupts.send(vector) {
-                    // SAFETY: a fixed interrupt to this processor, with a vector that is no exception's and not of the host's class.
+                    // SAFETY: a fixed interrupt to this processor, with a vector that is no
+                    // exception's and not of the host's class.
                     unsafe { apic::write(apic::SELF_IPI, u64::from(vector)) }
                 }
                 continue;
@@ -161,7 +165,8 @@ impl Processor {
             let mailbox = self.machine.mailbox(index);
             if !makes || mailbox.is_direct(vector) {
                 let command = self.id_of(index) << 32 | u64::from(vector);
-                // SAFETY: a fixed interrupt to another of the guest's processors, with a vector that is the guest's there, too.
+                // SAFETY: a fixed interrupt to another of the guest's processors, with a vector
+                // that is the guest's there, too.
                 unsafe { apic::write(apic::ICR, command) }
             } else {
                 mailbox.post(vector);
@@ -200,7 +205,8 @@ impl Processor {
         }
     }
 
-    /// The processor waits for a start-up from here on: nothing is in service or requested, and its local APIC is as after INIT.
+    /// The processor waits for a start-up from here on: nothing is in service or requested, and its
+    /// local APIC is as after INIT.
     pub(super) fn init(&mut self) {
         self.finish_step();
         self.waits = true;

@@ -21,8 +21,8 @@ impl Processor {
         self.step.begin(&mut self.pages.vmcb, access);
     }
 
-    /// Ends the step under way, if there is one, however it ended: its page or register is protected again, and what stands there
-    /// now is taken for the guest's.
+    /// Ends the step under way, if there is one, however it ended: its page or register is
+    /// protected again, and what stands there now is taken for the guest's.
     pub(super) fn finish_step(&mut self) -> Option<Protected> {
         let access = self.step.finish(&mut self.pages.vmcb)?;
         self.protect(access);
@@ -45,7 +45,8 @@ impl Processor {
         Some(access)
     }
 
-    /// The instruction has run. Its trap is the guest's too, if it steps itself or has set a breakpoint.
+    /// The instruction has run. Its trap is the guest's too, if it steps itself or has set a
+    /// breakpoint.
     pub(super) fn end_step(&mut self) -> (Kind, Cause) {
         let own_trap = self.step.own_trap(&self.pages.vmcb);
         // Only then has it written there.
@@ -61,7 +62,8 @@ impl Processor {
         (Kind::Step, Cause::Guest)
     }
 
-    /// The step has met an exception, which is the guest's. The instruction may have run, and the exception be the next one's.
+    /// The step has met an exception, which is the guest's. The instruction may have run, and the
+    /// exception be the next one's.
     pub(super) fn cancel_step(&mut self, code: u64, during: Option<Event>) -> Cause {
         const PAGE_FAULT: u64 = 0x4e;
         self.finish_step();
@@ -157,8 +159,8 @@ impl Processor {
         let page = address & !(PAGE - 1);
         let protection = Event::exception(eli::event::PROTECTION, Some(0));
         if let Some(first) = during {
-            // A stack, a table or a page table that lies in a protected page, or in none. #GP is delivered by the same, so it
-            // combines with what was delivered.
+            // A stack, a table or a page table that lies in a protected page, or in none. #GP is
+            // delivered by the same, so it combines with what was delivered.
             self.finish_step();
             self.refuse("a delivery through a protected page", &"general protection");
             let combines = self.defends(Defence::Combine);

@@ -91,7 +91,8 @@ impl Processor {
         true
     }
 
-    /// A register was written by which the processor's mode goes: the shadow is looked at again, if it has changed.
+    /// A register was written by which the processor's mode goes: the shadow is looked at again, if
+    /// it has changed.
     pub(super) fn mode_changed(&mut self) {
         if self.table.set_levels(self.levels()) {
             self.engage();
@@ -135,12 +136,14 @@ impl Processor {
             self.protect_table(page);
         }
         if self.interrupts.core().is_engaged() {
-            // The last entry may have been in direct mode. Without a shadow the guest has its own limit.
+            // The last entry may have been in direct mode. Without a shadow the guest has its own
+            // limit.
             let limit = self.table.limit();
             self.pages.vmcb.set(vmcb::IDTR_LIMIT, limit);
         }
         self.place_shadow();
-        // Others protect its page before its content counts for good: they ask for it once more then.
+        // Others protect its page before its content counts for good: they ask for it once more
+        // then.
         let shown = self.table.page();
         if self.machine.mailbox(self.index).set_shadowed(shown) {
             for index in self.others() {
@@ -191,7 +194,8 @@ impl Processor {
         self.table.is_at(page) || self.protected.contains(&Some(page))
     }
 
-    /// Shows a page as it is to be: the shadow where this processor's table is, without writes where another's is.
+    /// Shows a page as it is to be: the shadow where this processor's table is, without writes
+    /// where another's is.
     pub(super) fn protect_table(&mut self, page: u64) {
         let (real, access) = if self.table.is_at(page) {
             (self.pages.shadow.address(), Access::Read)
@@ -223,7 +227,8 @@ impl Processor {
         }
     }
 
-    /// A page with a table was written: the shadows of it are made anew, those of others too before this processor goes on.
+    /// A page with a table was written: the shadows of it are made anew, those of others too before
+    /// this processor goes on.
     pub(super) fn gates_written(&mut self, page: u64) {
         self.show_all();
         let machine = self.machine;

@@ -1,8 +1,9 @@
-//! `target=auto`: how large a balloon is to be, decided each second from what the host lacks and the guest has to spare.
+//! `target=auto`: how large a balloon is to be, decided each second from what the host lacks and
+//! the guest has to spare.
 //!
-//! Slowly, since either side's figures lag: by no more than 5 % of the guest's memory a step, as MOM's rules do for QEMU (the manager
-//! that the VSwapper paper compares with). Pure: [`decide`] knows no time and no file. Thresholds, of the guest's memory or of
-//! the limit that the host has:
+//! Slowly, since either side's figures lag: by no more than 5 % of the guest's memory a step, as
+//! MOM's rules do for QEMU (the manager that the VSwapper paper compares with). Pure: [`decide`]
+//! knows no time and no file. Thresholds, of the guest's memory or of the limit that the host has:
 //!
 //! | | |
 //! |---|---|
@@ -18,7 +19,8 @@ pub struct HostMemory {
     pub used: u64,
     /// The limit.
     pub limit: u64,
-    /// Share of the last ten seconds in which somebody waited for memory, in percent, where the kernel says it.
+    /// Share of the last ten seconds in which somebody waited for memory, in percent, where the
+    /// kernel says it.
     pub stalled: f64,
 }
 

@@ -1,4 +1,5 @@
-//! What the host has for this machine: the pager's limit where there is one, else that of the process's cgroups, else all of it.
+//! What the host has for this machine: the pager's limit where there is one, else that of the
+//! process's cgroups, else all of it.
 
 use std::fs;
 use std::path::Path;
@@ -35,7 +36,8 @@ pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     })
 }
 
-/// A cgroup by the text of its files; `None` if it has no limit. What its files' cache can give back at once is not used.
+/// A cgroup by the text of its files; `None` if it has no limit. What its files' cache can give
+/// back at once is not used.
 fn of_cgroup(current: &str, limits: &[String], stat: &str, pressure: &str) -> Option<HostMemory> {
     let limits = limits.iter().filter_map(|text| text.trim().parse().ok());
     let cache = number_of(stat, "inactive_file ").unwrap_or(0);

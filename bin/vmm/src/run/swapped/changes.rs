@@ -14,7 +14,8 @@ use crate::messages::say;
 use crate::run::followed::follow;
 use crate::values::size;
 
-/// Has the store grow to the size that stands in `file`, at the start and whenever somebody has written it.
+/// Has the store grow to the size that stands in `file`, at the start and whenever somebody has
+/// written it.
 pub fn follow_size(file: PathBuf, growth: Growth, changes: Changes) -> Result<()> {
     let growth = Mutex::new(growth);
     follow(STORE_FILE, file, move |text| {

@@ -1,4 +1,5 @@
-//! `--resident`: a guest with less memory than it believes it has. The request, checked; the pager put beside the owner.
+//! `--resident`: a guest with less memory than it believes it has. The request, checked; the pager
+//! put beside the owner.
 
 mod changes;
 mod config;
@@ -244,8 +245,8 @@ impl<F: Functions> Paging for Swapper<F> {
     }
 }
 
-/// A pager that panics ends the machine, whose vCPUs may wait for it. One that is slow does not: the kernel may have it wait, and so
-/// the guest.
+/// A pager that panics ends the machine, whose vCPUs may wait for it. One that is slow does not:
+/// the kernel may have it wait, and so the guest.
 fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
     let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
         if stuck.cause == StuckCause::Panicked {

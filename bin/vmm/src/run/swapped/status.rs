@@ -1,4 +1,5 @@
-//! What its user is told: how the pager stands, what it has done, why the guest is paused and what to do.
+//! What its user is told: how the pager stands, what it has done, why the guest is paused and what
+//! to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,16 +10,18 @@ use guest_mem::PAGE_SIZE;
 use swap::book::{Errno, Place, Trouble};
 use swap::pager::Report;
 
-/// How a pager stands, in part of a line on standard error. Said when its user has changed something, and when the guest is paused and
-/// goes on.
+/// How a pager stands, in part of a line on standard error. Said when its user has changed
+/// something, and when the guest is paused and goes on.
 #[derive(Debug, Default)]
 pub struct Status {
-    /// Faults of vCPUs when it was last said. Relaxed: it orders nothing; two that speak at once may share the faults between them.
+    /// Faults of vCPUs when it was last said. Relaxed: it orders nothing; two that speak at once
+    /// may share the faults between them.
     faults: AtomicU64,
 }
 
 impl Status {
-    /// What is in memory and in the store, and what has been wanted since the last time that this was said.
+    /// What is in memory and in the store, and what has been wanted since the last time that this
+    /// was said.
     pub fn stands(&self, report: &Report) -> String {
         let faults = self.faults.swap(report.faults, Ordering::Relaxed);
         format!(

@@ -1,4 +1,5 @@
-//! A switch as the daemon serves it, from its configuration on: guests without a VM, over vhost-user.
+//! A switch as the daemon serves it, from its configuration on: guests without a VM, over
+//! vhost-user.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
@@ -258,7 +259,8 @@ fn what_a_guest_floods_is_limited() {
     }
 }
 
-/// d takes nothing, and its ring is full; c floods it. a and b notice nothing, and c has its buffers back.
+/// d takes nothing, and its ring is full; c floods it. a and b notice nothing, and c has its
+/// buffers back.
 #[test]
 fn a_guest_that_takes_nothing_keeps_no_neighbour() {
     for len in [64, 1_000] {

@@ -52,7 +52,8 @@ impl Worker<'_> {
         Ok(SHARE)
     }
 
-    /// In the child, which neither allocates nor locks: says the number of a wrong page, and its content.
+    /// In the child, which neither allocates nor locks: says the number of a wrong page, and its
+    /// content.
     pub(super) fn look_as_child(&mut self, share: &[(usize, Content)], say: &mut PipeWriter) -> u8 {
         let seed = self.shared.seed;
         for (number, (page, content)) in (0_u32..).zip(share) {

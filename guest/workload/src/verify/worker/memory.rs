@@ -41,7 +41,8 @@ impl Worker<'_> {
         Ok(pages.len())
     }
 
-    /// A patch of some bytes on `content`; it begins and ends at a multiple of `align`, a power of two.
+    /// A patch of some bytes on `content`; it begins and ends at a multiple of `align`, a power of
+    /// two.
     pub(super) fn new_patch(&mut self, content: Content, align: usize) -> Patch {
         let units = PAGE / align;
         let start = self.below(units);

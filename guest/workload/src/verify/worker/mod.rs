@@ -1,7 +1,8 @@
 //! One thread: its pages, its blocks, what each must hold, and what is done to them.
 //!
-//! Each operation does the thing, changes the model alike, and mostly compares at once; what it does not compare is
-//! compared by later ones, and at the end. Every comparison of a page, a block, or part of one, is a verified operation.
+//! Each operation does the thing, changes the model alike, and mostly compares at once; what it
+//! does not compare is compared by later ones, and at the end. Every comparison of a page, a block,
+//! or part of one, is a verified operation.
 
 mod child;
 mod device;
@@ -100,7 +101,8 @@ impl<'a> Worker<'a> {
         &self.counts
     }
 
-    /// Whatever the time: each kind of operation once, in the order of the phases, and every page filled.
+    /// Whatever the time: each kind of operation once, in the order of the phases, and every page
+    /// filled.
     pub fn begin(&mut self) -> Result<(), String> {
         for phase in Phase::ALL {
             self.phase = phase;

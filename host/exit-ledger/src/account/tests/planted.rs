@@ -1,4 +1,5 @@
-//! A run of exits whose causes are known, as all sources would count it; and the same with one source that is wrong.
+//! A run of exits whose causes are known, as all sources would count it; and the same with one
+//! source that is wrong.
 
 use proptest::prelude::*;
 
@@ -188,7 +189,8 @@ const SOURCES: [Source; 26] = [
     |s| &mut s.owner.iommu_doorbells,
 ];
 
-/// Those of which more shows. Of fewer, what is left stays with interrupts, which it is: their exits say so.
+/// Those of which more shows. Of fewer, what is left stays with interrupts, which it is: their
+/// exits say so.
 const JOINS: [Source; 4] = [
     |s| &mut traced(s).ticks,
     |s| &mut traced(s).other_interrupts,
@@ -196,7 +198,8 @@ const JOINS: [Source; 4] = [
     |s| &mut traced(s).other_windows,
 ];
 
-/// Those of accesses to registers: page faults there are what counts, so more than those shows, and fewer changes nothing.
+/// Those of accesses to registers: page faults there are what counts, so more than those shows, and
+/// fewer changes nothing.
 const HEARD_OF: [Source; 3] = [
     |s| &mut s.user.iommu,
     |s| &mut s.owner.logged_writes,

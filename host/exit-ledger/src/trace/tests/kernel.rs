@@ -1,5 +1,6 @@
-//! What the kernel does with histogram triggers, as far as the joins use it: filters, variables kept under the thread, `onmatch`
-//! and `trace`. A variable that an expression names is unset by that, and one that is not set ends its trigger.
+//! What the kernel does with histogram triggers, as far as the joins use it: filters, variables
+//! kept under the thread, `onmatch` and `trace`. A variable that an expression names is unset by
+//! that, and one that is not set ends its trigger.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,11 @@
-//! What came of a run: by what the guest said and what the host counted, beside the calm run of the same payload.
+//! What came of a run: by what the guest said and what the host counted, beside the calm run of the
+//! same payload.
 //!
-//! A run is *contained* when all that is listed in [`contained`] holds: the host's ticks at the rate of the calm run, no gap
-//! between two of them of more than two periods of the watchdog, nothing on the other core, the attack's own sign absent, an end
-//! that was said. A figure that is missing is no figure: then it is not contained. It has *succeeded* when its sign is there.
-//! A run that is neither is unclear, a machine that hangs among them.
+//! A run is *contained* when all that is listed in [`contained`] holds: the host's ticks at the
+//! rate of the calm run, no gap between two of them of more than two periods of the watchdog,
+//! nothing on the other core, the attack's own sign absent, an end that was said. A figure that is
+//! missing is no figure: then it is not contained. It has *succeeded* when its sign is there. A run
+//! that is neither is unclear, a machine that hangs among them.
 
 use std::fmt;
 
@@ -81,7 +83,8 @@ fn last(ran: &Ran, kind: &str) -> Option<Report> {
     ran.report(kind).ok()
 }
 
-/// The host's account of the attack: of the time after the guest's end, if that ended; of its last window; of the whole run.
+/// The host's account of the attack: of the time after the guest's end, if that ended; of its last
+/// window; of the whole run.
 fn account(ran: &Ran) -> Option<Report> {
     let after = last(ran, "after").filter(|_| !is_done(ran));
     after
@@ -226,7 +229,8 @@ fn foreign(account: &Report) -> u64 {
         .sum()
 }
 
-/// Beats of the other core, and in how many milliseconds: since the guest's end, if that ended; of the whole run otherwise.
+/// Beats of the other core, and in how many milliseconds: since the guest's end, if that ended; of
+/// the whole run otherwise.
 fn beats_of(ran: &Ran) -> Option<(u64, u64)> {
     let of = |report: &Report| Some((report.find("core1_beats")?, report.find("ms")?));
     let whole = last(ran, "end").or_else(|| last(ran, "time"));

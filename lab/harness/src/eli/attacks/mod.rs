@@ -1,6 +1,8 @@
-//! The hostile guest: each attack without its defences, where it must succeed, with them, where it must not, and calm, in all modes.
+//! The hostile guest: each attack without its defences, where it must succeed, with them, where it
+//! must not, and calm, in all modes.
 //!
-//! `table` is what is run, `judge` what came of it, `planted` the bad runs that each judge must refuse.
+//! `table` is what is run, `judge` what came of it, `planted` the bad runs that each judge must
+//! refuse.
 
 mod judge;
 mod planted;
@@ -76,7 +78,8 @@ const WAITED: f64 = 0.1;
 const TRIES: u32 = 2;
 
 impl Case<'_> {
-    /// Runs it. A run for which this machine had no time is made again, and those are counted: what it would say is of the machine.
+    /// Runs it. A run for which this machine had no time is made again, and those are counted: what
+    /// it would say is of the machine.
     fn run(&self, machine: &Machine, busy: &mut u32) -> Result<Ran> {
         for _ in 1..TRIES {
             let ran = self.run_once(machine)?;
@@ -359,7 +362,8 @@ impl Case<'_> {
     }
 }
 
-/// The runs without defences, by mode: two at a time, since their signs are plain, whatever else this machine does.
+/// The runs without defences, by mode: two at a time, since their signs are plain, whatever else
+/// this machine does.
 fn without_defences(machine: &Machine, attack: &Attack, modes: &[Mode]) -> Vec<Option<Ran>> {
     if attack.bites.is_empty() {
         return modes.iter().map(|_| None).collect();
@@ -382,7 +386,8 @@ impl Round {
         let (Some(calm), Some(ran)) = (&self.calm, off) else {
             return false;
         };
-        // Where it does not bite, it need not be contained either: another defence, or the mode, has it.
+        // Where it does not bite, it need not be contained either: another defence, or the mode,
+        // has it.
         let wanted: &[Outcome] = if attack.bites.contains(&self.mode) {
             &[Outcome::Succeeded]
         } else {
@@ -419,8 +424,8 @@ fn is_as_wanted(
     is_right
 }
 
-/// The runs of these cases, two at a time: a guest's core is busy, the other one's beat takes next to nothing, and a machine
-/// has two processors. What takes two by itself runs alone.
+/// The runs of these cases, two at a time: a guest's core is busy, the other one's beat takes next
+/// to nothing, and a machine has two processors. What takes two by itself runs alone.
 ///
 /// A run that had to wait for a processor is made again, alone, and counted.
 fn in_pairs(machine: &Machine, cases: &[Case<'_>], busy: &mut u32) -> Vec<Option<Ran>> {
@@ -506,7 +511,8 @@ fn round_of(
     }
 }
 
-/// The host's ticks at a core on which no guest runs: each attack, in mode `eli`, beside its calm run.
+/// The host's ticks at a core on which no guest runs: each attack, in mode `eli`, beside its calm
+/// run.
 pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
     /// Of the calm run's rate, percent.
     const LEAST: u64 = 95;

@@ -1,6 +1,8 @@
-//! Bad runs that each judge must refuse, made by hand: a good run of the payload with one thing wrong in it.
+//! Bad runs that each judge must refuse, made by hand: a good run of the payload with one thing
+//! wrong in it.
 //!
-//! They say that a judge can fail. `exitless-lab eli --attacks` shows them to the judges first of all, and so do this crate's tests.
+//! They say that a judge can fail. `exitless-lab eli --attacks` shows them to the judges first of
+//! all, and so do this crate's tests.
 
 use std::collections::BTreeMap;
 
@@ -269,7 +271,8 @@ fn honest_run(payload: &Honest) -> Made {
     made.says(&format!("attack {}: {}", payload.name, payload.says))
 }
 
-/// Planted runs, those that were refused, and those that were not, for people. A good run that is refused is among the last.
+/// Planted runs, those that were refused, and those that were not, for people. A good run that is
+/// refused is among the last.
 pub fn check() -> (u32, u32, Vec<String>) {
     let (mut planted, mut refused, mut wrong) = (0, 0, Vec::new());
     let mut count = |name: &str, what: &str, is_refused: bool| {

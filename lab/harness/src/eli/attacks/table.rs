@@ -1,5 +1,5 @@
-//! What is run: each payload's sign, the modes in which it succeeds without its defences, and how it ends. What contains it is
-//! `eli::surface`'s to say.
+//! What is run: each payload's sign, the modes in which it succeeds without its defences, and how
+//! it ends. What contains it is `eli::surface`'s to say.
 
 use eli::surface::{Row, row_of};
 
@@ -47,7 +47,8 @@ pub struct Attack {
     pub name: &'static str,
     /// See [`Sign`].
     pub sign: Sign,
-    /// Modes in which it succeeds without its defences; none where nothing but the architecture contains it.
+    /// Modes in which it succeeds without its defences; none where nothing but the architecture
+    /// contains it.
     pub bites: &'static [Mode],
     /// It needs the controller.
     pub nvme: bool,
@@ -170,8 +171,8 @@ pub const ATTACKS: &[Attack] = &[
     attack("class_lvt", Sign::Starved(75), NONE),
     attack("pic", Sign::Starved(75), NONE),
     attack("period", Sign::Starved(75), ALL),
-    // It starves the host where the emulator has no processor of its own for its timers: 22 of 315 ticks on a loaded machine, all of
-    // them on an idle one.
+    // It starves the host where the emulator has no processor of its own for its timers: 22 of 315
+    // ticks on a loaded machine, all of them on an idle one.
     attack("period_chip", Sign::Starved(75), NONE),
     attack("level_pin", Sign::Starved(10), ALL),
     attack("broadcast_pin", Sign::OtherCore, ALL),
@@ -203,7 +204,8 @@ pub const ATTACKS: &[Attack] = &[
     attack("ring_memory", Sign::Overwritten, &Mode::POLLING).polls(),
 ];
 
-/// A payload that is honest, what it must say, and whether it must cost no more than its calm form in its last window.
+/// A payload that is honest, what it must say, and whether it must cost no more than its calm form
+/// in its last window.
 #[derive(Clone, Copy, Debug)]
 pub struct Honest {
     /// Its name.

@@ -1,9 +1,9 @@
 //! What should come out of each case of `guest/iommu-cases`, in the order in which the module has
 //! them, and why: the section of VIRTIO 1.3, and how strongly that says it.
 //!
-//! Expectations are written as [`judge`](super::seen::judge) reads them. `open=ok`: the endpoint was
-//! attached to a new domain, and its ring mapped. `dma=PAGE.OFFSET`: the byte of the watched memory that
-//! a write of one byte has reached.
+//! Expectations are written as [`judge`](super::seen::judge) reads them. `open=ok`: the endpoint
+//! was attached to a new domain, and its ring mapped. `dma=PAGE.OFFSET`: the byte of the watched
+//! memory that a write of one byte has reached.
 
 use std::fmt;
 
@@ -20,7 +20,8 @@ pub enum Level {
     May,
     /// In the text outside of the requirements.
     Stated,
-    /// A driver must not ask for it. The device has to answer and to go on, and nothing else changes.
+    /// A driver must not ask for it. The device has to answer and to go on, and nothing else
+    /// changes.
     Free,
 }
 

@@ -1,7 +1,8 @@
 //! What the module has printed, and whether it is as a rule has it.
 //!
-//! A case's line is `iommu-cases: end NUMBER NAME STEP STEP …`, a step `NAME=VALUE`; see the module's
-//! README. A rule has the same steps with what may stand for each value, [`is_met`] says how.
+//! A case's line is `iommu-cases: end NUMBER NAME STEP STEP …`, a step `NAME=VALUE`; see the
+//! module's README. A rule has the same steps with what may stand for each value, [`is_met`] says
+//! how.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -121,10 +122,11 @@ pub fn judge(expected: &str, steps: &str) -> Verdict {
 
 /// Whether a step's value is this:
 ///
-/// - of a request, `STATUS/LENGTH`: a status by its name, `refused` (any but OK), `any`, or `-` (nothing
-///   was written, and the used length says so). A status that the used length leaves out is none.
-/// - `fault`, `REASON/FLAGS/ADDRESS`: `REASON@ADDRESS`, or `REASON` alone. The device may leave out the
-///   address; it has no flags but those of the specification.
+/// - of a request, `STATUS/LENGTH`: a status by its name, `refused` (any but OK), `any`, or `-`
+///   (nothing was written, and the used length says so). A status that the used length leaves out
+///   is none.
+/// - `fault`, `REASON/FLAGS/ADDRESS`: `REASON@ADDRESS`, or `REASON` alone. The device may leave out
+///   the address; it has no flags but those of the specification.
 /// - of anything else, the value itself.
 fn is_met(name: &str, may: &str, value: &str) -> bool {
     match (name, value.split_once('/')) {

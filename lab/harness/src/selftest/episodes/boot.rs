@@ -1,8 +1,10 @@
-//! One boot: its guest, and a daemon where one serves it, go through the episodes of a plan in step with the storage.
+//! One boot: its guest, and a daemon where one serves it, go through the episodes of a plan in step
+//! with the storage.
 //!
-//! Times are this machine's, and begin with the signal, or when the act was heard of on the guest's console; where the kernel
-//! holds the I/O, when the command that releases the storage has come back. Emulation is slow, so a bound lasts as many times longer
-//! as the machine is busy ([`lab::patience`]).
+//! Times are this machine's, and begin with the signal, or when the act was heard of on the guest's
+//! console; where the kernel holds the I/O, when the command that releases the storage has come
+//! back. Emulation is slow, so a bound lasts as many times longer as the machine is busy
+//! ([`lab::patience`]).
 
 use std::fmt;
 use std::thread::sleep;
@@ -25,7 +27,8 @@ pub const BOUND: Duration = Duration::from_secs(5);
 const APART: Duration = Duration::from_millis(300);
 /// Storage that is waited for longer than this is named.
 const NAMED: Duration = Duration::from_secs(3);
-/// How long a request is waited for that meets storage which holds it, and how often that is looked at.
+/// How long a request is waited for that meets storage which holds it, and how often that is looked
+/// at.
 const MET: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
 /// For a start, and for each episode: what a guest that hangs is ended after.
@@ -223,7 +226,8 @@ impl<'a> Boot<'a> {
         Ok(())
     }
 
-    /// Requests that the kernel holds: not before there is one, if one comes. Where threads of the process wait, nobody sees it.
+    /// Requests that the kernel holds: not before there is one, if one comes. Where threads of the
+    /// process wait, nobody sees it.
     fn held(&self, fault: Fault) -> Result<u32> {
         let start = Instant::now();
         loop {

@@ -243,8 +243,9 @@ impl Draw {
     fn episode(&mut self, image: Image) -> Episode {
         let slow = Fault::Slow(u32::try_from(50 + self.below(250)).expect("below 300"));
         let more: &[Fault] = match image {
-            // A page cache that cannot be written back forgets what it was given, and says so at the next flush: what a
-            // guest was told is written may be lost then. ext4 whose journal fails takes no more writes.
+            // A page cache that cannot be written back forgets what it was given, and says so at
+            // the next flush: what a guest was told is written may be lost then. ext4 whose journal
+            // fails takes no more writes.
             Image::Device(Cache::Direct) => &[Fault::FailsWrites, Fault::FailsAll],
             Image::Device(Cache::Buffered) => &[],
             Image::File(_) | Image::Qcow2 => &[Fault::Full, Fault::Full],

@@ -1,7 +1,7 @@
 //! The virtual machine of the soak: built, run under [`Watchdog`](super::watch), wound down.
 //!
-//! 2 MiB of RAM, one vCPU without a local APIC, the VT-d unit with its queue on, and its owner under a sidecore that
-//! goes to sleep at every idle sweep.
+//! 2 MiB of RAM, one vCPU without a local APIC, the VT-d unit with its queue on, and its owner
+//! under a sidecore that goes to sleep at every idle sweep.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -266,7 +266,8 @@ fn wind_down<P: Poller<Message = Request>>(
     outcome: Result<Outcome>,
 ) -> Result<Ended> {
     if let Ok(Outcome::Hung(dump)) = outcome {
-        // Its sidecore does not answer, so it cannot be joined, and its owner's mappings must stay for the vCPU.
+        // Its sidecore does not answer, so it cannot be joined, and its owner's mappings must stay
+        // for the vCPU.
         control.end(End::Host(dump.clone()));
         let stats = core.stats();
         std::mem::forget(core);
@@ -280,7 +281,8 @@ fn wind_down<P: Poller<Message = Request>>(
     let counts = core.handle(0).call(|reply| Request::ask(reply, counts));
     // Nothing happens if it has ended; an unfinished guest is brought out of its loop.
     control.end(End::Quit);
-    // First the sidecore, for a vCPU may wait for its answer; its owner is kept until the vCPU has stopped.
+    // First the sidecore, for a vCPU may wait for its answer; its owner is kept until the vCPU has
+    // stopped.
     let owners = core.stop();
     let joined = thread.join();
     drop(owners);

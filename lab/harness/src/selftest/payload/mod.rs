@@ -1,21 +1,23 @@
-//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that nobody but its own store to
-//! a register can help.
+//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that nobody but its
+//! own store to a register can help.
 //!
-//! Register pages have no eventfd, so a sleeping owner is woken by *arming* them, in `shared` by write protection
-//! and in `logged` by taking the log away. A wake-up lost there hangs Linux for ever: it spins on the status word
-//! with interrupts off. This soak plays that driver in 64-bit user mode, which every `/dev/kvm` runs, software KVM
-//! too, at full speed.
+//! Register pages have no eventfd, so a sleeping owner is woken by *arming* them, in `shared` by
+//! write protection and in `logged` by taking the log away. A wake-up lost there hangs Linux for
+//! ever: it spins on the status word with interrupts off. This soak plays that driver in 64-bit
+//! user mode, which every `/dev/kvm` runs, software KVM too, at full speed.
 //!
 //! * `program`: the guest, about thirty instructions.
-//! * `machine`: the virtual machine around it, out of the parts that `exitless run` is made of: the unit behind its
-//!   front end, the owner, a sidecore with `force_sleep_every(1)`, the vCPU loop.
+//! * `machine`: the virtual machine around it, out of the parts that `exitless run` is made of: the
+//!   unit behind its front end, the owner, a sidecore with `force_sleep_every(1)`, the vCPU loop.
 //! * `watch`: waits for enough sleeps, and tells a lost wake-up from a slow host.
 //!
-//! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the program waits a
-//! random time between submissions. What is counted: each in its column of [`PayloadReport`].
+//! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the
+//! program waits a random time between submissions. What is counted: each in its column of
+//! [`PayloadReport`].
 //!
-//! Called by `exitless-lab payload`, `exitless-lab selftest --soak` and by this module's tests. Left out: more than one vCPU, functions with
-//! rings (their doorbells have descriptors), other registers than IQT.
+//! Called by `exitless-lab payload`, `exitless-lab selftest --soak` and by this module's tests.
+//! Left out: more than one vCPU, functions with rings (their doorbells have descriptors), other
+//! registers than IQT.
 
 mod machine;
 mod program;
@@ -130,8 +132,8 @@ pub fn supported(mode: RegisterMode) -> Result<(), Unsupported> {
 /// Submits until the sidecore has slept `sleeps` times, or a wake-up is lost.
 ///
 /// # Errors
-/// [`Unsupported`], a host that refuses something, a guest that crashes, or a unit that has not done exactly
-/// what was submitted. A lost wake-up is no error: it is in the report.
+/// [`Unsupported`], a host that refuses something, a guest that crashes, or a unit that has not
+/// done exactly what was submitted. A lost wake-up is no error: it is in the report.
 pub fn run(mode: RegisterMode, sleeps: u64) -> Result<PayloadReport> {
     machine::soak(mode, sleeps, PATIENCE, |owner| owner)
 }

@@ -1,4 +1,5 @@
-//! The guest of the soak: a queue submission in a loop, in 64-bit user mode, and the memory it runs in.
+//! The guest of the soak: a queue submission in a loop, in 64-bit user mode, and the memory it runs
+//! in.
 //!
 //! ```text
 //! next:   counter += 1
@@ -10,13 +11,15 @@
 //!         STOP set? store the counter at DONE, an address nobody decodes but the host
 //!         15 times in 16: FLOOR + 0 … SPAN pauses    so that some stores meet a sleeper, some its falling asleep
 //! ```
-//! Everything is mapped one to one, for user mode. Like a driver's `ioremap`, the register page is uncached.
-//! There is no stack, no interrupt table and no segment but the processor's cached ones: an exception ends the
-//! machine as a triple fault, with its registers.
+//! Everything is mapped one to one, for user mode. Like a driver's `ioremap`, the register page is
+//! uncached. There is no stack, no interrupt table and no segment but the processor's cached ones:
+//! an exception ends the machine as a triple fault, with its registers.
 //!
-//! Layouts: Intel SDM volume 3 §4.5 (page tables), §8.7 (task state); VT-d specification §6.5.2 (descriptors).
+//! Layouts: Intel SDM volume 3 §4.5 (page tables), §8.7 (task state); VT-d specification §6.5.2
+//! (descriptors).
 //!
-//! UNSAFETY: the program's bytes are taken from this binary by the two symbols around them; a loop of PAUSEs.
+//! UNSAFETY: the program's bytes are taken from this binary by the two symbols around them; a loop
+//! of PAUSEs.
 
 use std::arch::{asm, global_asm};
 use std::slice;
@@ -34,13 +37,15 @@ pub const RAM_SIZE: u64 = 2 << 20;
 pub const QUEUE: u64 = 0x2_0000;
 /// Where WAIT descriptors write the counter, 32 bits.
 pub const STATUS: u64 = 0x2_1000;
-/// Three words of 32 bits from the host: STOP (not zero: end after the present submission), FLOOR and SPAN in PAUSEs.
+/// Three words of 32 bits from the host: STOP (not zero: end after the present submission), FLOOR
+/// and SPAN in PAUSEs.
 pub const CONTROL: u64 = 0x2_2000;
 /// A page without a memory slot: the program's last store exits there.
 pub const DONE: u64 = 0xfed8_0000;
 
 const CODE: u64 = 0x1_0000;
-/// PML4, PDPT, directory of the first GiB, directory of the fourth, table of the 2 MiB around the registers.
+/// PML4, PDPT, directory of the first GiB, directory of the fourth, table of the 2 MiB around the
+/// registers.
 const PAGE_TABLES: u64 = 0x1000;
 const GDT: u64 = 0x8000;
 const TASK: u64 = 0x9000;
@@ -52,8 +57,8 @@ const USER: u64 = 1 << 2;
 const UNCACHED: u64 = 0b11 << 3;
 const LARGE: u64 = 1 << 7;
 
-// rcx counter, rdx tail, rdi queue, rsi address of IQT, rbx address of the status word (also what descriptors
-// say), rbp CONTROL, r8 DONE, r10 state of the random numbers; rax, r9 scratch.
+// rcx counter, rdx tail, rdi queue, rsi address of IQT, rbx address of the status word (also what
+// descriptors say), rbp CONTROL, r8 DONE, r10 state of the random numbers; rax, r9 scratch.
 global_asm!(
     ".pushsection .rodata.exitless_soak, \"a\", @progbits",
     ".globl exitless_soak_start",
@@ -79,8 +84,8 @@ global_asm!(
     "jne 3b",
     "cmp dword ptr [rbp], 0",
     "jne 5f",
-    // A linear congruential generator (Numerical Recipes' constants): four bits decide whether to wait at all, the
-    // high half times SPAN over 65536 how long.
+    // A linear congruential generator (Numerical Recipes' constants): four bits decide whether to
+    // wait at all, the high half times SPAN over 65536 how long.
     "imul r10d, r10d, 1664525",
     "add r10d, 1013904223",
     "test r10d, 0xf000",
@@ -114,8 +119,8 @@ unsafe extern "C" {
 
 fn code() -> &'static [u8] {
     let (start, end) = (&raw const START, &raw const END);
-    // SAFETY: both symbols are in one read-only section of this binary, START first, with nothing between them but
-    // the program; only the addresses of the statics are used.
+    // SAFETY: both symbols are in one read-only section of this binary, START first, with nothing
+    // between them but the program; only the addresses of the statics are used.
     unsafe { slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
@@ -167,8 +172,8 @@ pub fn set_delay(ram: &impl PhysMem, floor: u32, span: u32) -> Result<()> {
     ready(ram.store_u32_release(Gpa::new(CONTROL + 8), span))
 }
 
-/// The program's waiting loop on the host, for `pauses` (at least 1) PAUSEs. In assembler there as here, so that a
-/// debug build takes the same time.
+/// The program's waiting loop on the host, for `pauses` (at least 1) PAUSEs. In assembler there as
+/// here, so that a debug build takes the same time.
 pub fn pause(pauses: u32) {
     // SAFETY: changes a register given to it, and flags; ends when the register has come to 0.
     unsafe {

@@ -1,4 +1,5 @@
-//! Short soaks, and soaks with a defect that must be noticed. They skip with a reason where KVM is missing.
+//! Short soaks, and soaks with a defect that must be noticed. They skip with a reason where KVM is
+//! missing.
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use super::unit::{Owner, Request};
 use super::{PayloadReport, run, supported};
 
 const SLEEPS: u64 = 2000;
-/// Taking the log away waits for a grace period of the host's kernel: 7 to 12 ms each, measured on software KVM.
+/// Taking the log away waits for a grace period of the host's kernel: 7 to 12 ms each, measured on
+/// software KVM.
 const LOGGED_SLEEPS: u64 = 300;
 
 fn can(mode: RegisterMode) -> bool {
@@ -57,7 +59,8 @@ fn no_wake_up_is_lost_in_shared_mode() {
         assert_eq!((report.traps, report.logged), (0, 0), "{report}");
         assert!(report.wakes_fd > 0, "{report}");
         assert!(report.gate_faults >= report.wakes_fd, "{report}");
-        // A store that had to wait gets through: it is not stopped again by the next sleep, and the next.
+        // A store that had to wait gets through: it is not stopped again by the next sleep, and the
+        // next.
         assert!(report.gate_faults < 4 * report.iterations, "{report}");
     }
 }

@@ -1,16 +1,17 @@
 //! Waits until the sidecore has slept often enough, and notices when nothing goes on.
 //!
-//! Runs on the caller's thread and looks at what other threads write anyway: the program's status word and the
-//! sidecore's statistics. Looking disturbs nobody, and wakes nobody, until something is wrong. Then the sidecore
-//! is given a message, which wakes it whatever it missed: if the program goes on, a wake-up had been lost; if it does
-//! not, the work itself was.
+//! Runs on the caller's thread and looks at what other threads write anyway: the program's status
+//! word and the sidecore's statistics. Looking disturbs nobody, and wakes nobody, until something
+//! is wrong. Then the sidecore is given a message, which wakes it whatever it missed: if the
+//! program goes on, a wake-up had been lost; if it does not, the work itself was.
 //!
-//! Nothing goes on where nothing has changed over so many looks as the patience has room for, and not over so much time: a
-//! machine that stands still for a while, as one under a hypervisor does, stops this thread with all others, and then
-//! the vCPU may be the last of them to go on.
+//! Nothing goes on where nothing has changed over so many looks as the patience has room for, and
+//! not over so much time: a machine that stands still for a while, as one under a hypervisor does,
+//! stops this thread with all others, and then the vCPU may be the last of them to go on.
 //!
-//! Meanwhile it keeps the program's waits about as long as falling asleep takes here (microseconds, or 10 ms where
-//! KVM waits for a grace period), so that most stores come just before or after the sidecore is asleep.
+//! Meanwhile it keeps the program's waits about as long as falling asleep takes here (microseconds,
+//! or 10 ms where KVM waits for a grace period), so that most stores come just before or after the
+//! sidecore is asleep.
 
 use std::fmt::Write as _;
 use std::sync::mpsc;
@@ -112,10 +113,12 @@ impl Standstill {
 
 /// Sets the program's waits.
 struct Pace {
-    /// How long [`SAMPLE`](Self::SAMPLE) PAUSEs take, in ns; the guest runs them at the host's speed.
+    /// How long [`SAMPLE`](Self::SAMPLE) PAUSEs take, in ns; the guest runs them at the host's
+    /// speed.
     sample_ns: u64,
-    /// How many times longer the waits are than the sample says. It may have been interrupted, or the guest have a faster
-    /// processor: then each store would come while the sidecore still falls asleep.
+    /// How many times longer the waits are than the sample says. It may have been interrupted, or
+    /// the guest have a faster processor: then each store would come while the sidecore still falls
+    /// asleep.
     stretch: u64,
     /// Sleeps, and attempts given up, when the stretch was last looked at.
     seen: (u64, u64),

@@ -1,4 +1,5 @@
-//! The words that combining cores share: who is in the open generation, its ranges, and what became of the last ones.
+//! The words that combining cores share: who is in the open generation, its ranges, and what became
+//! of the last ones.
 
 use core::task::Poll;
 
@@ -15,8 +16,8 @@ const WAITS: u64 = 1 << (STATE_BITS - 1);
 pub(super) const CORES_MAX: usize = WAITS as usize - 1;
 /// Most ranges of one generation that are kept. The first six lie on the line of the posts.
 pub(super) const RANGES: usize = 30;
-/// Low bits of a range's word: its pages, or 0 where it holds none; then the bits above are the first generation that
-/// may write it.
+/// Low bits of a range's word: its pages, or 0 where it holds none; then the bits above are the
+/// first generation that may write it.
 const PAGES_BITS: u32 = 12;
 const PAGES: u64 = (1 << PAGES_BITS) - 1;
 /// Generations whose outcome is kept.
@@ -34,7 +35,8 @@ struct Posts {
     ranges: [AtomicU64; RANGES],
 }
 
-/// What became of a generation. A line each, written by whoever closed it, read by those in it and by who closes the next.
+/// What became of a generation. A line each, written by whoever closed it, read by those in it and
+/// by who closes the next.
 #[derive(Default)]
 struct Report {
     /// The generation, and in the lowest bit whether `ticket` covers it; 0 while it is written.
@@ -102,12 +104,13 @@ impl Generations {
     /// The first: waits for others from now on; how many have come before.
     #[inline]
     pub(super) fn await_others(&self) -> usize {
-        // Relaxed: nothing is taken yet. If the generation is not ours any more, its first closes it all the same.
+        // Relaxed: nothing is taken yet. If the generation is not ours any more, its first closes
+        // it all the same.
         self.posts.open.fetch_or(WAITS, Ordering::Relaxed) as usize & CORES_MAX
     }
 
-    /// Closes a generation of which this core's post is known and opens the next; how many it holds. `None` where
-    /// somebody else has closed it.
+    /// Closes a generation of which this core's post is known and opens the next; how many it
+    /// holds. `None` where somebody else has closed it.
     #[inline]
     pub(super) fn close(&self, post: Post) -> Option<usize> {
         let next = (post.generation + 1) << STATE_BITS;
@@ -127,7 +130,8 @@ impl Generations {
     /// Leaves a range for whoever closes the generation, if it comes in time.
     #[inline]
     pub(super) fn put(&self, post: Post, range: IovaRange) {
-        // Acquire: pairs with `take`; whoever takes the ranges of the generation before is done with this word.
+        // Acquire: pairs with `take`; whoever takes the ranges of the generation before is done
+        // with this word.
         if self.posts.taken.load(Ordering::Acquire) < post.generation - 1 {
             return;
         }
@@ -140,11 +144,13 @@ impl Generations {
             return;
         }
         let packed = range.first().raw() << PAGES_BITS | range.pages();
-        // If the generation was closed meanwhile, the word is not what we found. Relaxed: the word is all there is to know.
+        // If the generation was closed meanwhile, the word is not what we found. Relaxed: the word
+        // is all there is to know.
         let _ = word.compare_exchange(found, packed, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Who closed a generation of `count`: takes its ranges as far as they have come, and gives their words to the next.
+    /// Who closed a generation of `count`: takes its ranges as far as they have come, and gives
+    /// their words to the next.
     pub(super) fn take(&self, generation: u64, count: usize) -> [Option<IovaRange>; RANGES] {
         let mut ranges = [None; RANGES];
         // Whoever closed this one has seen the report on the one before.
@@ -169,8 +175,8 @@ impl Generations {
         self.report_of(generation).stamp.load(Ordering::Acquire) >> 1 >= generation
     }
 
-    /// Who closed a generation, after the one before was reported: it was submitted as this, or everybody is to invalidate
-    /// for itself.
+    /// Who closed a generation, after the one before was reported: it was submitted as this, or
+    /// everybody is to invalidate for itself.
     #[inline]
     pub(super) fn report(&self, generation: u64, ticket: Option<Ticket>) {
         let report = self.report_of(generation);

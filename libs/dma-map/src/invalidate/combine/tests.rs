@@ -40,7 +40,8 @@ fn an_error_reaches_its_caller_and_the_next_request_works() {
     }
 }
 
-/// Forgets a page when a batch is polled that was submitted after its entry was cleared. Seems busy whenever it likes.
+/// Forgets a page when a batch is polled that was submitted after its entry was cleared. Seems busy
+/// whenever it likes.
 struct Hardware {
     entries: Vec<AtomicBool>,
     cached: Vec<AtomicBool>,
@@ -85,7 +86,8 @@ impl Invalidator for Hardware {
     }
 }
 
-/// Two pages for each of four cores, in turn: what one unmap forgets too late or too little the next finds.
+/// Two pages for each of four cores, in turn: what one unmap forgets too late or too little the
+/// next finds.
 #[test]
 fn nobody_returns_before_his_page_is_forgotten() {
     const CORES: usize = 4;

@@ -57,7 +57,8 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
     assert!(model.is_empty() && queue.is_empty());
 }
 
-/// What is counted as unmapped and not covered is what the queue holds, also after a panic of whoever took some out.
+/// What is counted as unmapped and not covered is what the queue holds, also after a panic of
+/// whoever took some out.
 #[test]
 fn a_panic_of_who_takes_leaves_the_numbers_right() {
     let (mut core, mut queue) = core_and_queue();

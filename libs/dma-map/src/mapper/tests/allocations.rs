@@ -10,7 +10,8 @@ std::thread_local! {
 
 struct Counting;
 
-// SAFETY: all is passed on as it came. The counter is a thread's own, has no destructor, and allocates nothing.
+// SAFETY: all is passed on as it came. The counter is a thread's own, has no destructor, and
+// allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.set(CALLS.get() + 1);

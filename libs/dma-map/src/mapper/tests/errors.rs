@@ -73,8 +73,8 @@ fn another_domains_mapping_is_refused() {
     other.unmap(decoy).unwrap();
 }
 
-/// A mapping may outlive its domain, and the next domain may lie where that one did: it refuses the mapping, and its own of the
-/// same IOVA stays.
+/// A mapping may outlive its domain, and the next domain may lie where that one did: it refuses the
+/// mapping, and its own of the same IOVA stays.
 #[test]
 fn a_mapping_of_a_dropped_domain_is_refused_by_the_next_at_its_address() {
     let (mut dropped, mut next) = (world(Policy::STRICT), world(Policy::STRICT));
@@ -98,7 +98,8 @@ fn a_mapping_of_a_dropped_domain_is_refused_by_the_next_at_its_address() {
     core.unmap(decoy).unwrap();
 }
 
-/// A device that does not answer: the unmap says so, the IOVA is not given out, and comes back when it answers.
+/// A device that does not answer: the unmap says so, the IOVA is not given out, and comes back when
+/// it answers.
 #[test]
 fn an_invalidation_that_times_out_keeps_the_iova() {
     for policy in [Policy::STRICT, Policy::STRICT_COMBINING] {
@@ -180,8 +181,8 @@ fn a_dead_device_fills_the_queue_and_then_unmaps_are_refused() {
     );
 }
 
-/// More of them than are torn down together. Another core has their IOVAs once they are out of reach, whether or not anybody has
-/// the dropped one's number again.
+/// More of them than are torn down together. Another core has their IOVAs once they are out of
+/// reach, whether or not anybody has the dropped one's number again.
 #[test]
 fn idle_mappings_of_a_dead_device_stay_reported_and_others_adopt_them() {
     const COUNT: u64 = 100;
@@ -233,7 +234,8 @@ fn what_joins_a_batch_of_a_dead_device_is_cleared_too() {
     // The device has seen nothing: what it reaches at the end is still mapped.
     world.iotlb.die_for(20);
     for mapping in maps {
-        // Kept, torn down, or refused for now: each in its turn, on the common path and on the careful one.
+        // Kept, torn down, or refused for now: each in its turn, on the common path and on the
+        // careful one.
         let _ = core.unmap(mapping);
         world.clock.pass(TICK);
     }

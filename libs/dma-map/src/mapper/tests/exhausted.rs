@@ -1,4 +1,5 @@
-//! A space that is used up: what is unmapped can be had again by the core that needs it, also where another one rests.
+//! A space that is used up: what is unmapped can be had again by the core that needs it, also where
+//! another one rests.
 
 use super::*;
 
@@ -48,7 +49,8 @@ fn what_others_unmapped_is_had_without_the_core_that_mapped_it() {
             unmap_all(&mut consumer, again);
             let mut third = world.core(2);
             let others = map_all(&mut third, 20_000);
-            // Beyond the free lists of the second, which has freed its own now. What its policy has it keep besides is live.
+            // Beyond the free lists of the second, which has freed its own now. What its policy has
+            // it keep besides is live.
             let least = if kept(&world) == 0 {
                 PAGES as usize - 512
             } else {

@@ -67,7 +67,8 @@ fn no_element_crosses_a_boundary() {
         let mut core = world.core(0);
         let mut live = Vec::new();
         for round in 1..40 {
-            // Ranges of odd lengths, so that the space between them is where a careless one would cross.
+            // Ranges of odd lengths, so that the space between them is where a careless one would
+            // cross.
             live.push(
                 core.map(
                     &[Segment::new(PhysAddr::new(round << 20), 0x3000)],

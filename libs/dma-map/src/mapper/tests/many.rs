@@ -114,7 +114,8 @@ fn shared_mappings_end_with_their_last_user() {
     assert_eq!(reached(&world, &all), 0);
 }
 
-/// Each of a group that was not answered for waits, counted; when there is no room for more, mappings live.
+/// Each of a group that was not answered for waits, counted; when there is no room for more,
+/// mappings live.
 #[test]
 fn what_a_dead_device_was_to_forget_is_out_of_the_list_and_stale() {
     for policy in [Policy::STRICT, Policy::STRICT_COMBINING, Policy::SHARED] {

@@ -1,5 +1,6 @@
-//! Barriers in every order that loom knows, with what each rule is there for taken away in turn: the model has to notice every
-//! time. Run with `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
+//! Barriers in every order that loom knows, with what each rule is there for taken away in turn:
+//! the model has to notice every time. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
 
 use alloc::sync::Arc;
 
@@ -56,7 +57,8 @@ impl World {
     }
 }
 
-/// An owner that unmaps and makes room for the next, and somebody who wants what is unmapped out of reach.
+/// An owner that unmaps and makes room for the next, and somebody who wants what is unmapped out of
+/// reach.
 fn run(wrong: Wrong) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -115,7 +117,8 @@ fn model_catches_an_owner_that_takes_without_the_lock() {
     assert!(is_caught(|| run(Wrong::Takes)));
 }
 
-/// A core with one mapping that no invalidation has covered is dropped; somebody asks how many there are.
+/// A core with one mapping that no invalidation has covered is dropped; somebody asks how many
+/// there are.
 fn leave(settles_first: bool, asks_orphans_first: bool) {
     loom::model(move || {
         let line = Arc::new(CoreLines::default());
@@ -159,7 +162,8 @@ fn model_catches_a_count_that_asks_for_orphans_first() {
     assert!(is_caught(|| leave(false, true)));
 }
 
-/// A core with room for one fills its queue twice, with a flush in between; somebody asks how many there are.
+/// A core with room for one fills its queue twice, with a flush in between; somebody asks how many
+/// there are.
 #[test]
 fn model_no_more_is_counted_than_the_queue_has_room_for() {
     loom::model(|| {

@@ -13,7 +13,8 @@ use crate::ManualClock;
 use crate::invalidate::{Command, Ticket};
 use crate::table::{HostMemory, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 
-/// What a core that never runs again has left in the device's reach is gone after the age and one tick.
+/// What a core that never runs again has left in the device's reach is gone after the age and one
+/// tick.
 fn quiet_core(policy: Policy) {
     let world = world(policy);
     let mut quiet = world.core(0);
@@ -98,7 +99,8 @@ fn an_exhausted_core_gets_what_others_keep_when_they_run() {
     }
     let refused = hungry.map(&[page(1)], Direction::ToDevice);
     assert!(matches!(refused, Err(DmaMapError::Alloc(_))));
-    // The flush that the failure forced covers the keeper's queue; its next operation gives it back.
+    // The flush that the failure forced covers the keeper's queue; its next operation gives it
+    // back.
     assert!(keeper.unmap_at(address::Iova::new(1 << 40), 1).is_err());
     let mapping = hungry.map(&[page(1)], Direction::ToDevice);
     hungry.unmap(mapping.unwrap()).unwrap();
@@ -167,7 +169,8 @@ fn a_tick_that_is_not_due_finds_nothing_and_one_that_is_finds_something() {
     assert!(busy > 10 && idle > busy, "{busy} ticks of {}", busy + idle);
 }
 
-/// A tick that coincides with `risk`, or whoever else looks at the orphans, does not invalidate in vain.
+/// A tick that coincides with `risk`, or whoever else looks at the orphans, does not invalidate in
+/// vain.
 #[test]
 fn a_tick_beside_who_looks_at_the_orphans_finds_nothing() {
     let world = world(Policy::STRICT);
@@ -186,7 +189,8 @@ fn a_tick_beside_who_looks_at_the_orphans_finds_nothing() {
     assert_eq!(world.iotlb.commands(), 0);
 }
 
-/// What a failed invalidation has left cleared, and what a core that was dropped has, is due until it is out of reach.
+/// What a failed invalidation has left cleared, and what a core that was dropped has, is due until
+/// it is out of reach.
 #[test]
 fn what_an_invalidation_failed_for_is_due() {
     for policy in [Policy::DEFERRED, Policy::optimistic(16)] {
@@ -209,7 +213,8 @@ fn what_an_invalidation_failed_for_is_due() {
     }
 }
 
-/// Hardware that always has one batch under way: what was submitted is complete when the next one is.
+/// Hardware that always has one batch under way: what was submitted is complete when the next one
+/// is.
 #[derive(Default)]
 struct Lagging {
     submitted: AtomicU64,

@@ -9,7 +9,8 @@ use super::*;
 use crate::table::LeafSizes;
 use crate::testing::{DeviceFault, ModelMemory};
 
-/// Maps `count` pages, lets the device walk there, and unmaps them: tables are left with nothing in them.
+/// Maps `count` pages, lets the device walk there, and unmaps them: tables are left with nothing in
+/// them.
 fn churn(
     world: &World<ChunkAllocator>,
     core: &mut Core<ChunkAllocator>,
@@ -47,7 +48,8 @@ fn tables_are_released_after_one_epoch_under_every_policy() {
     }
 }
 
-/// The device keeps table pointers; a page that was released too early would be walked after it was freed.
+/// The device keeps table pointers; a page that was released too early would be walked after it was
+/// freed.
 #[test]
 fn the_device_never_walks_a_freed_table() {
     for policy in policies() {
@@ -89,7 +91,8 @@ fn a_table_released_without_an_invalidation_is_caught() {
     core.unmap(mapping).unwrap();
     let first = IovaPfn::new(range.first().raw() & !(iova::CHUNK_PAGES - 1));
     let chunk = IovaRange::new(first, iova::CHUNK_PAGES).unwrap();
-    // SAFETY: nobody walks there, and the model's memory is never really freed: the mistake is the test.
+    // SAFETY: nobody walks there, and the model's memory is never really freed: the mistake is the
+    // test.
     #[expect(unsafe_code, reason = "releases too early on purpose")]
     unsafe {
         let retired = world.mapper.0.table.retire_leaf(chunk).unwrap();
@@ -117,7 +120,8 @@ fn shuffled(live: &mut [Mapping]) {
     }
 }
 
-/// So many pages are mapped and unmapped in an order: one `park`, with its one invalidation for tables, leaves none.
+/// So many pages are mapped and unmapped in an order: one `park`, with its one invalidation for
+/// tables, leaves none.
 fn park_leaves_no_table(pages: u64, order: fn(&mut [Mapping])) {
     for policy in [Policy::STRICT, Policy::DEFERRED, Policy::optimistic(256)] {
         let memory = Arc::new(ModelMemory::new(pages as usize / 512 + 16));
@@ -154,7 +158,8 @@ fn park_gives_back_all_tables_of_512000_pages_freed_in_random_order() {
 /// 2 MiB, of which device and memory agree on the alignment.
 const LARGE: Segment = Segment::new(PhysAddr::new(0x4000_0000), 2 << 20);
 
-/// There is no table behind it: nothing to wait for, so no invalidation but its own, and the same chunk again and again.
+/// There is no table behind it: nothing to wait for, so no invalidation but its own, and the same
+/// chunk again and again.
 #[test]
 fn a_large_leaf_costs_no_quarantine() {
     for (policy, most) in [(Policy::STRICT, 1000), (Policy::DEFERRED, 4)] {
@@ -197,7 +202,8 @@ fn tables_of_whole_chunks_are_not_hoarded() {
 #[test]
 fn translations_run_beside_unmaps_and_reclaim() {
     for policy in policies() {
-        // Room for what cannot be given back while the machine keeps the other thread from ending a walk.
+        // Room for what cannot be given back while the machine keeps the other thread from ending a
+        // walk.
         let memory = Arc::new(ModelMemory::new(1 << 13));
         let (space, limits) = (chunks(1 << 22, 2), DeviceLimits::default());
         let world = ModelDomain::in_memory(space, policy, limits, &memory);
@@ -231,7 +237,8 @@ fn translations_run_beside_unmaps_and_reclaim() {
     }
 }
 
-/// What a dropped core could not give back: its tables wait for whoever may walk them, its IOVAs for nobody.
+/// What a dropped core could not give back: its tables wait for whoever may walk them, its IOVAs
+/// for nobody.
 #[test]
 fn orphaned_mappings_do_not_wait_for_a_walk() {
     let world = World::of(

@@ -1,13 +1,16 @@
-//! All parts in one model: allocator, tables, mapper and a device, in every order that loom knows as far as time allows. Run with
+//! All parts in one model: allocator, tables, mapper and a device, in every order that loom knows
+//! as far as time allows. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
 //!
-//! One core maps, unmaps, parks, so that the leaf table goes, and maps something else at the same address. Beside it another
-//! translates that address; or one flushes, and there is a **device**, which reads entries as hardware does, remembers a
-//! translation and the address of a leaf table, and forgets them only when it sees an invalidation, which it then acknowledges.
-//! All code is the real one; an allocation is a word of 64 pages, which [`Small`] makes one page of a table of two entries.
+//! One core maps, unmaps, parks, so that the leaf table goes, and maps something else at the same
+//! address. Beside it another translates that address; or one flushes, and there is a **device**,
+//! which reads entries as hardware does, remembers a translation and the address of a leaf table,
+//! and forgets them only when it sees an invalidation, which it then acknowledges. All code is the
+//! real one; an allocation is a word of 64 pages, which [`Small`] makes one page of a table of two
+//! entries.
 //!
-//! Pages of tables hold a mark before their first use and after they are given back. Who meets one has been let in too early
-//! or left in too long.
+//! Pages of tables hold a mark before their first use and after they are given back. Who meets one
+//! has been let in too early or left in too long.
 
 use core::convert::Infallible;
 use std::boxed::Box;

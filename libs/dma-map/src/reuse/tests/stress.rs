@@ -1,5 +1,6 @@
-//! Real threads: owners that reuse, strangers that expire, and a table of what each mapping is, which nobody in the
-//! caches sees. Every change of a mapping swaps its entry and looks at what it was.
+//! Real threads: owners that reuse, strangers that expire, and a table of what each mapping is,
+//! which nobody in the caches sees. Every change of a mapping swaps its entry and looks at what it
+//! was.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::thread;

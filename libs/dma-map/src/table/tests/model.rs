@@ -1,10 +1,11 @@
 //! Loom models of the tree: `RUSTFLAGS="--cfg loom" cargo test --release -p dma-map --lib model`.
 //!
-//! The code is the real one; only tables are smaller (two levels of two entries: four pages). Beside the cores that
-//! map runs a **device**, which reads entries as hardware does, keeps the address of a leaf table
-//! that it walked through, and forgets it only when it sees an invalidation, which it then acknowledges. The pages of
-//! the model memory hold [`STALE`] before they are first given out and [`FREED`] after they come back: a walker who
-//! meets either has been let in too early or left in too long.
+//! The code is the real one; only tables are smaller (two levels of two entries: four pages).
+//! Beside the cores that map runs a **device**, which reads entries as hardware does, keeps the
+//! address of a leaf table that it walked through, and forgets it only when it sees an
+//! invalidation, which it then acknowledges. The pages of the model memory hold [`STALE`] before
+//! they are first given out and [`FREED`] after they come back: a walker who meets either has been
+//! let in too early or left in too long.
 //!
 //! The two mistakes that matter must be caught: a table installed by a relaxed swap
 //! (`tests/mutants/dma-map/relaxed-install`), and a table that its user releases before the
@@ -85,8 +86,8 @@ pub(crate) const CONFIG: TableConfig = TableConfig {
 const A: PhysAddr = PhysAddr::new(0xa000);
 const B: PhysAddr = PhysAddr::new(0xb000);
 
-/// Leaked, a few hundred bytes for each order that is tried: a table that is dropped while a model fails would
-/// use loom after its end.
+/// Leaked, a few hundred bytes for each order that is tried: a table that is dropped while a model
+/// fails would use loom after its end.
 pub(crate) fn leaked(pages: usize, config: TableConfig) -> &'static ModelTable {
     let table = ModelTable::new(ModelMemory::new(pages), config);
     Box::leak(Box::new(
@@ -165,8 +166,8 @@ enum Release {
     BeforeInvalidation,
 }
 
-/// The owner of a chunk maps, unmaps, takes the leaf table away and maps again; a neighbour shares the root; the device
-/// looks all the time and acknowledges one invalidation.
+/// The owner of a chunk maps, unmaps, takes the leaf table away and maps again; a neighbour shares
+/// the root; the device looks all the time and acknowledges one invalidation.
 fn reclaim(release: Release) {
     let table = leaked(6, CONFIG);
     let requested: &AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
@@ -197,8 +198,9 @@ fn reclaim(release: Release) {
     let mut retired = Some(retired);
     let mut give_back = || {
         let retired = retired.take().expect("released once");
-        // SAFETY: called after the device is done; or before, which is the mistake that the model must find. The
-        // page is not reused and its memory stays, so it finds it without undefined behaviour.
+        // SAFETY: called after the device is done; or before, which is the mistake that the model
+        // must find. The page is not reused and its memory stays, so it finds it without undefined
+        // behaviour.
         #[expect(unsafe_code, reason = "after the invalidation, or on purpose not")]
         unsafe {
             table.release(retired);

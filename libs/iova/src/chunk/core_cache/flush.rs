@@ -15,8 +15,8 @@ use crate::chunk::trim::{RetainEmpty, release, take_spent};
 use crate::chunk::zone::Zone;
 use crate::{CHUNK_PAGES, IovaPfn, RetiredChunk};
 
-/// Emptied words after which a free that finds no room among the ready ranges sweeps: a core that only frees, and then does
-/// nothing any more, keeps no more of them.
+/// Emptied words after which a free that finds no room among the ready ranges sweeps: a core that
+/// only frees, and then does nothing any more, keeps no more of them.
 const MOST_EMPTIED: usize = 2 * WORDS;
 
 impl CoreCache {
@@ -143,8 +143,8 @@ impl CoreCache {
         shared.count_returned(self.id);
     }
 
-    /// Whether at most half of what this core's chunks have is allocated. What is kept ready may lie in all of them, a little
-    /// in each word, and so be all that keeps them.
+    /// Whether at most half of what this core's chunks have is allocated. What is kept ready may
+    /// lie in all of them, a little in each word, and so be all that keeps them.
     fn is_mostly_free(&self, zone: &Zone, zones: &CoreZones, lane: usize) -> bool {
         let own = &zones.zones[lane].own;
         let all = own.len() as u64 * CHUNK_PAGES;

@@ -1,8 +1,9 @@
-//! From chunks to free lists, when a free list has nothing: the other words that the core has, what remote cores freed, chunks
-//! without an owner, free chunks.
+//! From chunks to free lists, when a free list has nothing: the other words that the core has, what
+//! remote cores freed, chunks without an owner, free chunks.
 //!
-//! Bounds: each turn for a word finds one, or makes something available at most three times. A failing allocation looks into
-//! the sets of chunks; what it must walk beyond that is paid for ([`CoreZone::pay`](crate::chunk::core_zone::CoreZone::pay)).
+//! Bounds: each turn for a word finds one, or makes something available at most three times. A
+//! failing allocation looks into the sets of chunks; what it must walk beyond that is paid for
+//! ([`CoreZone::pay`](crate::chunk::core_zone::CoreZone::pay)).
 
 use lines::Ordering;
 
@@ -87,7 +88,8 @@ impl CoreCache {
         if zones.zones[lane].partial[order].is_empty() {
             zones.collect(shared, lane, Collect::EmptiedWords);
         }
-        // Each turn makes something available that the next one finds: at most one look, one sweep and one chunk.
+        // Each turn makes something available that the next one finds: at most one look, one sweep
+        // and one chunk.
         let mut what = Collect::All;
         loop {
             if !zones.zones[lane].is_exhausted(order, bound)
@@ -118,8 +120,9 @@ impl CoreCache {
         }
     }
 
-    /// Makes ranges of a class ready out of words of other classes: what is free between smaller ones, or a word of larger
-    /// ones, which serves this class from now on. Whether there was one at or below `bound`.
+    /// Makes ranges of a class ready out of words of other classes: what is free between smaller
+    /// ones, or a word of larger ones, which serves this class from now on. Whether there was one
+    /// at or below `bound`.
     fn convert(
         &mut self,
         shared: &Shared,
@@ -186,8 +189,9 @@ impl CoreCache {
         Some(IovaRange::within_space(page, pages_of(order)))
     }
 
-    /// Where in its list a word of the class with something free at or below `bound` is; one was open before, if there was none.
-    /// Where nothing else is left, it may be a word that the limit cuts.
+    /// Where in its list a word of the class with something free at or below `bound` is; one was
+    /// open before, if there was none. Where nothing else is left, it may be a word that the limit
+    /// cuts.
     fn find_word(
         &mut self,
         shared: &Shared,
@@ -233,7 +237,8 @@ impl CoreCache {
         None
     }
 
-    /// Makes what is free in a word ready, as far as there is room. `at` is its place in the list of its class.
+    /// Makes what is free in a word ready, as far as there is room. `at` is its place in the list
+    /// of its class.
     fn make_ready(
         &mut self,
         shared: &Shared,
@@ -258,7 +263,8 @@ impl CoreCache {
         true
     }
 
-    /// One more chunk: an abandoned one, a spent one, a free one. Where nothing else is left, it may be one that the limit cuts.
+    /// One more chunk: an abandoned one, a spent one, a free one. Where nothing else is left, it
+    /// may be one that the limit cuts.
     fn acquire(
         &mut self,
         shared: &Shared,
@@ -365,7 +371,8 @@ impl CoreCache {
         let order = want.order as u32 - 9;
         let index = zone.take_run(count, order, zone.highest_below(bound)?)?;
         shared.count_slow(self.id);
-        // Nothing of them is assigned. Marks that remote cores leave by mistake are wiped off before the next words are.
+        // Nothing of them is assigned. Marks that remote cores leave by mistake are wiped off
+        // before the next words are.
         for chunk in index..index + count {
             let page = zone.page(chunk);
             chunk_of(zone.make_block(page), page).set_owner(AWAY);
@@ -386,7 +393,8 @@ impl CoreCache {
     }
 }
 
-/// The zones in which something lies within the limit, in turn, and the last page of each that does.
+/// The zones in which something lies within the limit, in turn, and the last page of each that
+/// does.
 fn in_limit<'a>(shared: &'a Shared, want: &Want) -> impl Iterator<Item = (usize, u64)> + use<'a> {
     let last = want.last.raw();
     let zones = shared.zones.iter().enumerate();

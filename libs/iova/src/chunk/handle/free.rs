@@ -1,5 +1,5 @@
-//! Frees and pins that are not a core's own business: ranges of other cores' chunks, orphans, runs, the tree's ranges, and
-//! everything that is wrong.
+//! Frees and pins that are not a core's own business: ranges of other cores' chunks, orphans, runs,
+//! the tree's ranges, and everything that is wrong.
 
 use lines::Ordering;
 
@@ -168,7 +168,8 @@ impl Local {
         };
         let page = range.first().raw();
         let order = exact_order(range.pages());
-        // Each lets go of its own mark: in the same moment an owner and a remote core may both have pinned.
+        // Each lets go of its own mark: in the same moment an owner and a remote core may both have
+        // pinned.
         let is_owners = pinned.is_own(self.space);
         if !is_owners || order.is_none_or(|order| !chunk.unpin_own(self.cache.owner(), page, order))
         {

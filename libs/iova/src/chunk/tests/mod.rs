@@ -199,8 +199,9 @@ fn emptied_chunks_wait_to_be_retired_and_come_back_by_recycling() {
     assert_eq!(retired.len(), 8);
 }
 
-/// Whoever retires now and then while ranges of mixed sizes come and go, and after the last one: all but a few chunks go.
-/// The free ranges that a core keeps ready lie in many chunks, and may be all that keeps these.
+/// Whoever retires now and then while ranges of mixed sizes come and go, and after the last one:
+/// all but a few chunks go. The free ranges that a core keeps ready lie in many chunks, and may be
+/// all that keeps these.
 #[test]
 fn what_a_core_keeps_ready_does_not_keep_its_chunks() {
     for seed in 1..40 {

@@ -1,6 +1,7 @@
-//! A loom model of what an owner and strangers do to one chunk, through the real allocator: in every order in which
-//! they can meet (at most three preemptions, two in the larger models), no range is given out twice, none is lost, and no chunk is retired while somebody
-//! has a range of it pinned. Run with
+//! A loom model of what an owner and strangers do to one chunk, through the real allocator: in
+//! every order in which they can meet (at most three preemptions, two in the larger models), no
+//! range is given out twice, none is lost, and no chunk is retired while somebody has a range of it
+//! pinned. Run with
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p iova --lib --release model
@@ -75,7 +76,8 @@ enum Giver {
     SomeoneElse,
 }
 
-/// The owner allocates and frees while a stranger gives two ranges back one after the other; then all are there again.
+/// The owner allocates and frees while a stranger gives two ranges back one after the other; then
+/// all are there again.
 fn gives_back(giver: Giver) {
     let space = space(false);
     // Two of a word: what is marked in another word is not this word's.
@@ -173,7 +175,8 @@ fn a_chunk_has_one_giver() {
     explore_to(2, two_give);
 }
 
-/// A stranger pins a range that its owner frees and whose chunk it retires: one of them comes too late.
+/// A stranger pins a range that its owner frees and whose chunk it retires: one of them comes too
+/// late.
 fn pins_and_retires() {
     let space = space(true);
     let mut owner = claim(&space, 0);
@@ -243,7 +246,8 @@ fn what_a_giver_has_pinned_it_does_not_free() {
     explore_to(2, pins_and_frees);
 }
 
-/// An owner parks while a stranger frees in its chunk, as its giver if it has freed there before: somebody takes notice.
+/// An owner parks while a stranger frees in its chunk, as its giver if it has freed there before:
+/// somebody takes notice.
 fn parks(is_giver: bool) {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -274,7 +278,8 @@ fn a_free_in_a_parked_chunk_is_not_lost() {
     explore(|| parks(true));
 }
 
-/// A stranger pins a range while its owner looks for what strangers did: afterwards the owner does not free it.
+/// A stranger pins a range while its owner looks for what strangers did: afterwards the owner does
+/// not free it.
 fn pins_while_drained() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -298,7 +303,8 @@ fn an_owner_that_drains_does_not_miss_a_pin() {
     explore(pins_while_drained);
 }
 
-/// An owner that has looked at everything looks again only where strangers say that they have marked something.
+/// An owner that has looked at everything looks again only where strangers say that they have
+/// marked something.
 fn catches_up() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -331,7 +337,8 @@ fn an_owner_is_told_of_what_comes_back() {
     explore_to(2, catches_up);
 }
 
-/// The owner takes what it keeps ready, and gives it back, while another core finds no room and takes what is not used.
+/// The owner takes what it keeps ready, and gives it back, while another core finds no room and
+/// takes what is not used.
 fn relieves() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -384,7 +391,8 @@ fn assert_all_came_back(space: &ChunkAllocator, core: &mut ChunkCore) {
         .expect("allocated");
 }
 
-/// The owner pins what another core pins and frees, which then finds no room: it does not get what the owner has pinned.
+/// The owner pins what another core pins and frees, which then finds no room: it does not get what
+/// the owner has pinned.
 fn pins_what_another_takes() {
     let space = space(false);
     let (mut owner, mut other, contested) = all_but_one_freed(&space);
@@ -418,7 +426,8 @@ fn what_an_owner_pins_is_not_taken_from_under_it() {
     explore_to(2, pins_what_another_takes);
 }
 
-/// The owner frees what another core frees, which then finds no room: it does not get what the owner keeps ready.
+/// The owner frees what another core frees, which then finds no room: it does not get what the
+/// owner keeps ready.
 fn frees_what_another_takes() {
     let space = space(false);
     let (mut owner, mut other, contested) = all_but_one_freed(&space);

@@ -4,7 +4,8 @@ use super::*;
 use crate::chunk::layout::MARKS;
 use crate::chunk::owner_side::MEETINGS;
 
-/// The first core takes everything, frees some of it itself, all over the space, and rests; the second frees what is left.
+/// The first core takes everything, frees some of it itself, all over the space, and rests; the
+/// second frees what is left.
 fn freed_by_another(space: &ChunkAllocator, own: usize) -> (ChunkCore, ChunkCore) {
     let (mut a, mut b) = two_cores(space);
     for (at, range) in take_all(&mut a, 1).into_iter().enumerate() {
@@ -49,7 +50,8 @@ fn an_owner_that_rests_keeps_the_chunks_of_its_free_lists_and_nothing_else() {
                 "{pages} pages, {own} freed by their owner, {} in its lists",
                 listed.len()
             );
-            // The owner comes back: what it kept is allocated and freed as ever, in chunks that are another's now.
+            // The owner comes back: what it kept is allocated and freed as ever, in chunks that are
+            // another's now.
             let again: Vec<_> = (0..listed.len())
                 .map_while(|_| a.alloc(Request::pages(1)).ok())
                 .collect();
@@ -143,7 +145,8 @@ fn what_an_owner_is_about_to_pin_is_left_to_it() {
     let (mut a, mut b) = two_cores(&space);
     let all = take_all(&mut a, 1);
     let (contested, others) = all.split_first().expect("hundreds");
-    // Both end the use of the same range. The owner has looked, finds no claim, and is slow to store its pin.
+    // Both end the use of the same range. The owner has looked, finds no claim, and is slow to
+    // store its pin.
     let page = contested.first().raw();
     a.local.owner_side().changing(page);
     let chunk = || a.local.cache().known(page).expect("cached");

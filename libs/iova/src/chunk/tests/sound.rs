@@ -1,4 +1,5 @@
-//! What holds of every space at its end, looked at in tests, and in those of crates that ask for `testing`.
+//! What holds of every space at its end, looked at in tests, and in those of crates that ask for
+//! `testing`.
 
 use super::layout::{FREE, MAX_ORDER};
 use super::*;

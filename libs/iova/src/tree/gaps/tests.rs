@@ -4,7 +4,8 @@ use super::*;
 use crate::IovaPfn;
 
 impl Gaps {
-    /// Panics where order, shape or what is said of nodes is wrong, or where a search misses a gap. A search for each gap.
+    /// Panics where order, shape or what is said of nodes is wrong, or where a search misses a gap.
+    /// A search for each gap.
     pub(in crate::tree) fn check(&self) {
         let mut end = None;
         self.for_each(&mut |first, last| {
@@ -65,8 +66,8 @@ fn natural_by_trying(first: u64, last: u64) -> u64 {
         .expect("one page always fits")
 }
 
-/// Every second page is a gap, then runs of them vanish in every order; full and nearly empty nodes lie side by
-/// side.
+/// Every second page is a gap, then runs of them vanish in every order; full and nearly empty nodes
+/// lie side by side.
 #[test]
 fn nodes_split_join_and_vanish() {
     const GAPS: u64 = 6000;
@@ -104,8 +105,8 @@ fn nodes_split_join_and_vanish() {
     }
 }
 
-/// The lowest nodes vanish while the next one is too full to join them, so that it becomes the first; then gaps come
-/// back far below all that it had.
+/// The lowest nodes vanish while the next one is too full to join them, so that it becomes the
+/// first; then gaps come back far below all that it had.
 #[test]
 fn gaps_far_below_a_node_that_became_the_first_are_found() {
     const GAPS: u64 = 1500;
@@ -145,7 +146,8 @@ fn natural_is_the_largest_aligned_request_that_fits() {
     assert_eq!((natural(0, top), natural(1, top)), (1 << 52, 1 << 51));
 }
 
-/// What a request aligned to more than its size costs where it fails has a bound, and so it may fail where a low gap would do.
+/// What a request aligned to more than its size costs where it fails has a bound, and so it may
+/// fail where a low gap would do.
 #[test]
 fn where_no_whole_block_is_left_the_highest_gaps_are_tried() {
     let mut gaps = Gaps::new(&[]);

@@ -35,7 +35,8 @@ impl Guest {
         };
         let parts = self.parts(len);
         let gpa = Self::slot_page(function, at) * PAGE;
-        // Its buffer somewhere in the slot's window; behind the other unit everything lies where it lies.
+        // Its buffer somewhere in the slot's window; behind the other unit everything lies where it
+        // lies.
         let iova = match function {
             UNMAPPED => gpa,
             _ => {

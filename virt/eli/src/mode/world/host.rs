@@ -1,4 +1,5 @@
-//! The hypervisor of the small world: it does what the machine says, and holds it against the ledger.
+//! The hypervisor of the small world: it does what the machine says, and holds it against the
+//! ledger.
 
 use super::*;
 
@@ -193,7 +194,8 @@ impl World {
             true => field & !(7 << 8) | 3 << 8,
             false => field,
         };
-        // A table's page, or the stack's, has to be looked at for that, which the limit comes before.
+        // A table's page, or the stack's, has to be looked at for that, which the limit comes
+        // before.
         if u32::from(vector) * 16 + 15 <= plan.limit && self.random.chance(0.02) {
             return self.cut_off(going, says, was_injected);
         }

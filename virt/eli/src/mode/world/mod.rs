@@ -1,11 +1,14 @@
-//! A small world around the mode machine: one processor with its local APIC, an I/O APIC's level lines, an 8259, a guest with its
-//! interrupt descriptor table and handlers, devices, and a hypervisor that does what [`Core`] says and nothing else.
+//! A small world around the mode machine: one processor with its local APIC, an I/O APIC's level
+//! lines, an 8259, a guest with its interrupt descriptor table and handlers, devices, and a
+//! hypervisor that does what [`Core`] says and nothing else.
 //!
-//! The hardware here is naive and its own: it reads gates by their bits, and keeps a ledger of each interrupt from the moment it is
-//! raised until its handler runs. What the machine says is held against that ledger, never against the machine's own model.
+//! The hardware here is naive and its own: it reads gates by their bits, and keeps a ledger of each
+//! interrupt from the moment it is raised until its handler runs. What the machine says is held
+//! against that ledger, never against the machine's own model.
 //!
-//! **Left out.** A guest that breaks its own rules (an EOI without a handler), and unspecific EOIs to the 8259: it would retire
-//! the wrong line there, since the host acknowledges on the guest's behalf. Linux names the line.
+//! **Left out.** A guest that breaks its own rules (an EOI without a handler), and unspecific EOIs
+//! to the 8259: it would retire the wrong line there, since the host acknowledges on the guest's
+//! behalf. Linux names the line.
 
 mod apic;
 mod guest;
@@ -136,7 +139,8 @@ pub(super) struct World {
     traces: bool,
 }
 
-/// What a processor finds in a table: a fault, or nothing wrong. In its order: limit, type, privilege, presence.
+/// What a processor finds in a table: a fault, or nothing wrong. In its order: limit, type,
+/// privilege, presence.
 fn look(table: &[Gate], limit: u32, vector: Vector, privilege: Option<u8>) -> Option<Vector> {
     let low = table[usize::from(vector)].0[0];
     let (kind, system, least, present) =
@@ -387,7 +391,8 @@ impl World {
 
     /// Everything that was begun ends, and nothing is left.
     pub(super) fn rest(&mut self) -> Checked {
-        // What is on its way gets there first; between that and the next entry no guest could change a thing.
+        // What is on its way gets there first; between that and the next entry no guest could
+        // change a thing.
         while self.going.is_some() {
             self.event(Phase::Drain)?;
         }

@@ -39,8 +39,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 type Page = (u64, bool, bool, u64);
 
 proptest! {
-    /// Against a table of pages for each domain. Whoever reads it sees what the unit must: where each access goes, how each request
-    /// ends, and that none that takes pages away has ended while a lease that began before it is in one of them.
+    /// Against a table of pages for each domain. Whoever reads it sees what the unit must: where
+    /// each access goes, how each request ends, and that none that takes pages away has ended while
+    /// a lease that began before it is in one of them.
     #[test]
     fn as_a_table_of_pages_has_it(steps in steps()) {
         let mut world = World::new();

@@ -1,8 +1,10 @@
 //! The priced policy against the fixed ones, in a simulator without a clock.
 //!
-//! A core serves requests that arrive at given moments, or a while after the answer to the last. Serving one takes [`SERVICE`]; a
-//! wake takes [`WAKE`], in which more may arrive; a park takes [`PARK`] of CPU time besides; spinning takes all of it. A policy's cost is the mean latency times the
-//! price, plus the CPU time per request; it is compared with the best fixed policy for that load and price.
+//! A core serves requests that arrive at given moments, or a while after the answer to the last.
+//! Serving one takes [`SERVICE`]; a wake takes [`WAKE`], in which more may arrive; a park takes
+//! [`PARK`] of CPU time besides; spinning takes all of it. A policy's cost is the mean latency
+//! times the price, plus the CPU time per request; it is compared with the best fixed policy for
+//! that load and price.
 
 use seeded::Random;
 
@@ -94,7 +96,8 @@ impl Core {
     }
 }
 
-/// The moment of the sleep, if it comes before `next`. Looks more and more seldom: limits are far apart.
+/// The moment of the sleep, if it comes before `next`. Looks more and more seldom: limits are far
+/// apart.
 fn falls_asleep(state: &mut IdleState, idle_since: u64, next: u64) -> Option<u64> {
     let mut now = idle_since;
     while now < next {
@@ -273,8 +276,8 @@ fn a_guest_that_waits_for_each_answer_is_spun_for_though_a_wake_takes_longer_tha
     assert!(outcome.latency > 20_000.0, "{outcome:?}");
 }
 
-/// The time that 32 requests at once take, again and again, each lot `think` ns after the answer to the last, by the time with a core
-/// that polls.
+/// The time that 32 requests at once take, again and again, each lot `think` ns after the answer to
+/// the last, by the time with a core that polls.
 fn loss_of_batches(think: u64) -> f64 {
     let time = |policy| {
         let mut core = Core::new(policy, WAKE, WAKE);

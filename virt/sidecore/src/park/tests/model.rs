@@ -82,7 +82,8 @@ impl Notifier for SlotNotifier {
     }
 }
 
-/// `epoll_wait` with no timeout: level-triggered, so nothing is taken but what the mailbox notified.
+/// `epoll_wait` with no timeout: level-triggered, so nothing is taken but what the mailbox
+/// notified.
 struct NotifierWaiter(Arc<Notifiers>);
 
 impl Waiter for NotifierWaiter {

@@ -1,11 +1,12 @@
-//! Which pages stand for a block: chains through the pages' own entries, in buckets by a hash of the block.
+//! Which pages stand for a block: chains through the pages' own entries, in buckets by a hash of
+//! the block.
 
 use super::entry::{Block, Entry, Page, Place};
 
 const END: u32 = u32::MAX;
 
-/// Pages that may stand for one block: more are ordinary ones. A guest may read one block into all of its memory, and then
-/// write it.
+/// Pages that may stand for one block: more are ordinary ones. A guest may read one block into all
+/// of its memory, and then write it.
 pub const SHARERS: usize = 8;
 
 /// The heads of the chains: 2 bytes a page at most.

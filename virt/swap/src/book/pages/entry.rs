@@ -43,11 +43,11 @@ pub enum State {
     Absent,
     /// Its content is being read from its place.
     Fetching,
-    /// In memory for a disk to read into, and for devices; its old content is forgotten. (A read that fails leaves zeroes, or
-    /// what it got so far.)
+    /// In memory for a disk to read into, and for devices; its old content is forgotten. (A read
+    /// that fails leaves zeroes, or what it got so far.)
     Filling,
-    /// In memory, mapped for the guest, shown to devices. A block is its place if its content was that block's when it was
-    /// last write-protected.
+    /// In memory, mapped for the guest, shown to devices. A block is its place if its content was
+    /// that block's when it was last write-protected.
     Resident,
     /// In memory, but neither mapped nor shown: a second chance.
     Soft,
@@ -65,8 +65,8 @@ pub(super) struct Entry {
     number: u32,
     /// The next page in the same chain of [`Blocks`](super::blocks::Blocks).
     chain: u32,
-    /// Of a page in a queue the one before it. Of all others, if they are absent and not zeroes, or on their way out or in:
-    /// what their content has to match.
+    /// Of a page in a queue the one before it. Of all others, if they are absent and not zeroes, or
+    /// on their way out or in: what their content has to match.
     previous_or_crc: u32,
     /// Of a page in a queue the one behind it.
     next: u32,
@@ -78,12 +78,14 @@ pub(super) struct Entry {
 pub(super) enum Mark {
     /// The content of its block is about to change: it is fetched to stay.
     LeavesBlock = 1,
-    /// It is in a [`Queue`](super::queue::Queue): that of resident pages or that of soft ones, as its state says.
+    /// It is in a [`Queue`](super::queue::Queue): that of resident pages or that of soft ones, as
+    /// its state says.
     Queued = 2,
-    /// The guest does without it: it is dropped once nobody reaches it. Of a resident page, or one that is being saved.
+    /// The guest does without it: it is dropped once nobody reaches it. Of a resident page, or one
+    /// that is being saved.
     Discarded = 4,
-    /// It would stand for a block if not enough pages did. Of a page that stands for itself, for a count alone: the block may have
-    /// changed since.
+    /// It would stand for a block if not enough pages did. Of a page that stands for itself, for a
+    /// count alone: the block may have changed since.
     Surplus = 8,
 }
 

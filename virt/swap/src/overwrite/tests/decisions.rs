@@ -270,7 +270,8 @@ fn nothing_is_decided_by_what_is_absent() {
 
 #[test]
 fn tables_and_code_in_the_page_are_not_looked_at() {
-    // The guest's page table, or its code, lies in the page that is overwritten. `forbidden` panics.
+    // The guest's page table, or its code, lies in the page that is overwritten. `forbidden`
+    // panics.
     for frame in [1, 2, 3, 4, CODE_FRAMES[0]] {
         let mut guest = guest(STOSQ);
         guest.map(TARGET, frame, KERNEL);

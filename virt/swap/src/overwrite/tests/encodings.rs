@@ -1,4 +1,5 @@
-//! Bytes of instructions, and what they are. All of those that repeat were run on a processor (AMD EPYC), too.
+//! Bytes of instructions, and what they are. All of those that repeat were run on a processor (AMD
+//! EPYC), too.
 
 use super::Decoded::{Other, Truncated};
 use super::Operation::{Movs, Stos};
@@ -56,7 +57,8 @@ pub(super) const OTHERS: &[&[u8]] = &[
     &[0x48, 0xab],
     &[0xa4],
     &[0x66, 0xa5],
-    // PAUSE, REPE CMPSB, REP LODSQ, REPNE SCASB, REP INSB, REP OUTSD, POPCNT, REP RET, ENDBR64, MOVDQU.
+    // PAUSE, REPE CMPSB, REP LODSQ, REPNE SCASB, REP INSB, REP OUTSD, POPCNT, REP RET, ENDBR64,
+    // MOVDQU.
     &[0xf3, 0x90],
     &[0xf3, 0xa6],
     &[0xf3, 0x48, 0xad],

@@ -1,4 +1,5 @@
-//! Code, tables and registers of a guest that means harm, or of none at all: nothing panics, and everything ends.
+//! Code, tables and registers of a guest that means harm, or of none at all: nothing panics, and
+//! everything ends.
 
 use seeded::Random;
 
@@ -94,7 +95,8 @@ fn noise(random: &mut Random) -> u64 {
     }
 }
 
-/// An address: the start of a page that may be mapped, or else canonical or not, aligned or not, at the end of something or not.
+/// An address: the start of a page that may be mapped, or else canonical or not, aligned or not, at
+/// the end of something or not.
 fn address(random: &mut Random) -> u64 {
     if random.below(3) != 0 {
         return ((random.bits() as i64 >> 16) & !0xfff) as u64;
@@ -116,8 +118,9 @@ fn any_tables_and_registers_end_in_a_bounded_number_of_reads() {
     let mut random = Random::new(3);
     let mut decisions = 0;
     for _ in 0..200_000 {
-        // Most tables are present, writable, accessed, dirty, for a kernel or a user; some have no large pages, whose reserved
-        // bits chance hardly ever leaves clear, or let everything be executed.
+        // Most tables are present, writable, accessed, dirty, for a kernel or a user; some have no
+        // large pages, whose reserved bits chance hardly ever leaves clear, or let everything be
+        // executed.
         let mut memory = Noise {
             seed: random.bits(),
             code: code(&mut random),

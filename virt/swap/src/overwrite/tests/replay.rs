@@ -1,4 +1,5 @@
-//! Page by page gives what element by element gives: against an interpreter that knows neither tables nor pages.
+//! Page by page gives what element by element gives: against an interpreter that knows neither
+//! tables nor pages.
 
 use seeded::Random;
 
@@ -9,7 +10,8 @@ const PAGES: u64 = 12;
 const FIRST: u64 = BASE + 0x40_000;
 const FIRST_FRAME: u64 = 64;
 
-/// What the interpreter knows: the flat memory, where each linear page lies in it, and the instruction.
+/// What the interpreter knows: the flat memory, where each linear page lies in it, and the
+/// instruction.
 struct Interpreter {
     bytes: Vec<u8>,
     frames: Vec<u64>,

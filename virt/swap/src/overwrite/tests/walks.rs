@@ -31,7 +31,8 @@ fn walk(registers: &Registers, words: &[(u64, u64)], linear: u64, access: Access
     Some(at.raw())
 }
 
-/// 0xffff_8880_1234_5678 is entry 0x111 of the PML4, 0 of the PDPT, 0x91 of the directory, 0x145 of the table, byte 0x678.
+/// 0xffff_8880_1234_5678 is entry 0x111 of the PML4, 0 of the PDPT, 0x91 of the directory, 0x145 of
+/// the table, byte 0x678.
 const LINEAR: u64 = 0xffff_8880_1234_5678;
 const PML4E: u64 = 0x1000 + 0x888;
 const PDPTE: u64 = 0x2000;
@@ -82,7 +83,8 @@ fn five_levels() {
         cr4: 0x1020,
         ..kernel()
     };
-    // 0xff11_2222_3333_4444: bits 56:48 are 0x111, 47:39 are 0x44, 38:30 are 0x88, 29:21 are 0x199, 20:12 are 0x134.
+    // 0xff11_2222_3333_4444: bits 56:48 are 0x111, 47:39 are 0x44, 38:30 are 0x88, 29:21 are 0x199,
+    // 20:12 are 0x134.
     let words = [
         (0x9888, 0x1023),
         (0x1220, 0x2023),

@@ -154,7 +154,8 @@ fn a_disk_that_drains_when_pages_are_short_again_goes_on_and_its_answer_comes_to
     own.book.set_limit(2 * PAGES as usize);
     own.look();
     assert_eq!(own.ram.reports(), Reports::Draining);
-    // Requests that began in between let pages stand for blocks. Another disk's answer says no more than the first one's.
+    // Requests that began in between let pages stand for blocks. Another disk's answer says no more
+    // than the first one's.
     own.watermark.seen(first);
     own.look();
     assert_eq!(

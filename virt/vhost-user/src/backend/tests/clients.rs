@@ -101,7 +101,8 @@ fn uml_asks_for_every_reply_and_never_acks_bit_30_so_rings_are_live_at_kick() {
     peer.ok(Request::SetOwner);
     peer.value(Request::GetFeatures);
     peer.value(Request::GetProtocolFeatures);
-    // It sets need_reply from the request on that negotiates REPLY_ACK, and waits for that answer too.
+    // It sets need_reply from the request on that negotiates REPLY_ACK, and waits for that answer
+    // too.
     peer.asks_for_acks = true;
     peer.ok(Request::SetProtocolFeatures(
         ProtocolFeatures::REPLY_ACK | ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::CONFIG,

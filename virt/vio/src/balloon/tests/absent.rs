@@ -95,7 +95,8 @@ fn a_parked_queue_touches_no_memory_and_a_stopped_one_neither() {
                     assert_eq!(guest.used(queue), 1);
                     continue;
                 }
-                // The wait may be for the next chain, or it was for the driver's event field, without which it goes on.
+                // The wait may be for the next chain, or it was for the driver's event field,
+                // without which it goes on.
                 let used = guest.used(queue);
                 let ring = guest.balloon.ring(queue as u16).unwrap();
                 let is_parked = ring.parked() == Some(Parked::Ticket(tickets[0]));

@@ -32,7 +32,8 @@ fn a_new_target_is_told_once_to_a_driver_that_is_there() {
         guest.balloon.set_target(u32::MAX);
         guest.poll();
         assert_eq!((guest.balloon.target(), guest.irq.config), (0x400, 2));
-        // Nobody hears of it before DRIVER_OK, so whoever sets that is told what may have changed since it looked.
+        // Nobody hears of it before DRIVER_OK, so whoever sets that is told what may have changed
+        // since it looked.
         guest.balloon.reset();
         guest.balloon.set_target(3);
         guest.poll();

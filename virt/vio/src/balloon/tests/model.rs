@@ -35,7 +35,8 @@ fn buffer() -> impl Strategy<Value = (u64, u32)> {
     (at, prop_oneof![few, 1_u32..0x3000, Just(3 << 20)])
 }
 
-/// What the guest sends at a time: arrays to one of the two queues, each cut into up to three buffers, and reports.
+/// What the guest sends at a time: arrays to one of the two queues, each cut into up to three
+/// buffers, and reports.
 #[derive(Clone, Debug)]
 struct Round {
     queue: usize,

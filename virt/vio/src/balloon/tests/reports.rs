@@ -83,7 +83,8 @@ fn reported_buffers_are_pages() {
 fn nothing_but_whole_pages_of_ram_is_reported() {
     both(|mask| {
         let mut guest = Guest::new(mask);
-        // Not at a page's start, shorter than one, over the hole and its both ends, beyond RAM, readable ones.
+        // Not at a page's start, shorter than one, over the hole and its both ends, beyond RAM,
+        // readable ones.
         for (readable, writable) in [
             (&[][..], &[(0x10_0800, 0x2000)][..]),
             (&[], &[(0x11_0000, 0xfff)]),

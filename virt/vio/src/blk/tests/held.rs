@@ -1,4 +1,5 @@
-//! Storage that is really slow: operations that the kernel has begun and that do not end (`held-fs`).
+//! Storage that is really slow: operations that the kernel has begun and that do not end
+//! (`held-fs`).
 
 use std::time::{Duration, Instant};
 
@@ -155,9 +156,9 @@ impl Scene {
 
 /// Does `check` with every way of opening a disk and every kind of request held, side by side.
 ///
-/// Each scene has a thread of its own, and so io_uring's workers of its own: those of one thread's rings take buffered writes of
-/// different files one after the other if the files happen to share a place in a table of 64, and a scene whose write is
-/// held would now and then stop another's.
+/// Each scene has a thread of its own, and so io_uring's workers of its own: those of one thread's
+/// rings take buffered writes of different files one after the other if the files happen to share a
+/// place in a table of 64, and a scene whose write is held would now and then stop another's.
 fn every_scene(name: &str, check: impl Fn(Scene) + Sync) {
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
@@ -167,7 +168,8 @@ fn every_scene(name: &str, check: impl Fn(Scene) + Sync) {
         let cells = WAYS.iter().flat_map(|way| KINDS.map(|kind| (*way, kind)));
         let scene = |(way, kind)| {
             scope.spawn(move || {
-                // For a panic only, after which the kernel would wait for ever: given up when all have ended.
+                // For a panic only, after which the kernel would wait for ever: given up when all
+                // have ended.
                 let release = fs.release_at_end();
                 check(Scene::hold(fs, way, kind, name));
                 release
@@ -202,7 +204,8 @@ fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
         scene.gate.release();
         scene.drain();
         let data = scene.guest.driver.get(DATA, LEN as usize);
-        // With the reset's answer, everything that could be written has been; what is bounced is given up.
+        // With the reset's answer, everything that could be written has been; what is bounced is
+        // given up.
         if scene.kind != kind::IN || scene.transfer == Transfer::Direct {
             scene.check_data();
         }
@@ -257,8 +260,8 @@ fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_wri
             );
         }
         if scene.guest.blk.in_flight() == 0 {
-            // A read into the page cache waits for read-ahead before a thread of the kernel takes it: until then it can be
-            // given up, and its page is out of reach.
+            // A read into the page cache waits for read-ahead before a thread of the kernel takes
+            // it: until then it can be given up, and its page is out of reach.
             assert!(scene.kind == kind::IN && scene.is_cached, "{what}");
             assert_eq!(scene.dma.iommu.leases().len(), 0, "{what}");
         } else {

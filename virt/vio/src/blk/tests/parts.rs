@@ -342,7 +342,8 @@ fn a_part_whose_pages_are_unmapped_is_cancelled_and_is_the_last() {
     assert!(!guest.blk.needs_reset());
 }
 
-/// What a driver sees of a long read and a long write, with a wait at some access; and the number of accesses.
+/// What a driver sees of a long read and a long write, with a wait at some access; and the number
+/// of accesses.
 fn with_waits(
     transfer: Transfer,
     wait: &dyn Fn(FlatDma) -> PendingDma<FlatDma>,

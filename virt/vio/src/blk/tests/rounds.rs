@@ -1,4 +1,5 @@
-//! How often a device waits over absent memory: not for each piece of a request in turn, nor for each request.
+//! How often a device waits over absent memory: not for each piece of a request in turn, nor for
+//! each request.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,8 @@ use crate::blk::request::{STATUS_OK, kind};
 use crate::blk::{Blk, BlkConfig, BlockIo, Transfer};
 use crate::fake_driver::{AnyDriver, CountIrq};
 
-/// One page each for every request: its indirect table, its header, its status byte; two for its data.
+/// One page each for every request: its indirect table, its header, its status byte; two for its
+/// data.
 const TABLES: u64 = 0x20_0000;
 const HEADERS: u64 = 0x40_0000;
 const STATUSES: u64 = 0x60_0000;
@@ -68,7 +70,8 @@ impl World {
         self.driver.stage_indirect(table, &readable, &writable);
     }
 
-    /// Lets the device run until `count` requests are answered; how often all that was asked for had to be brought in.
+    /// Lets the device run until `count` requests are answered; how often all that was asked for
+    /// had to be brought in.
     fn rounds(&mut self, count: u64) -> u32 {
         self.driver.publish();
         let deadline = Instant::now() + Duration::from_secs(20);

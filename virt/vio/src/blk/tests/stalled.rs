@@ -84,7 +84,8 @@ fn read(guest: &mut Guest, slot: u64) {
     guest.request(slot, kind::IN, slot, &[], &[(DATA + 4096 * slot, 512)]);
 }
 
-/// A guest of a host that lacks something, and three requests of it that wait for that since the time 0.
+/// A guest of a host that lacks something, and three requests of it that wait for that since the
+/// time 0.
 fn waiting(transfer: Transfer) -> (Guest, FlatDma, Arc<Host>) {
     let host = Arc::new(Host::default());
     host.set_lacking(true);

@@ -130,7 +130,8 @@ impl Guest {
         Self::over(mem, rings, blk, config.queue_size, mask)
     }
 
-    /// A device with queue size 64 and all its features in memory that others use too: its ring at `rings`.
+    /// A device with queue size 64 and all its features in memory that others use too: its ring at
+    /// `rings`.
     pub fn on(mem: ArrayMem, rings: u64, io: Box<dyn crate::blk::BlockIo>) -> Self {
         let config = BlkConfig {
             queue_size: 64,

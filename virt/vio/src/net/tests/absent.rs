@@ -5,7 +5,8 @@ use guest_mem::{NoIommu, SourceId, View};
 
 use super::*;
 
-/// Lets the device run until nothing is asked for any more; how often all that was asked for had to be brought in.
+/// Lets the device run until nothing is asked for any more; how often all that was asked for had to
+/// be brought in.
 fn rounds(guest: &mut Guest, mem: &PagedMem) -> u32 {
     let mut iommu = NoIommu::new(1);
     for rounds in 0..100 {

@@ -1,4 +1,5 @@
-//! Frames in are frames out, by any division into buffers and with any features: against a naive model.
+//! Frames in are frames out, by any division into buffers and with any features: against a naive
+//! model.
 
 use super::*;
 

@@ -2,7 +2,8 @@
 
 use super::{DESC_F_AVAIL, DESC_F_USED};
 
-/// Index, and the wrap counter in bit 16. One word, for the reason that [`Counter`](crate::ring::counter::Counter) is one.
+/// Index, and the wrap counter in bit 16. One word, for the reason that
+/// [`Counter`](crate::ring::counter::Counter) is one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::ring) struct Position(u32);
 
@@ -25,7 +26,8 @@ impl Position {
     /// `count` descriptors further, at most once around (`count` ≤ `size` ≤ 32768).
     #[inline(always)]
     pub(super) fn advanced(self, count: u16, size: u16) -> Self {
-        // The index is below 32768 and so is the count but for a full lap: at most 65,535, which does not reach the bit.
+        // The index is below 32768 and so is the count but for a full lap: at most 65,535, which
+        // does not reach the bit.
         let at = self.0 + u32::from(count);
         if at & 0xffff >= u32::from(size) {
             Self((at - u32::from(size)) ^ WRAP)

@@ -51,8 +51,8 @@ impl PackedQueue {
         Ok(found)
     }
 
-    /// Hints the processor at the descriptors that give so many chains back, all lines at once. No more than were
-    /// available, so the driver does not write them now.
+    /// Hints the processor at the descriptors that give so many chains back, all lines at once. No
+    /// more than were available, so the driver does not write them now.
     #[inline(always)]
     fn prefetch_used(&self, generation: u64, chains: usize) {
         let used = self.desc_used.whole(generation);
@@ -76,7 +76,8 @@ impl PackedQueue {
         self.taken.add(chains);
     }
 
-    /// Stages chains that were taken, of a ring without IN_ORDER, each with so many bytes `written`; false: nothing was done.
+    /// Stages chains that were taken, of a ring without IN_ORDER, each with so many bytes
+    /// `written`; false: nothing was done.
     #[inline]
     pub(in crate::ring) fn give_back_singles<D: Dma>(
         &mut self,

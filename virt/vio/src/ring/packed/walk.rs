@@ -30,7 +30,8 @@ impl PackedQueue {
         Ok(is_available)
     }
 
-    /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for itself.
+    /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for
+    /// itself.
     #[inline(never)]
     pub(in crate::ring) fn peek_next<D: Dma>(
         &mut self,
@@ -88,9 +89,11 @@ impl PackedQueue {
         }
     }
 
-    /// `len`, `id` and `flags` at `ahead`, which is behind what is to be replayed, if they say that it is available.
+    /// `len`, `id` and `flags` at `ahead`, which is behind what is to be replayed, if they say that
+    /// it is available.
     fn head_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<Option<u64>, RingStop> {
-        // The driver may use only descriptors that were returned, and these chains take up the rest.
+        // The driver may use only descriptors that were returned, and these chains take up the
+        // rest.
         if self.outstanding.get() + ahead.descs >= self.size {
             return Ok(None);
         }
@@ -207,8 +210,8 @@ struct Next {
 }
 
 impl Next {
-    /// Reads it into `chain`, with the descriptors as they are if `RAW`; answers the indirect descriptor that it is, if so.
-    /// `fetch` takes an offset in the ring.
+    /// Reads it into `chain`, with the descriptors as they are if `RAW`; answers the indirect
+    /// descriptor that it is, if so. `fetch` takes an offset in the ring.
     #[inline(always)]
     fn gather<const RAW: bool>(
         self,
@@ -222,8 +225,9 @@ impl Next {
         let mut at = self.at;
         let mut rest = self.head;
         let (mut addr, _) = fetch(DESC_SIZE * u32::from(at.idx()))?;
-        // The driver has made the first available, and with it the others: their own bits say nothing (§2.8.6).
-        // More than there is room for is a loop, or an offer of what the driver does not own.
+        // The driver has made the first available, and with it the others: their own bits say
+        // nothing (§2.8.6). More than there is room for is a loop, or an offer of what the driver
+        // does not own.
         let mut left = u32::from(self.room);
         while left != 0 {
             left -= 1;

@@ -32,8 +32,8 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Polling goes on: without EVENT_IDX sets NO_NOTIFY, with it leaves `avail_event` to fall behind. Free until
-    /// something was consumed.
+    /// Polling goes on: without EVENT_IDX sets NO_NOTIFY, with it leaves `avail_event` to fall
+    /// behind. Free until something was consumed.
     #[inline]
     pub(in crate::ring) fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         if self.event_idx

@@ -10,8 +10,8 @@ use crate::ring::single::Single;
 const PER_LINE: usize = 8;
 
 impl SplitQueue {
-    /// [`Ring::peek_singles`](crate::ring::Ring::peek_singles). One load of the index, and that only where fewer were
-    /// seen before than there is room for.
+    /// [`Ring::peek_singles`](crate::ring::Ring::peek_singles). One load of the index, and that
+    /// only where fewer were seen before than there is room for.
     #[inline]
     pub(in crate::ring) fn peek_singles<D: Dma>(
         &mut self,
@@ -62,8 +62,8 @@ impl SplitQueue {
         WriteUsed::new(self.used.whole(generation)?, RING, u32::from(self.size))
     }
 
-    /// Hints the processor at the elements that give so many chains back, all lines at once: the driver's
-    /// processor has read them, and stores would fetch them one behind the other.
+    /// Hints the processor at the elements that give so many chains back, all lines at once: the
+    /// driver's processor has read them, and stores would fetch them one behind the other.
     #[inline(always)]
     fn prefetch_used(&self, generation: u64, chains: usize) {
         if let Some(used) = self.elements(generation) {
@@ -80,7 +80,8 @@ impl SplitQueue {
         self.outstanding.add(chains);
     }
 
-    /// Stages chains that were taken, of a ring without IN_ORDER, each with so many bytes `written`; false: nothing was done.
+    /// Stages chains that were taken, of a ring without IN_ORDER, each with so many bytes
+    /// `written`; false: nothing was done.
     #[inline]
     pub(in crate::ring) fn give_back_singles<D: Dma>(
         &mut self,

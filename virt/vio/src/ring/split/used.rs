@@ -30,7 +30,8 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Writes a used element that the driver sees at the next [`publish`](SplitQueue::publish); parks on a stop.
+    /// Writes a used element that the driver sees at the next [`publish`](SplitQueue::publish);
+    /// parks on a stop.
     #[inline]
     fn stage<D: Dma>(&mut self, dma: &mut D, head: u16, len: u32) -> Result<(), RingStop> {
         assert!(

@@ -10,8 +10,8 @@ use crate::ring::order::Order;
 use crate::ring::rest::RingStop;
 use crate::ring::token::Token;
 
-/// How many chains ahead descriptors are prefetched: a line from another core takes about as long as
-/// serving three requests.
+/// How many chains ahead descriptors are prefetched: a line from another core takes about as long
+/// as serving three requests.
 const AHEAD: u16 = 4;
 
 impl SplitQueue {
@@ -43,7 +43,8 @@ impl SplitQueue {
         Ok(!self.is_seen_empty() || self.available(dma)? != 0)
     }
 
-    /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for itself.
+    /// [`Ring::peek`](crate::ring::Ring::peek). Not inlined: its loop wants the registers for
+    /// itself.
     #[inline(never)]
     pub(in crate::ring) fn peek_next<D: Dma>(
         &mut self,
@@ -97,7 +98,8 @@ impl SplitQueue {
         }
     }
 
-    /// Hints the processor at the first descriptors of the chains so many entries behind the next one, which have been seen.
+    /// Hints the processor at the first descriptors of the chains so many entries behind the next
+    /// one, which have been seen.
     #[inline(always)]
     fn prefetch(&self, generation: u64, ahead: std::ops::Range<u16>) {
         let (avail, desc) = (self.avail.whole(generation), self.desc.whole(generation));
@@ -150,8 +152,8 @@ impl SplitQueue {
         Token::new(chain.head(), 1, slot, seq, chain.writable_len())
     }
 
-    /// Tells the journal of a chain. If it refuses, the ring rests for ever and publishes nothing more: its successor would
-    /// not know what was published.
+    /// Tells the journal of a chain. If it refuses, the ring rests for ever and publishes nothing
+    /// more: its successor would not know what was published.
     fn record(&mut self, chain: &Chain) -> u16 {
         let Some(own) = &mut self.journal else {
             return 0;
@@ -224,7 +226,8 @@ impl SplitQueue {
     }
 }
 
-/// Reads the chain that starts at `head` into `chain`; answers the indirect descriptor that it ends in, if it does.
+/// Reads the chain that starts at `head` into `chain`; answers the indirect descriptor that it ends
+/// in, if it does.
 #[inline(always)]
 fn gather(
     size: u16,

@@ -84,8 +84,8 @@ fn arming_is_free_until_something_was_consumed() {
     });
 }
 
-/// A ring of more pages than one: whoever evicts must hear of each that the ring reaches by a pointer, for as long as that
-/// holds.
+/// A ring of more pages than one: whoever evicts must hear of each that the ring reaches by a
+/// pointer, for as long as that holds.
 #[test]
 fn pages_behind_pointers_that_hold_are_in_use() {
     both(|features| {

@@ -102,8 +102,8 @@ fn a_batch_is_opened_and_closed_around_the_ring_s_stores() {
         ];
         assert_eq!(names, want);
         let changed: Vec<bool> = log.iter().map(|(_, changed)| *changed).collect();
-        // The driver's own stores come first. Split rings hold used elements, unseen, since they were staged (the
-        // second journal call finds the first one).
+        // The driver's own stores come first. Split rings hold used elements, unseen, since they
+        // were staged (the second journal call finds the first one).
         let staged = features & (feature::RING_PACKED | feature::IN_ORDER) == 0;
         let in_order = features & (feature::RING_PACKED | feature::IN_ORDER) == feature::IN_ORDER;
         assert_eq!(

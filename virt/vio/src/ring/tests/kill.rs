@@ -1,8 +1,10 @@
-//! A device that is killed at each store of its journal, with the real trackers of `vhost_user::inflight`, beside a driver
-//! that accounts for every request: none is lost, none is returned twice, none comes back as another.
+//! A device that is killed at each store of its journal, with the real trackers of
+//! `vhost_user::inflight`, beside a driver that accounts for every request: none is lost, none is
+//! returned twice, none comes back as another.
 //!
-//! A death is an unwinding out of the store. The ring's own stores between two of the journal's are taken back afterwards,
-//! from the last on, as if the death had come earlier: all of them lie between `advance` and `commit`.
+//! A death is an unwinding out of the store. The ring's own stores between two of the journal's are
+//! taken back afterwards, from the last on, as if the death had come earlier: all of them lie
+//! between `advance` and `commit`.
 
 mod journals;
 
@@ -235,7 +237,8 @@ impl Machine {
         }
     }
 
-    /// If the death came at the first store behind the ring's own, it may have come before some of those.
+    /// If the death came at the first store behind the ring's own, it may have come before some of
+    /// those.
     fn take_back_stores(&mut self, choices: &mut Choices) {
         let Some(before) = self.life.died_at_commit() else {
             return;
@@ -279,8 +282,8 @@ impl Machine {
         }
     }
 
-    /// A run whose first process dies at its `deaths[0]`-th store, the second at its `deaths[1]`-th, and so on; the last
-    /// one lives.
+    /// A run whose first process dies at its `deaths[0]`-th store, the second at its
+    /// `deaths[1]`-th, and so on; the last one lives.
     fn run(&mut self, choices: &mut Choices, deaths: &[u32]) -> u32 {
         let mut deaths = deaths.iter().copied();
         self.life.ends_at(deaths.next());

@@ -1,5 +1,5 @@
-//! Random runs of both layouts beside the account of [`World`]: chains of any shape, completions in any order, wraps,
-//! waits at any access.
+//! Random runs of both layouts beside the account of [`World`]: chains of any shape, completions in
+//! any order, wraps, waits at any access.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -196,7 +196,8 @@ fn a_row_in_a_ring_that_has_moved_is_given_back_all_the_same() {
     }
 }
 
-/// Chains of one to three descriptors, in batches that end in the other order, then whatever is left.
+/// Chains of one to three descriptors, in batches that end in the other order, then whatever is
+/// left.
 fn script(world: &mut World) {
     for round in 0..12u32 {
         for at in 0..3 {

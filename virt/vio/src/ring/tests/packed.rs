@@ -44,7 +44,8 @@ impl Bare {
 #[test]
 fn words_are_those_of_the_specification() {
     let mut bare = Bare::new(4, PACKED);
-    // Two descriptors: 16 bytes to read, 0x200 to write, buffer id 0x0102; AVAIL is bit 7, USED bit 15.
+    // Two descriptors: 16 bytes to read, 0x200 to write, buffer id 0x0102; AVAIL is bit 7, USED
+    // bit 15.
     let ring = [
         0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01, 0x10, 0, 0, 0, 0xff, 0xff, 0x81,
         0x00, //
@@ -74,7 +75,8 @@ fn words_are_those_of_the_specification() {
             used: at
         }
     );
-    // The next two, then the second lap: AVAIL = 0 and USED = 1 make available, 0 and 0 are used. No bytes: no WRITE.
+    // The next two, then the second lap: AVAIL = 0 and USED = 1 make available, 0 and 0 are used.
+    // No bytes: no WRITE.
     bare.driver.put_descriptor(2, BUFFER, 4, 7, NEXT | AVAIL);
     bare.driver.put_descriptor(3, BUFFER, 4, 7, AVAIL);
     assert!(serve_one(&mut bare.ring, &mut bare.dma, &mut bare.chain, 0));

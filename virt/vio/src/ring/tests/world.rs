@@ -1,4 +1,5 @@
-//! A driver, a device that does nothing but hold on to chains, and an account of every request between them.
+//! A driver, a device that does nothing but hold on to chains, and an account of every request
+//! between them.
 
 use std::collections::VecDeque;
 
@@ -151,8 +152,8 @@ impl World {
         true
     }
 
-    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`; how many. `written` says how
-    /// much of what may be is written into each.
+    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`; how
+    /// many. `written` says how much of what may be is written into each.
     pub(super) fn answer_row(&mut self, most: usize, written: impl Fn(u32) -> u32) -> usize {
         let mut row = [Single::EMPTY; 40];
         let row = &mut row[..most];

@@ -1,4 +1,5 @@
-//! A device that keeps translations: what it hears of its unit's invalidations, and when its holds end.
+//! A device that keeps translations: what it hears of its unit's invalidations, and when its holds
+//! end.
 
 use guest_mem::{Iova, Ticket};
 use vio::Revoked;

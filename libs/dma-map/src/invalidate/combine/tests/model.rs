@@ -14,14 +14,15 @@ struct Hardware {
     cached: Vec<AtomicBool>,
     polls: AtomicU32,
     looks: AtomicU32,
-    /// Whoever submits first is stopped until the other core has returned, where this is not true from the start.
+    /// Whoever submits first is stopped until the other core has returned, where this is not true
+    /// from the start.
     has_returned: AtomicBool,
     submissions: AtomicU32,
 }
 
 impl Invalidator for Hardware {
-    /// The ticket: pages that are forgotten when it is complete. One whose entry the walk still finds would be remembered
-    /// again at once.
+    /// The ticket: pages that are forgotten when it is complete. One whose entry the walk still
+    /// finds would be remembered again at once.
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
         if !self.has_returned.load(Ordering::Relaxed)
             && self.submissions.fetch_add(1, Ordering::Relaxed) == 0
@@ -75,7 +76,8 @@ fn explore_stopped(threads: usize, unmaps: usize, stops: bool) {
     // Waiters spin, which costs branches; more preemptions of many unmaps cost minutes.
     builder.preemption_bound = Some(if threads * unmaps > 2 { 2 } else { 4 });
     builder.max_branches = 100_000;
-    // Three cores, and two that come back, are explored as far as this goes; two are explored in full.
+    // Three cores, and two that come back, are explored as far as this goes; two are explored in
+    // full.
     builder.max_duration = (threads * unmaps > 2).then(|| core::time::Duration::from_secs(20));
     builder.check(move || {
         let combiner = Combiner::new(threads, 2);

@@ -20,8 +20,8 @@ fn packed(number: u64) -> PackedRange {
     PackedRange::new(iova(number)).expect("one page")
 }
 
-/// One slot and the page-table entry of the mapping in it: the number of the IOVA page, 0 for none. Relaxed: only
-/// the slot orders it.
+/// One slot and the page-table entry of the mapping in it: the number of the IOVA page, 0 for none.
+/// Relaxed: only the slot orders it.
 struct World {
     slot: Slot,
     entry: AtomicU64,
@@ -88,8 +88,8 @@ fn page(number: u64) -> Key {
     Key::new(PhysAddr::new(number << 12), 1, Access::ReadWrite).expect("one page")
 }
 
-/// The whole cache with two slots: an owner that releases, acquires and releases, and a timer that expires. At most two
-/// involuntary switches in a run: the cache has too many steps for all orders.
+/// The whole cache with two slots: an owner that releases, acquires and releases, and a timer that
+/// expires. At most two involuntary switches in a run: the cache has too many steps for all orders.
 #[test]
 fn model_a_cache_loses_no_slot_and_no_mapping() {
     let mut model = loom::model::Builder::new();
