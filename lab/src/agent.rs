@@ -60,16 +60,18 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The device of [`PORT`]; the driver creates it some time after its module was loaded.
+/// Returns the device of [`PORT`], which the driver creates some time after its module was loaded.
 ///
-/// Now and then, on a loaded machine, QEMU's first messages about its ports do not arrive: the
-/// driver is bound again then, which has QEMU send them again.
+/// On a loaded machine the port was seen not to appear at all, three times in some hundreds of
+/// starts; the reason is not known. The driver is bound again then, which has QEMU send its
+/// messages about ports again, and the console says how far the driver has come.
 fn find_port() -> io::Result<PathBuf> {
     const AGAIN: Duration = Duration::from_secs(10);
     const TRIES: u32 = 4;
     for again in 0..TRIES {
         if again > 0 {
             eprintln!("lab-agent: no port {PORT} after {AGAIN:?}: its driver is bound again");
+            say_ports();
             bind_again();
         }
         let deadline = Instant::now() + AGAIN;
@@ -80,10 +82,32 @@ fn find_port() -> io::Result<PathBuf> {
             thread::sleep(Duration::from_millis(5));
         }
     }
+    say_ports();
     Err(io::Error::new(
         io::ErrorKind::NotFound,
         format!("no port {PORT}"),
     ))
+}
+
+/// Prints the ports that there are, with their names, and the interrupts of virtio devices.
+fn say_ports() {
+    for entry in fs::read_dir("/sys/class/virtio-ports")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = fs::read_to_string(entry.path().join("name"));
+        let device = Path::new("/dev").join(entry.file_name());
+        let exists = device.exists();
+        eprintln!(
+            "lab-agent: {}: name {name:?}, exists {exists}",
+            device.display()
+        );
+    }
+    let interrupts = fs::read_to_string("/proc/interrupts").unwrap_or_default();
+    for line in interrupts.lines().filter(|line| line.contains("virtio")) {
+        eprintln!("lab-agent: {line}");
+    }
 }
 
 fn look_for_port() -> Option<PathBuf> {
