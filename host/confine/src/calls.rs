@@ -26,6 +26,10 @@ pub enum When {
     PlainMemory,
     /// Those of mprotect(2) that make nothing executable.
     NotExecutable,
+    /// Those of fallocate(2) that keep a file's size, from an offset and with a length of at most
+    /// so many bytes each. A filter cannot add: space may be reserved for as many bytes behind the
+    /// end of a file of that size.
+    KeepsSize(u64),
 }
 
 /// Reason why a filter cannot be set.
@@ -67,9 +71,12 @@ fn conditions(when: When) -> Result<Vec<SeccompRule>, seccompiler::BackendError>
         SeccompCondition::new(
             argument,
             SeccompCmpArgLen::Dword,
-            SeccompCmpOp::MaskedEq(mask as u64),
-            value as u64,
+            SeccompCmpOp::MaskedEq(u64::from(mask as u32)),
+            u64::from(value as u32),
         )
+    };
+    let at_most = |argument, most| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Le, most)
     };
     let not_executable = masked(2, libc::PROT_EXEC, 0)?;
     let wanted = libc::MAP_ANONYMOUS | libc::MAP_PRIVATE;
@@ -79,6 +86,12 @@ fn conditions(when: When) -> Result<Vec<SeccompRule>, seccompiler::BackendError>
         When::PlainMemory => {
             let plain = masked(3, wanted | libc::MAP_SHARED, wanted)?;
             vec![SeccompRule::new(vec![not_executable, plain])?]
+        }
+        When::KeepsSize(most) => {
+            let kinds = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
+            let mode = masked(1, !kinds, libc::FALLOC_FL_KEEP_SIZE)?;
+            let (offset, len) = (at_most(2, most)?, at_most(3, most)?);
+            vec![SeccompRule::new(vec![mode, offset, len])?]
         }
     })
 }

@@ -1,8 +1,8 @@
 //! A process that gives up what it does not need, for good: descriptors, namespaces, capabilities,
 //! resources, system calls.
 //!
-//! The order in which a program calls these matters, and is its own: namespaces are left while it
-//! has one thread; the filter of system calls comes last, when every thread has made the calls of
+//! The order in which a program calls these matters, and is its own: namespaces are left, and
+//! capabilities dropped, while it has one thread; the filter of system calls comes last, when every thread has made the calls of
 //! its start, and holds for all of them.
 //!
 //! Nothing here can be undone. What a host refuses is an error with its reason; whether to go on
@@ -55,8 +55,10 @@ pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves the host's namespaces for empty ones: users, mounts, network, IPC, names and control
-/// groups. To be called while there is one thread. (Not that of processes: it would be for
+/// Leaves the host's namespaces of users, mounts, network, IPC, names and control groups for new
+/// ones. That of the network has no device but a loopback that is down, that of IPC no object; the
+/// others begin as copies (the host's mounts stay visible, and mounting is lost with the
+/// capabilities). To be called while there is one thread. (Not that of processes: it would be for
 /// children, and a process that has asked for it starts no thread.)
 ///
 /// # Errors
@@ -73,8 +75,9 @@ pub fn leave_namespaces() -> io::Result<()> {
     left.map_err(Into::into)
 }
 
-/// Has no capability any more, and gains none by executing a file; and other processes of the same
-/// user cannot look into this one.
+/// Drops every capability of *this thread*, and gains none by executing a file; and other processes
+/// of the same user cannot look into this one. To be called while there is one thread: those that it
+/// starts have none either.
 ///
 /// # Errors
 /// The kernel's.

@@ -1,6 +1,6 @@
 //! The workers of this process, as /proc shows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::{Mutex, MutexGuard};
 
@@ -21,12 +21,16 @@ impl Worker {
         unsafe { libc::kill(self.0 as i32, signal) };
     }
 
-    /// A line of its status.
-    pub fn status(&self, key: &str) -> String {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(key));
-        let value = line.and_then(|line| line.strip_prefix(':'));
-        value.unwrap().trim().to_owned()
+    /// Values that its threads have in a line of their status.
+    pub fn status(&self, key: &str) -> BTreeSet<String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
+        let of_task = |task: std::io::Result<fs::DirEntry>| {
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            let value = line.and_then(|line| line.strip_prefix(':'));
+            value.unwrap().trim().to_owned()
+        };
+        tasks.map(of_task).collect()
     }
 
     /// Its descriptors by kind; `None`: this user may not see them.

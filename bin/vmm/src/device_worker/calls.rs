@@ -13,8 +13,17 @@ const fn always(number: i64) -> Call {
     }
 }
 
-/// All of them.
-pub(super) const ALLOWED: &[Call] = &[
+/// Returns all of them, for a disk of `capacity` bytes.
+pub(super) fn allowed(capacity: u64) -> Vec<Call> {
+    let of_disk = Call {
+        number: libc::SYS_fallocate,
+        when: When::KeepsSize(capacity),
+    };
+    ALWAYS.iter().copied().chain([of_disk]).collect()
+}
+
+/// Those that do not depend on the disk.
+const ALWAYS: &[Call] = &[
     // Of the eventfd that tells the start.
     always(libc::SYS_close),
     // Eventfds, and waiting for them. (`poll` is not there on Arm.)
@@ -32,7 +41,6 @@ pub(super) const ALLOWED: &[Call] = &[
     always(libc::SYS_preadv2),
     always(libc::SYS_pwritev),
     always(libc::SYS_fdatasync),
-    always(libc::SYS_fallocate),
     // The heap.
     always(libc::SYS_brk),
     always(libc::SYS_munmap),

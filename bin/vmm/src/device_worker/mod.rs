@@ -4,8 +4,8 @@
 //! Started by `run` (`--disk …,worker=on`) through exec, so nothing of the owner's memory is here.
 //! The owner sends its descriptors over the socket that is standard input: the shared area, an
 //! eventfd each way, one that is closed when it serves, the image. The rest is given up before the
-//! first request is looked at, in this order: other descriptors, namespaces, capabilities, limits,
-//! system calls. (`confine`).
+//! first request is read, in this order: other descriptors, namespaces, capabilities,
+//! resource limits, system calls (crate `confine`).
 //!
 //! One thread takes requests and answers them; four threads make the calls that wait for storage.
 //! There is no io_uring: what a ring is asked for goes round the filter of system calls.
@@ -159,6 +159,8 @@ fn begin(
         what: "io_uring in a confined process",
         error: io::Error::from_raw_os_error(libc::EPERM),
     };
+    // Rights are a thread's own: before there are others, which begin with this one's.
+    confine::drop_privileges().context("capabilities")?;
     let disk = RawDisk::with_threads(File::from(image), options, why)?;
     let config = BlkConfig {
         logical_block: args.block,
@@ -174,14 +176,14 @@ fn begin(
         descriptors: DESCRIPTORS,
     })
     .context("resource limits")?;
-    confine::drop_privileges().context("capabilities")?;
     // The kernel forgets it where a process's rights change.
     confine::die_with_parent(args.owner)?;
     let calls = match args.unconfined {
         true => 0,
         false => {
-            confine::allow_only(calls::ALLOWED)?;
-            calls::ALLOWED.len() as u64
+            let allowed = calls::allowed(worker.facts().capacity);
+            confine::allow_only(&allowed)?;
+            allowed.len() as u64
         }
     };
     let [capacity, alignment, discard, bits] = disk;

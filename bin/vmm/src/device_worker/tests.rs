@@ -11,6 +11,9 @@ const ATTACK: &str = "EXITLESS_TEST_ATTACK";
 /// Set in a child that goes without a filter.
 const FREE: &str = "EXITLESS_TEST_FREE";
 
+/// Bytes of the disk.
+const CAPACITY: i64 = 1 << 20;
+
 /// System calls by name, with arguments that are allowed to fail.
 fn attack(name: &str) -> Option<()> {
     let path = c"/etc/passwd".as_ptr();
@@ -39,6 +42,22 @@ fn attack(name: &str) -> Option<()> {
                 libc::syscall(libc::SYS_mmap, null, 4096, libc::PROT_READ, shared, -1, 0)
             }
             "memory made executable" => libc::syscall(libc::SYS_mprotect, null, 0, rwx),
+            "space behind the end" => libc::syscall(
+                libc::SYS_fallocate,
+                -1,
+                libc::FALLOC_FL_KEEP_SIZE,
+                CAPACITY + 1,
+                1,
+            ),
+            "more space than the disk" => {
+                let zero = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                libc::syscall(libc::SYS_fallocate, -1, zero, 0, CAPACITY + 1)
+            }
+            "a larger file" => libc::syscall(libc::SYS_fallocate, -1, 0, 0, CAPACITY),
+            "a collapsed range" => {
+                let mode = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                libc::syscall(libc::SYS_fallocate, -1, mode, 0, CAPACITY)
+            }
             "kill" => libc::syscall(libc::SYS_kill, 0, 0),
             "dup" => libc::syscall(libc::SYS_dup, 0),
             _ => return None,
@@ -47,7 +66,7 @@ fn attack(name: &str) -> Option<()> {
     Some(())
 }
 
-const ATTACKS: [&str; 12] = [
+const ATTACKS: [&str; 16] = [
     "open",
     "socket",
     "ptrace",
@@ -58,6 +77,10 @@ const ATTACKS: [&str; 12] = [
     "executable memory",
     "shared memory",
     "memory made executable",
+    "space behind the end",
+    "more space than the disk",
+    "a larger file",
+    "a collapsed range",
     "kill",
     "dup",
 ];
@@ -103,10 +126,17 @@ fn child_attacks() {
     let is_free = std::env::var_os(FREE).is_some();
     confine::drop_privileges().expect("privileges can be dropped");
     if !is_free {
-        confine::allow_only(calls::ALLOWED).expect("a filter");
+        confine::allow_only(&calls::allowed(CAPACITY as u64)).expect("a filter");
     }
     let made = attack(&name);
     assert_eq!(made.is_none(), name.is_empty(), "no attack {name:?}");
+    // What the disk is asked for: of no file, so each is refused by the kernel, not by the filter.
+    for kind in [libc::FALLOC_FL_PUNCH_HOLE, libc::FALLOC_FL_ZERO_RANGE] {
+        let mode = kind | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: its arguments are numbers.
+        let result = unsafe { libc::syscall(libc::SYS_fallocate, -1, mode, CAPACITY, CAPACITY) };
+        assert_eq!(result, -1);
+    }
     // Heap, as the loop's.
     let memory: Vec<u8> = vec![1; 1 << 20];
     assert_eq!(memory.iter().filter(|byte| **byte == 1).count(), 1 << 20);

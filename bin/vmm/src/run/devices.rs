@@ -16,7 +16,7 @@ use platform::power::MarkerSink;
 use pv_iommu::populate::Populator;
 use pv_iommu::{Hints, IommuFunction};
 use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
-use vio::blk::{Blk, BlkConfig, BlockIo, RawDisk, RawDiskOptions, Transfer};
+use vio::blk::{Blk, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, Responder};
 use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
 use virtio_pci::VirtioFunction;
@@ -42,7 +42,6 @@ use super::units::{self, UnitOptions};
 use super::worker;
 use crate::composition::Composition;
 use crate::ending::storage::{self, Dropping, Names};
-use crate::values::block::serial;
 use crate::{lacks, messages, ports};
 use kvm::control::{Control, End};
 use platform::bus::BusDevice;
@@ -285,13 +284,7 @@ fn block<F>(
         },
         depth: DISK_DEPTH,
     };
-    let config = BlkConfig {
-        logical_block: disk.block,
-        queues: disk.queues,
-        queue_size: disk.queue_size,
-        serial: serial(&disk.id),
-        ..BlkConfig::default()
-    };
+    let config = disk.device();
     let io: Box<dyn BlockIo> = match disk.open_image(DISK_DEPTH)? {
         Some(image) => Box::new(image),
         None => {

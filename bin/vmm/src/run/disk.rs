@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
+use vio::blk::BlkConfig;
 
 use super::worker::WorkerConfig;
 use crate::ending::signals;
@@ -78,6 +79,17 @@ pub fn of_disk<T>(value: anyhow::Result<T>) -> anyhow::Result<T> {
 }
 
 impl DiskConfig {
+    /// Returns the configuration of its device.
+    pub fn device(&self) -> BlkConfig {
+        BlkConfig {
+            logical_block: self.block,
+            queues: self.queues,
+            queue_size: self.queue_size,
+            serial: block::serial(&self.id),
+            ..BlkConfig::default()
+        }
+    }
+
     /// Checks one `--disk`, the `index`-th.
     pub fn check(text: &str, index: usize) -> anyhow::Result<Self> {
         let mut keys = Keys::parse("--disk", text)?;

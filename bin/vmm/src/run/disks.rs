@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use vio::blk::BlkConfig;
 
 use super::disk::DiskConfig;
 use super::remote_disk::RemoteDiskConfig;
 use super::worker::WorkerDisk;
-use crate::values::block::serial;
 use crate::values::keys::Keys;
 
 /// A disk, by who serves it.
@@ -23,19 +21,13 @@ pub enum Disk {
 impl From<DiskConfig> for WorkerDisk {
     fn from(disk: DiskConfig) -> Self {
         Self {
+            device: disk.device(),
             // This program, also if its file is gone.
             program: "/proc/self/exe".into(),
             name: disk.path.display().to_string(),
             file: disk.file,
             read_only: disk.read_only,
             direct: disk.direct,
-            device: BlkConfig {
-                logical_block: disk.block,
-                queues: disk.queues,
-                queue_size: disk.queue_size,
-                serial: serial(&disk.id),
-                ..BlkConfig::default()
-            },
             id: disk.id,
         }
     }

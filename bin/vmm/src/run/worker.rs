@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use sidecore::{drain_eventfd, signal_eventfd};
 use vio::blk::{BlkConfig, BlkFacts, worker_shape};
 use vio::caged::{Area, Caged, WorkerEvent, WorkerProcess};
 use worker_area::Start;
@@ -179,7 +180,7 @@ impl Shared {
         state.events.push_back(event);
         self.has_events.store(true, Ordering::Release);
         drop(state);
-        write(&self.call);
+        signal(&self.call);
     }
 
     /// Kills the worker, if there is one.
@@ -191,9 +192,10 @@ impl Shared {
     }
 }
 
-fn write(eventfd: &OwnedFd) {
-    // Would-block: it is readable.
-    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+/// Signals an eventfd that the worker has as well, and may have made blocking.
+fn signal(eventfd: &OwnedFd) {
+    // It is an eventfd: this process made it.
+    let _ = signal_eventfd(eventfd.as_fd());
 }
 
 /// The device's side.
@@ -204,7 +206,7 @@ struct Link {
 
 impl WorkerProcess for Link {
     fn kick(&mut self) {
-        write(&self.shared.kick);
+        signal(&self.shared.kick);
     }
 
     fn wake_fd(&self) -> RawFd {
@@ -212,8 +214,7 @@ impl WorkerProcess for Link {
     }
 
     fn drain(&mut self) {
-        // Would-block: nothing is in it.
-        let _ = rustix::io::read(&self.shared.call, &mut [0; 8]);
+        drain_eventfd(self.shared.call.as_fd());
     }
 
     fn has_events(&self) -> bool {
@@ -237,7 +238,8 @@ impl WorkerProcess for Link {
     fn end(&mut self, is_final: bool) {
         let mut state = self.shared.state();
         state.is_final |= is_final;
-        state.is_replaced = true;
+        // One that has ended by itself is judged by that.
+        state.is_replaced |= state.pidfd.is_some();
         Shared::kill(&state);
     }
 }
@@ -262,22 +264,21 @@ struct Supervisor {
 impl Supervisor {
     fn run(self, tell: SyncSender<Result<First>>) {
         let name = self.disk.name.clone();
-        let mut started = match self.start() {
+        let Started {
+            mut child,
+            area,
+            facts,
+            confined,
+        } = match self.start() {
             Ok(started) => started,
             Err(error) => {
                 let _ = tell.send(Err(error));
                 return;
             }
         };
-        say_how_confined(&name, &started.confined);
-        let facts = started.facts;
-        let Started { area, child, .. } = started;
-        let mut child = child;
-        if tell.send(Ok(First { area, facts })).is_err() {
-            let _ = child.kill();
-            let _ = child.wait();
-            return;
-        }
+        say_how_confined(&name, &confined);
+        // The machine's builder waits for it; the link that it makes of it ends the worker.
+        let _ = tell.send(Ok(First { area, facts }));
         let mut fruitless = 0;
         loop {
             let begun = Instant::now();
@@ -306,11 +307,10 @@ impl Supervisor {
             }
             // The bound on processes a second, not a wait for anything.
             std::thread::sleep(LEAST_LIFE.saturating_sub(begun.elapsed()));
-            started = match self.start() {
+            let started = match self.start() {
                 Ok(started) if started.facts == facts => started,
-                Ok(mut other) => {
-                    let _ = other.child.kill();
-                    let _ = other.child.wait();
+                Ok(other) => {
+                    self.discard(other.child);
                     say!(
                         "disk {name}: its worker has ended ({how}), and the next one shows another disk"
                     );
@@ -356,7 +356,7 @@ impl Supervisor {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         // Signals of the terminal are the machine's.
         command.process_group(0);
-        let mut child = command.spawn().context("starting the device worker")?;
+        let child = command.spawn().context("starting the device worker")?;
         drop(command);
         let ready = eventfd(0, EventfdFlags::CLOEXEC).context("an eventfd")?;
         let Shared { kick, call, .. } = &*self.shared;
@@ -378,12 +378,17 @@ impl Supervisor {
                 confined,
             }),
             Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                self.shared.state().pidfd = None;
+                self.discard(child);
                 Err(error)
             }
         }
+    }
+
+    /// Ends a worker that is not to serve.
+    fn discard(&self, mut child: Child) {
+        let _ = child.kill();
+        let _ = child.wait();
+        self.shared.state().pidfd = None;
     }
 
     /// Waits until the worker says that it serves, or has ended.

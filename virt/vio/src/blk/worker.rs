@@ -249,7 +249,8 @@ impl BlkWorker {
             (_, Some(Piece { len, .. })) => {
                 pieces = &[];
                 is_buffered = true;
-                // Room for each slot's window is there: a slot's data are less than a transfer.
+                // A slot's data are less than a transfer. The pool may be empty all the same: nothing
+                // waits for it here, the request fails.
                 if !self.io.reserve(slot, len) {
                     return self.over(area, slot, STATUS_IOERR, 0);
                 }

@@ -127,7 +127,7 @@ impl CagedClass {
 
     /// Takes up what has happened to the worker.
     #[cold]
-    fn take_events<E: Environment>(&mut self, queues: &mut [Queue], cx: &mut Context<'_, E>) {
+    fn take_events(&mut self, queues: &mut [Queue]) {
         while let Some(event) = self.process.next_event() {
             match event {
                 WorkerEvent::Ended => self.worker_ended(queues),
@@ -142,9 +142,6 @@ impl CagedClass {
                     self.is_gone = true;
                 }
             }
-        }
-        if self.is_gone {
-            cx.fail(Violation::Worker);
         }
     }
 
@@ -161,17 +158,13 @@ impl CagedClass {
                 continue;
             }
             let number = request.queue;
-            match queues.iter_mut().find(|queue| queue.index() == number) {
-                Some(queue) if request.state == State::Refused => queue.own.ended.push_back(slot),
-                Some(queue) => {
-                    request.restart();
-                    queue.own.continuing.push_back(slot);
-                }
-                // No driver to notify.
-                None => {
-                    request.state = State::Free;
-                    self.free.push(slot);
-                }
+            let queue = queues.iter_mut().find(|queue| queue.index() == number);
+            let queue = queue.expect("a queue is forgotten with its requests");
+            if request.state == State::Refused {
+                queue.own.ended.push_back(slot);
+            } else {
+                request.restart();
+                queue.own.continuing.push_back(slot);
             }
         }
     }
@@ -222,7 +215,6 @@ impl CagedClass {
         self.area = None;
         self.is_gone = true;
         self.process.end(true);
-        cx.fail(Violation::Worker);
     }
 }
 
@@ -309,17 +301,19 @@ impl DeviceClass for CagedClass {
     ) -> Activity {
         let has_events = self.process.has_events();
         if has_events {
-            self.take_events(queues, cx);
-        } else if self.is_gone && self.features != 0 {
-            // Also of the driver that came after the worker had gone.
-            cx.fail(Violation::Worker);
+            self.take_events(queues);
         }
         if let Some(area) = &mut self.area
             && area.publish()
         {
             self.process.kick();
         }
-        match self.take_answers(queues, cx) || has_events {
+        let is_busy = self.take_answers(queues, cx) || has_events;
+        if self.is_gone && self.features != 0 {
+            // Also of the driver that came after the worker had gone.
+            cx.fail(Violation::Worker);
+        }
+        match is_busy {
             true => Activity::Busy,
             false => Activity::Idle,
         }

@@ -34,8 +34,9 @@
 //! *Advertised*: what [`Blk`](crate::blk::Blk) advertises over the same disk, but no IN_ORDER.
 //! *Not implemented*: rate limits; other classes than disks.
 //!
-//! Bounds: as many requests as the area has slots. Of each at most 2,047 segments are kept (32
-//! KiB): 4 MiB for 128 slots and a hostile driver, beside the area's 16.5 MiB.
+//! Bounds: as many requests as the area has slots. A chain has at most 2,048 segments of 16 bytes,
+//! which are kept in one list a request: 4 MiB for 128 slots and a hostile driver, beside the
+//! area's 16.5 MiB.
 
 mod class;
 mod copy;
@@ -46,7 +47,6 @@ use std::os::fd::RawFd;
 use guest_mem::{KeepAlive, SharedFile};
 use worker_area::Owner;
 
-use crate::blk::request::{STATUS_IOERR, STATUS_OK};
 use crate::blk::{BlkConfig, BlkError, BlkFacts, BlkProfile};
 use crate::body::Device;
 use crate::line_budget::LineBudget;
@@ -123,10 +123,6 @@ pub struct CagedQueue {
     /// The last take found no free slot.
     waits_for_slot: bool,
 }
-
-/// Status of a request whose data cannot be accessed, and of one that has gone well.
-const FAILED: u8 = STATUS_IOERR;
-const GOOD: u8 = STATUS_OK;
 
 impl Caged {
     /// A device whose worker, in `process`, serves `area` and has told these facts of its disk.

@@ -3,9 +3,10 @@
 use guest_mem::{Access, Dma, Intent, KeepAlive, Stop, Wanted};
 use worker_area::{Answer, Totals, Window};
 
+use super::Area;
 use super::copy::{copy_in, copy_out};
-use super::{Area, FAILED, GOOD};
 use crate::DeviceStats;
+use crate::blk::request::{STATUS_IOERR, STATUS_OK};
 use crate::ring::{Chain, Segment, Token, slice};
 
 /// Where a request stands.
@@ -23,16 +24,17 @@ pub(super) enum State {
     Refused,
 }
 
-/// One request. Vectors keep their capacity from request to request.
+/// One request. Its list keeps its capacity from request to request.
 #[derive(Debug, Default)]
 pub(super) struct Request {
     pub(super) state: State,
     /// Number of its queue.
     pub(super) queue: u16,
     pub(super) token: Option<Token>,
-    /// What the chain gives the device to read, and to write.
-    readable: Vec<Segment>,
-    writable: Vec<Segment>,
+    /// Segments that the chain gives the device to read, and behind them those to write.
+    segments: Vec<Segment>,
+    /// Number of the former.
+    read_count: usize,
     totals: Totals,
     /// Position of the window.
     at: u64,
@@ -46,10 +48,13 @@ impl Request {
         let (readable, writable) = (chain.readable(), chain.writable());
         self.queue = queue;
         self.token = None;
-        self.readable.clear();
-        self.readable.extend_from_slice(readable.segments());
-        self.writable.clear();
-        self.writable.extend_from_slice(writable.segments());
+        self.segments.clear();
+        let count = readable.segments().len() + writable.segments().len();
+        // No more than that: capacity is kept from request to request, and bounded by a chain's.
+        self.segments.reserve_exact(count);
+        self.segments.extend_from_slice(readable.segments());
+        self.segments.extend_from_slice(writable.segments());
+        self.read_count = readable.segments().len();
         self.totals = Totals {
             readable: readable.len() - area.shape().head(),
             writable: writable.len() - area.shape().foot(),
@@ -61,6 +66,14 @@ impl Request {
     pub(super) fn restart(&mut self) {
         self.state = State::ToSubmit;
         (self.at, self.written) = (0, 0);
+    }
+
+    fn readable(&self) -> &[Segment] {
+        &self.segments[..self.read_count]
+    }
+
+    fn writable(&self) -> &[Segment] {
+        &self.segments[self.read_count..]
     }
 
     fn window(&self, area: &Area) -> Window {
@@ -82,11 +95,11 @@ impl Request {
         // Behind the bytes that are read, of which a window that has written ones has the last.
         let skip = (window.at + u64::from(window.readable))
             .saturating_sub(u64::from(self.totals.readable));
-        slice(&self.writable, skip as u32, written)
+        slice(self.writable(), skip as u32, written)
     }
 
     fn foot(&self, area: &Area) -> impl Iterator<Item = Segment> + use<'_> {
-        slice(&self.writable, self.totals.writable, area.shape().foot())
+        slice(self.writable(), self.totals.writable, area.shape().foot())
     }
 
     /// Copies the window's bytes into the slot. Its state is the caller's to change.
@@ -99,14 +112,14 @@ impl Request {
     ) -> Access<()> {
         let (window, head) = (self.window(area), area.shape().head());
         if window.is_first() {
-            copy_in(dma, keep, slice(&self.readable, 0, head), area.head(slot))?;
+            copy_in(dma, keep, slice(self.readable(), 0, head), area.head(slot))?;
         }
         if window.readable == 0 {
             return Ok(());
         }
         // Inside the bytes that are read, which are fewer than 2^32.
         let from = head + window.at as u32;
-        let segments = slice(&self.readable, from, window.readable);
+        let segments = slice(self.readable(), from, window.readable);
         copy_in(dma, keep, segments, area.data(slot))
     }
 
@@ -164,14 +177,14 @@ impl Request {
                 area.foot(slot).read(0, &mut foot);
                 foot[0]
             }
-            _ => FAILED,
+            _ => STATUS_IOERR,
         };
-        let last = slice(&self.writable, self.totals.writable, 1);
+        let last = slice(self.writable(), self.totals.writable, 1);
         for segment in last {
             dma.write(segment.iova, &[foot])?;
         }
         let data = match self.state {
-            State::Answered(answer) if foot == GOOD => self.written + answer.written,
+            State::Answered(answer) if foot == STATUS_OK => self.written + answer.written,
             _ => 0,
         };
         Ok((foot, data + 1))
@@ -179,7 +192,7 @@ impl Request {
 
     /// Counts the request as over.
     pub(super) fn count(&self, status: u8, written: u32, stats: &mut DeviceStats) {
-        if status != GOOD {
+        if status != STATUS_OK {
             stats.errors += 1;
             return;
         }
@@ -200,7 +213,7 @@ impl Request {
             true => 0,
             false => head.saturating_add(window.at.min(u64::from(u32::MAX)) as u32),
         };
-        let read = slice(&self.readable, from, read);
+        let read = slice(self.readable(), from, read);
         let read = read.map(|segment| (segment.iova, segment.len, Intent::Read));
         let written = self
             .written_segments(window, written)
