@@ -59,7 +59,7 @@ struct Args {
     cores: usize,
 }
 
-/// What was counted for one operation.
+/// Counts of one operation, averaged over all.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct PerOp {
     transfers: f64,

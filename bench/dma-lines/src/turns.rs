@@ -108,8 +108,9 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; gives the machine
-/// back. A task is told its core and a function with which it hands over of its own accord.
+/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; returns the
+/// machine. `work` receives the core's task and a function by which the core hands over before it
+/// spins.
 ///
 /// # Errors
 /// The first error of a core, or that one panicked.

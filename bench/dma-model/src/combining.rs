@@ -6,11 +6,12 @@
 //! (the word is claimed, the report written, the report read), and matters only where a flush is
 //! shorter.
 //!
-//! What is to be seen: all who return from one batch ask again at the same moment, the first's look
-//! at the seat queues behind their posts, and so nearly all meet in the next. That is to the
-//! advantage of combining: `bench/dma-lines`, where cores take turns, finds that of four cores two
-//! meet at a time. With many cores the hardware idles while they post, and who has gone alone finds
-//! it idle and stays alone: a few cores make a good part of all operations.
+//! Expected result: all cores that return from one batch ask again at the same moment. The first
+//! core's read of the seat queues behind the others' posts, and so nearly all join the next batch.
+//! That is to the advantage of combining: `bench/dma-lines`, where cores take turns, finds that of
+//! four cores two join at a time. With many cores the hardware idles while they post, and a core
+//! that has flushed alone finds it idle and stays alone: a few cores make a good part of all
+//! operations.
 //!
 //! Left out: ranges and their words (a batch is one domain command, as dear as a page), joining
 //! others in the middle of a wait, cores that are stopped, failures.
@@ -18,13 +19,14 @@
 use crate::Constants;
 use crate::events::{Ask, Cores, Step};
 
-/// So many in a generation make it cheaper than a flush for each.
+/// Number of cores in a generation from which one flush for all is cheaper than a flush for each.
 const ENOUGH: usize = 2;
 /// As in `dma-map`: waits in a row that press.
 const PRESSED: u32 = 4;
-/// After at most so many a core that called in vain calls again.
+/// Bound of the back-off: a core whose batch no other core joined opens one again after at most so
+/// many waits in a row.
 const PRESSED_MAX: u32 = 256;
-/// How often a core meets others before it sees what it is like without.
+/// Number of batches that a core joins before it tries once more without.
 const MEETINGS: u32 = 256;
 /// A wait is short below this part of a flush.
 const SHORT: f64 = 4.0;
@@ -78,7 +80,7 @@ struct Play<'a> {
     seat: Word,
     hardware: Word,
     generation: u64,
-    /// Who has posted in it.
+    /// Cores that have posted in the open generation.
     members: Vec<usize>,
     is_awaited: bool,
     /// When the batch of the generation before is known to be complete; `None` where it had none.

@@ -54,8 +54,8 @@ pub struct RtcCache {
     free: Vec<u32>,
     /// Entries released in each of the last cycles, the current one at the back.
     cycles: VecDeque<VecDeque<u32>>,
-    /// What was released in cycles that have passed; some of it was used again, and is listed in a
-    /// later one.
+    /// Entries released in cycles that have passed; some were used again, and are listed in a later
+    /// one.
     due: VecDeque<u32>,
     /// Number of the current cycle.
     current: u64,

@@ -1,6 +1,6 @@
 //! `SlabAllocator`: "IOVA-kmalloc" (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.2). The
 //! paper lets a scalable memory allocator choose page numbers: it allocates one byte per page, and
-//! the bytes' addresses are page numbers that collide with nobody's.
+//! the bytes' addresses are page numbers that no other allocation has.
 //!
 //! So here: the arena is the low end of the aperture, one byte per page, and the bytes are real:
 //! they hold what [`states`](crate::states) says of each page. Sizes up to 2^9 pages are rounded up
@@ -22,7 +22,7 @@
 //! free is the tree's again, what is in use becomes ranges of the tree, which return to it one by
 //! one. Then other cores with lists are asked to give them up at their next operation.
 //!
-//! Who owns what: lists belong to the handle; classes and the tree have a [`lines::Lock`] each,
+//! **Ownership.** Lists belong to the handle; classes and the tree have a [`lines::Lock`] each,
 //! taken in that order (a class, then the tree). Checks are those of [`crate::MagazineAllocator`],
 //! by the same bytes.
 //!

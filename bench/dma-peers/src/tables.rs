@@ -1,5 +1,5 @@
-//! Tables with locks, and one that counts: what *Utilizing the IOMMU Scalably* (ATC 2015) found in
-//! use (Table 1), and what its identity mappings need (§4.1).
+//! Tables with locks, and one that counts: those that *Utilizing the IOMMU Scalably* (ATC 2015)
+//! found in use (Table 1), and the one that its identity mappings need (§4.1).
 //!
 //! * [`GlobalLockTable`]: one lock for each call, around any table.
 //! * [`RwLockTable`]: a reader-writer lock for each table, held to read one entry on the way down
@@ -174,7 +174,8 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
             if !F::is_table(entry, level) {
                 let new = self.memory.alloc()?;
                 entry = self.lock_of(table).writing(|| {
-                    // Release and acquire: the page's zeros go first, whoever made it.
+                    // Release and acquire: the zeros written to the page happen before its use,
+                    // whichever core made it.
                     let there = slot.load(Ordering::Acquire);
                     if there == 0 {
                         slot.store(F::table(new, level), Ordering::Release);
@@ -185,7 +186,7 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
                     entry = F::table(new, level);
                     self.tables[level as usize - 2].fetch_add(1, Ordering::Relaxed);
                 } else {
-                    // SAFETY: allocated above, and nobody has seen it.
+                    // SAFETY: allocated above; no other core has seen it.
                     unsafe { self.memory.free(new) };
                 }
             }
@@ -358,7 +359,7 @@ impl RwSpin {
         result
     }
 
-    /// As the writer. Acquire pairs with the release of whoever left last.
+    /// Runs `write` as the writer. Acquire pairs with the release of the last reader or writer.
     #[inline]
     fn writing<R>(&self, write: impl FnOnce() -> R) -> R {
         while self
@@ -391,7 +392,7 @@ struct Users {
 }
 
 impl<T: IoMap> CountedTable<T> {
-    /// Over `table`, in which nobody else maps.
+    /// Wraps `table`, in which no other caller maps.
     pub fn new(table: T) -> Self {
         let users = Lock::new(BTreeMap::new());
         Self { table, users }

@@ -1,7 +1,8 @@
 //! Magazines and slabs under random schedules. Run with
 //!
 //! ```text
-//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test -p dma-peers --release --test schedules
+//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+//!     cargo test -p dma-peers --release --test schedules
 //! ```
 #![cfg(shuttle)]
 

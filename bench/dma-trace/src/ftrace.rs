@@ -18,7 +18,7 @@ use crate::{Access, Action, Event, PAGES_MAX, PFN_MAX};
 
 const PAGE_SHIFT: u32 = 12;
 
-/// What the trace file holds.
+/// Contents of the trace file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recorded {
     /// The events in order.
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn inconsistent_lines_are_errors_that_name_the_reason() {
         let reason = |list: &[&str]| lines(list).unwrap_err();
         assert!(reason(&[UNMAP]).starts_with("unmaps what is not mapped"));
         assert!(reason(&[MAP]).starts_with("a map without its protection"));

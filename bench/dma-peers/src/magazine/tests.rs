@@ -1,4 +1,4 @@
-//! What the papers promise: few visits to the depot, bounded caches; and what is done about limits
+//! The papers' guarantees, few visits to the depot and bounded caches; and the handling of limits
 //! and exhaustion.
 
 use std::vec::Vec;

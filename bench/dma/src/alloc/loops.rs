@@ -21,8 +21,8 @@ use crate::measure::{BATCH, Random, Task, Tasks};
 /// Slots of the loops with several ranges in flight.
 pub const WINDOW: usize = 256;
 
-/// What a thread of a window loop does. Sizes are `from` pages and up to `mask` more, by bits of a
-/// random number.
+/// Parameters of a thread of a window loop. Sizes are `from` pages and up to `mask` more, by bits
+/// of a random number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Ranges held: a power of two, and a multiple of `burst`.
@@ -116,14 +116,14 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
     (0..threads).map(task).collect()
 }
 
-/// What a thread of a window loop holds.
+/// State of a thread of a window loop.
 struct Held<W: Worker> {
     worker: W,
     random: Random,
     slots: Vec<u64>,
     oldest: usize,
     window: Window,
-    /// What freed the strays.
+    /// Handle that freed the strays.
     rests: Option<W>,
 }
 
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_through_a_ring_is_freed_once() {
+    fn ranges_that_pass_through_a_ring_are_freed_once() {
         let cpus = host::cpus().expect("known");
         if cpus.len() < 2 {
             println!("skipped: one CPU");

@@ -29,7 +29,7 @@ impl Sink {
             .push(facts);
     }
 
-    /// What all runs left, in their order.
+    /// Takes the facts of all runs, in their order.
     pub fn take(&self) -> Vec<Facts> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
