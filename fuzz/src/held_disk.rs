@@ -1,4 +1,4 @@
-//! A disk whose operations end when and how the input says, and which checks what it is asked.
+//! A disk whose operations end when and how the input says, and which checks its requests.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use guest_mem::KeepAlive;
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
-/// What a slot is doing.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
@@ -256,7 +256,7 @@ impl BlockIo for HeldDisk {
     fn cancel(&mut self, slot: u32) {
         let mut shared = self.control.shared();
         let Some(at) = shared.running.iter().position(|&own| own == slot) else {
-            // It has ended, and nobody has looked yet.
+            // It has ended, and its completion has not been polled yet.
             return;
         };
         let outcome = if shared.cancels {

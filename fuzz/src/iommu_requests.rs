@@ -64,7 +64,7 @@ impl UnitSink for Between {
     }
 }
 
-/// What has been mapped, as the requests that succeeded say.
+/// Mappings, as the requests that succeeded say.
 #[derive(Default)]
 struct Shadow {
     attached: BTreeMap<u16, u32>,

@@ -1,7 +1,8 @@
-//! What absent pages hold: one page of content for each block, and a disk that copies them at once.
+//! Content of absent pages: one page of content for each block, and a disk that copies them at
+//! once.
 //!
-//! The same copy fills a page in the bare loops, so that what is compared is who decides, not what
-//! a disk takes.
+//! The same copy fills a page in the bare loops, so that the comparison is of the two deciding
+//! programs, not of the time of a disk.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ impl Image {
         }
     }
 
-    /// What a page holds.
+    /// Returns the content of a page.
     pub fn page(&self, number: usize) -> &[u8] {
         &self.content[number * PAGE..][..PAGE]
     }
@@ -60,7 +61,8 @@ impl Image {
     }
 }
 
-/// A disk with these blocks: a request ends when it is submitted, and is told of at the next poll.
+/// A disk with these blocks: a request ends when it is submitted, and the next poll returns its
+/// completion.
 pub struct Disk {
     image: Image,
     ram: GuestRam,

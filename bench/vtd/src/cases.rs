@@ -28,7 +28,7 @@ enum Units {
     None(NoIommu),
 }
 
-/// What is done with the unit, whichever it is.
+/// A function over a unit of either type.
 trait Visitor {
     fn visit<I: Iommu>(&mut self, iommu: &mut I);
 }

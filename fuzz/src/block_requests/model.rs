@@ -1,4 +1,4 @@
-//! What must come of one look at a split ring (virtio 1.2 §2.7, §5.2.6), from a copy of guest
+//! The expected outcome of one look at a split ring (virtio 1.2 §2.7, §5.2.6), from a copy of guest
 //! memory.
 //!
 //! Written from the specification, plainly, on a slice of bytes. Where the specification leaves
@@ -9,7 +9,7 @@ use vio::feature;
 
 use super::MEMORY;
 
-/// What the driver has negotiated, and the disk.
+/// The features that the driver has negotiated, the ring, and the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) features: u64,
@@ -155,7 +155,7 @@ fn cut(buffers: &[Buffer], mut skip: u64, mut len: u64) -> Vec<Buffer> {
     parts
 }
 
-/// What a request is to do.
+/// Effect of a request.
 enum Action {
     Status(u8),
     Id(u64),
@@ -209,7 +209,7 @@ impl Model {
         Ok(End::Served(wants))
     }
 
-    /// What the chain at `head` would change on the disk, as memory stands.
+    /// Returns the bytes of the disk that the chain at `head` would change, as memory stands.
     pub(super) fn may_change(&self, head: u16) -> Option<std::ops::Range<usize>> {
         let chain = self.walk(head).ok()?;
         let (readable, writable) = (total(&chain.readable), total(&chain.writable));

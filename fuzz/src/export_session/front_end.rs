@@ -24,7 +24,7 @@ use crate::offer::{Memory, offer};
 
 /// Bytes of each memory file.
 const FILE_LEN: u64 = 0x4000;
-/// What the front end describes; the last two are wrong.
+/// Regions that the front end describes; the last two are wrong.
 const REGIONS: [MemRegion; 5] = [
     region(0, FILE_LEN, 0),
     region(FILE_LEN, 0x2000, 0x2000),
@@ -360,8 +360,7 @@ impl FrontEnd {
         }
     }
 
-    /// What the guest does: stores, requests, kicks; and what only its VMM can do, cut its memory
-    /// off.
+    /// Plays the guest: stores, requests, kicks; and, as only its VMM can, cuts its memory off.
     pub(super) fn guest(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             0 => {

@@ -31,7 +31,7 @@ const WINDOW: f64 = 0.4;
 /// nanoseconds: a halted one takes 16 µs and more.
 const AWAKE_NS: u64 = 10_000;
 
-/// Who serves in a window.
+/// The server of a window.
 #[derive(Clone)]
 enum Server {
     Peer(&'static str, Peer),
@@ -47,7 +47,7 @@ impl Server {
     }
 }
 
-/// What a window's guest did.
+/// State of a window's guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Regime {
     Awake,

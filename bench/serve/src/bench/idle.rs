@@ -15,8 +15,8 @@ use vhost_blk::ring::feature;
 /// Size of a disk that has worked, MiB.
 const MIB: u32 = 2;
 
-/// What connected disks cost: null disks that have done nothing, and files in memory that have
-/// worked.
+/// Measures the cost of connected disks: null disks that have done nothing, and files in memory
+/// that have worked.
 pub fn idle(bench: &mut Bench) -> Result<()> {
     bench.record.section("Connected disks without load");
     for count in [8, 256] {

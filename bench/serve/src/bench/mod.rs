@@ -201,8 +201,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Who is measured on such a disk: ours first, then qemu-storage-daemon in each way, then SPDK
-    /// if there is a build of it.
+    /// Returns the servers that are measured on such a disk: ours first, then qemu-storage-daemon
+    /// in each way, then SPDK if there is a build of it.
     fn peers(&self, kind: Kind) -> Vec<Peer> {
         let spdk = self.settings.spdk.is_some().then_some(Peer::Spdk);
         let others = kind.qsds().iter().cloned().chain(spdk);

@@ -167,7 +167,7 @@ impl Summary {
     }
 }
 
-/// What was measured so far.
+/// Figures measured so far.
 #[derive(Debug)]
 pub struct Record {
     keys: Object,

@@ -1,4 +1,4 @@
-//! Who serves, and their command lines.
+//! The servers that are measured, and their command lines.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ pub use vhost_client::server::Server;
 
 use super::Settings;
 
-/// Who serves.
+/// A server that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// Ours, with its usual idle policy.
@@ -71,7 +71,7 @@ impl Peer {
     }
 }
 
-/// What a disk is made of; sizes in MiB.
+/// Backing of a disk; sizes in MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Nothing is read or written.
@@ -95,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// What is written to before it is measured.
+    /// Returns the MiB that are written before the disk is measured.
     pub const fn mib(self) -> u32 {
         match self {
             Self::Null => 0,
@@ -107,7 +107,7 @@ impl Kind {
 /// One disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk {
-    /// What it is made of.
+    /// Its backing.
     pub kind: Kind,
     /// Its weight, where the server knows weights.
     pub weight: u32,
