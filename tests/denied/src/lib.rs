@@ -33,7 +33,7 @@ use std::process::Command;
 const NUMBER: u32 = 0;
 const ARGUMENTS: u32 = 16;
 
-/// What is denied; the default is nothing.
+/// System calls and files that are denied; by default none.
 #[derive(Clone, Debug, Default)]
 pub struct Denied {
     program: Vec<libc::sock_filter>,

@@ -337,7 +337,7 @@ fn full_table_of_leases_is_something_to_wait_for() {
     assert!(view.lease(Iova::new(0), 8, Perm::Read).is_ok());
 }
 
-/// Memory by somebody who lies about addresses: nothing of it may be dereferenced.
+/// Memory that lies about host addresses: none of them may be dereferenced.
 struct Liar(ArrayMem);
 
 impl PhysMem for Liar {

@@ -191,8 +191,8 @@ impl Drop for ReleaseAtEnd {
 impl Drop for HeldFs {
     fn drop(&mut self) {
         self.files.open_for_ever();
-        // Fails while somebody has a file open; they are served until the process ends, and the
-        // mount goes now.
+        // Fails while a process has a file open: its calls are served until this process ends, and
+        // the mount goes now.
         drop(self.session.take());
         drop(self.watch.take());
         let at = self.directory.path();

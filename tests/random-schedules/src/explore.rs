@@ -16,8 +16,8 @@
 //! model n times as often. With another `SHUTTLE_RANDOM_SEED` everything takes other ways.
 //!
 //! **A mistake is noted, not thrown** ([`fail`]): a thread that unwinds while others run takes
-//! locks and stores to atomics in its destructors, and a second panic there ends the process.
-//! Whoever finds [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under
+//! locks and stores to atomics in its destructors, and a second panic there ends the process. A
+//! thread that finds [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under
 //! test panic nevertheless.
 //!
 //! **What is not seen.** shuttle treats every access as sequentially consistent and knows no
@@ -178,8 +178,8 @@ fn run(
     })
 }
 
-/// What the code under test says when it panics is noted as well: shuttle has a text of its own for
-/// it.
+/// Notes the messages of panics of the code under test as well: shuttle has a text of its own for
+/// them.
 fn note_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -15,7 +15,7 @@ use crate::program::{Program, has_kvm, run_of, until};
 /// 24 MiB of the guest's memory, of which 17 may be there.
 const PAGES: std::ops::Range<u32> = 0x400..0x1c00;
 
-/// What a page holds: no zeroes.
+/// Returns the byte that fills a page: never zero.
 fn byte(page: u32) -> u8 {
     (page * 151 % 255) as u8 + 1
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take that is expected to happen.
+/// Time within which every expected event must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// What an end may take.
+/// Time that an end may take.
 pub const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Waits until `done`; panics when that takes too long.
@@ -33,7 +33,7 @@ pub struct Program {
     reader: Option<JoinHandle<()>>,
 }
 
-/// How it ended.
+/// End of a program.
 #[derive(Debug)]
 pub struct Ended {
     /// Exit status; `None`: killed by a signal.
@@ -87,7 +87,7 @@ impl Program {
         File::from(OwnedFd::from(self.child.stdin.take().unwrap()))
     }
 
-    /// What it has said so far.
+    /// Returns its standard error so far.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
     }

@@ -72,7 +72,7 @@ impl Package {
 pub struct Workspace {
     /// Ours, by name.
     pub packages: BTreeMap<String, Package>,
-    /// What others are built from, by name; versions are not told apart.
+    /// Dependencies of other crates, by name; versions are not distinguished.
     others: BTreeMap<String, BTreeSet<String>>,
 }
 

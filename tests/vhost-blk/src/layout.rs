@@ -3,9 +3,9 @@
 //! ```text
 //! queue 0: descriptors │ driver area │ device area   each on a page of its own, as Linux places them
 //! queue 1: …
-//! slots:   64 bytes each: header, status, discard range     one cache line, as in Linux' `struct virtblk_req`
+//! slots:   64 bytes each: header, status, discard range   a cache line (Linux' `virtblk_req`)
 //! tables:  64 bytes each: an indirect table of up to four
-//! data:    one block per slot                               the second memory region, if there are two
+//! data:    one block per slot                             the second region, if there are two
 //! ```
 
 use vhost_client::areas::{self, Areas, FIRST, SECOND};
@@ -146,7 +146,7 @@ impl Layout {
         areas::user(offset)
     }
 
-    /// The regions as the back end is told.
+    /// Returns the regions as the back end receives them.
     pub fn regions(&self) -> Vec<MemRegion> {
         match self.two_regions {
             true => vec![

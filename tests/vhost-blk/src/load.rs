@@ -1,4 +1,4 @@
-//! What is asked of a server: which requests, where, and when.
+//! The load of a server: which requests, where, and when.
 
 use std::path::PathBuf;
 use std::str::FromStr;

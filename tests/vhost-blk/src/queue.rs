@@ -64,7 +64,7 @@ pub enum Status {
 pub struct Done {
     /// Its slot, free again once given to [`Queue::release`].
     pub slot: u16,
-    /// What it was.
+    /// Its kind.
     pub op: Op,
     /// Where.
     pub extent: Extent,

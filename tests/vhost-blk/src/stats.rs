@@ -1,4 +1,4 @@
-//! What a run measured, for people and for programs.
+//! The results of a run, for people and for programs.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::hist::Histogram;
 
-/// A longer latency of an idle server, in nanoseconds, is the machine's: somebody was not running.
-/// (A wake takes up to 70 µs.)
+/// Latency of an idle server, in nanoseconds, above which the machine is the cause: server or
+/// client was not running. (A wake takes up to 70 µs.)
 pub const STALL_NS: u64 = 200_000;
 
 /// Nanoseconds of latency.

@@ -53,7 +53,7 @@ impl Areas {
         }
     }
 
-    /// A ring as it is told to the back end, which is to go on at `base`.
+    /// Returns a ring in the form that the back end receives; the back end is to go on at `base`.
     pub fn described<'a>(
         &self,
         index: u8,

@@ -1,4 +1,4 @@
-//! What a server's process costs: processor time, and memory from /proc.
+//! Costs of a server's process: processor time, and memory from /proc.
 
 use std::fs;
 use std::time::Duration;

@@ -118,12 +118,12 @@ impl Account {
         given_up
     }
 
-    /// What was counted since the last call.
+    /// Takes the counts since the last call.
     pub fn take_counts(&mut self) -> Counts {
         std::mem::take(&mut self.counts)
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub const fn counts(&self) -> Counts {
         self.counts
     }

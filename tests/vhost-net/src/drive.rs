@@ -1,4 +1,4 @@
-//! Loads on ports, from one thread, and what they report.
+//! Loads on ports, from one thread, and their reports.
 //!
 //! ```text
 //! Driver::connect ─▶ measure ─▶ measure … (windows)      a window: warm-up │ measured │ drained
@@ -30,7 +30,7 @@ const ROUNDS_PER_CHECK: u32 = 1 << 12;
 /// Windows of at most so many frames have their latencies taken.
 const LATENCY_WINDOW: u64 = 8;
 
-/// How long is waited for frames that may be lost.
+/// Time to wait for frames that may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// A queue of whose frames none arrives for so long gives those under way up.
@@ -49,7 +49,7 @@ impl Default for Patience {
     }
 }
 
-/// Why nothing is measured.
+/// Reason why nothing is measured.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DriveError {
@@ -83,7 +83,7 @@ struct Port {
     first_account: usize,
     sums: Sums,
     latency: Histogram,
-    /// What the server makes.
+    /// Frame that the server makes.
     made: Vec<u8>,
     /// When the next frame is due, of a load with a rate.
     due: u64,

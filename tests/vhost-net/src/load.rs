@@ -1,4 +1,4 @@
-//! Ports, and what they are loaded with.
+//! Ports and their loads.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub enum Load {
     Rate(f64),
 }
 
-/// What is sent.
+/// Content of the frames that are sent.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// Stamped frames of so many bytes, at least [`MIN_FRAME`].
@@ -33,7 +33,7 @@ pub enum Content {
     },
 }
 
-/// What a port receives.
+/// Frames that a port receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Stamped frames of any port of the driver; others are counted as foreign.
@@ -47,17 +47,17 @@ pub enum Expected {
 pub struct PortSpec {
     /// Where its server listens.
     pub socket: PathBuf,
-    /// What to take of its offer.
+    /// Features to take of its offer, and sizes.
     pub options: Options,
     /// When frames are sent.
     pub load: Load,
-    /// What is sent.
+    /// Content of the frames that are sent.
     pub content: Content,
     /// Where to, and from.
     pub addresses: (Mac, Mac),
     /// Whether what is sent arrives at a port of the driver.
     pub arrives: bool,
-    /// What is received.
+    /// Frames that are received.
     pub expected: Expected,
 }
 

@@ -209,7 +209,7 @@ impl<B: Bus> Guest<B> {
         assert_eq!(self.read(status, 1), 15, "the device is on");
     }
 
-    /// Puts a request into the ring. Whether its device wants to hear of it.
+    /// Puts a request into the ring. Returns whether its device wants a kick.
     pub fn put(&mut self, request: &[u8]) -> bool {
         self.driver.put(REQUEST, request);
         self.driver.put(TAIL, &[0xff; 4]);

@@ -1,4 +1,4 @@
-//! The function under its owner: how soon it answers, and when it wants to be told.
+//! The function under its owner: the time of its answers, and the kicks that it asks for.
 
 use guest_mem::{Iommu, Iova, Perm};
 use sidecore::{Activity, Poller};
@@ -44,10 +44,10 @@ fn a_request_is_answered_within_the_sweep_that_takes_it() {
 }
 
 #[test]
-fn who_polls_need_not_be_told_and_who_sleeps_is_told_once() {
+fn polling_device_needs_no_kick_and_sleeping_device_one() {
     let mut guest = guest(false);
     settle(&mut guest);
-    // The first one of all is told of: a ring begins so.
+    // The very first request needs a kick: a ring begins so.
     assert_eq!(guest.request(&attach(1, DISK)), 0);
     assert_eq!(guest.request(&detach(1, DISK)), 0);
     for request in requests() {

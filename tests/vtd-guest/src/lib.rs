@@ -135,7 +135,7 @@ pub const fn wait_interrupt() -> u128 {
     0x15
 }
 
-/// What the unit said.
+/// Messages and events of the unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outbox {
     pub messages: Vec<(u64, u32)>,

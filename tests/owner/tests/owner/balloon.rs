@@ -22,7 +22,7 @@ struct Record {
     waits: bool,
 }
 
-/// Whoever takes the pages.
+/// Recorder of the calls of a balloon.
 #[derive(Clone, Debug, Default)]
 struct Recorder(Arc<Mutex<Record>>);
 

@@ -33,7 +33,7 @@ const PATIENCE: u32 = 20_000;
 const RX: u16 = 0;
 const TX: u16 = 1;
 
-/// What has happened.
+/// Counts of events so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     pub requests: u64,
@@ -100,7 +100,7 @@ struct Slot {
     iova: Option<u64>,
     /// The wait behind the unmap.
     wait: Option<u32>,
-    /// What the buffer holds.
+    /// Content of the buffer.
     bytes: Vec<u8>,
 }
 
@@ -223,7 +223,7 @@ impl Guest {
                 return;
             }
             if !self.expected.is_empty() {
-                // Somebody has to take them.
+                // The frames that are still expected need receive buffers.
                 let slot = self.random.below(SLOTS as u64 / 2) as usize;
                 self.submit_to(NET, slot);
             }
@@ -301,7 +301,7 @@ impl Guest {
         }
     }
 
-    /// What was lost can be brought in again, and the guest tries again whatever has failed.
+    /// Makes lost pages available again, and has the guest try again whatever has failed.
     fn heal(&mut self) {
         self.machine.pager.heal();
         self.machine.clear_queue_error();
@@ -407,8 +407,8 @@ impl Guest {
         self.done.resets_waiting += u64::from(!its_own.is_empty());
         self.machine.reset(function);
         for ticket in its_own {
-            // Nobody hears of it; or it ends later, and whoever waits for others is not to take it
-            // for its own.
+            // Either the ticket never ends; or it ends later, and a function that waits for another
+            // one must not take it for its own.
             if self.random.below(2) == 0 {
                 self.machine.pager.forget(ticket);
                 self.done.forgotten += 1;

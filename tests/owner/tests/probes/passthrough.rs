@@ -155,7 +155,7 @@ impl DataPath<()> for Assigned {
 }
 
 #[test]
-fn it_interrupts_by_its_pin_and_by_msix_and_is_removed_when_its_dma_has_ended() {
+fn interrupts_come_by_pin_or_msix_and_removal_waits_for_the_end_of_dma() {
     let mut machine = ByHand::<Units, Functions>::new();
     let unit = machine.owner.add_unit(Units::None(NoIommu::new(16)));
     let (is_done, pin) = (Arc::<AtomicBool>::default(), Pin::default());

@@ -1,5 +1,6 @@
-//! Somebody who follows a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it
-//! hears what each invalidation covers, and holds the guest's WAIT until it has forgotten the same.
+//! A follower of a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it
+//! receives the scope of each invalidation, and holds the guest's WAIT until it has dropped the
+//! same.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::ByHand;
 /// The invalidation queue, and the status word of its waits.
 const QUEUE: u64 = 0x3000;
 const STATUS: u64 = 0x4000;
-/// How long an invalidation may be held, ns: longer than any of these tests takes.
+/// Time for which an invalidation may be held, ns: longer than any of these tests takes.
 const LIMIT: u64 = 100_000_000_000;
 
 units! {
@@ -32,7 +33,7 @@ functions! {
     }
 }
 
-/// Holds invalidations of pages, no others; lets go of as many as a write to its BAR says, oldest
+/// Holds invalidations of pages, no others; releases as many as a write to its BAR says, oldest
 /// first.
 #[derive(Default)]
 struct Follower {
@@ -175,7 +176,7 @@ impl Guest {
         self.wait()
     }
 
-    /// The follower lets go of so many, oldest first.
+    /// Has the follower release so many, oldest first.
     fn release(&mut self, number: usize, count: u64) {
         self.machine.write(Target::Function(number), 0, 0, count);
         self.machine.poll();

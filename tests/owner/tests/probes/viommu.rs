@@ -14,7 +14,7 @@ use machine::{
 
 use crate::{ByHand, Plain, plain};
 
-/// What the unit is asked for: a page to map, or to unmap.
+/// Request to the unit: a page to map, or to unmap.
 enum Change {
     Map { iova: u64, gpa: u64 },
     Unmap { iova: u64 },

@@ -48,7 +48,7 @@ pub(super) fn impl_at(tokens: &[String], at: usize) -> Option<Impl> {
     })
 }
 
-/// What follows the `<` at `open` and its match.
+/// Returns the position behind the `<` at `open` and its match.
 fn after_angles(tokens: &[String], open: usize) -> usize {
     let mut depth = 0;
     let mut at = open;

@@ -314,7 +314,7 @@ impl Service for Naive {
         if any {
             return Next::Again;
         }
-        // Every ring is armed, and none has anything, or nobody sleeps.
+        // Sleeps only if all rings are armed and none has anything.
         let idle: Vec<_> = self
             .rings
             .iter_mut()

@@ -1,5 +1,5 @@
 //! The device's side of rings, simple and obviously correct, with an inflight region or without
-//! one: what tests of the clients serve rings with, as an oracle.
+//! one: tests of the clients serve rings with it, as an oracle.
 //!
 //! A ring that makes no sense panics: the driver is a test's own.
 #![expect(
@@ -47,7 +47,7 @@ pub struct Chain {
     pub segments: Vec<(u64, u32, bool)>,
 }
 
-/// What both kinds of ring do.
+/// Operations of both kinds of ring.
 pub trait Device: Send {
     /// The next chain that the driver made available.
     fn take(&mut self, guest: &Guest) -> Option<Chain>;

@@ -6,8 +6,8 @@
 //! while they are off and EVENT_IDX is negotiated, the event index is kept behind the device, so
 //! that a polling driver takes none at all.
 //!
-//! What the device writes is checked: an index or identifier that makes no sense is a
-//! [`RingError`], not a panic, so that a broken server is reported as such.
+//! The device's writes are checked: an index or identifier that makes no sense is a [`RingError`],
+//! not a panic, so that a broken server is reported as such.
 //!
 //! **Left out:** indirect chains inside direct ones, and resizing.
 
@@ -64,7 +64,7 @@ pub struct Used {
     pub len: u32,
 }
 
-/// What a device may not do.
+/// Violation of the specification by a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// A used element names nothing that is outstanding.
