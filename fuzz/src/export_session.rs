@@ -105,7 +105,7 @@ struct World {
     front_end: FrontEnd,
     now_ns: u64,
     is_armed: bool,
-    /// It is to move, and is asked until it may.
+    /// Whether it is to move; it is asked until it may.
     is_moving: bool,
 }
 
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// To another core, if it can.
+    /// Moves it to another core, if it can.
     fn move_away(&mut self) {
         if self.is_armed {
             self.is_armed = false;

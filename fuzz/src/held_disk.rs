@@ -10,7 +10,7 @@ use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
-    /// It has a private buffer of so many bytes.
+    /// With a private buffer of so many bytes.
     Reserved(u32),
     /// With its buffer, if it has one.
     Running(u32),
@@ -20,7 +20,7 @@ enum Slot {
 #[derive(Debug)]
 struct Shared {
     slots: Vec<Slot>,
-    /// In flight, in the order of submission.
+    /// Slots in flight, in the order of submission.
     running: Vec<u32>,
     done: Vec<Completion>,
     is_attached: bool,
@@ -42,7 +42,7 @@ impl Control {
         self.0.lock().expect("a panic has ended the run")
     }
 
-    /// How the disk behaves from now on: three bits.
+    /// Sets the behaviour of the disk from now on: three bits.
     pub(crate) fn behave(&self, how: u8) {
         let mut shared = self.shared();
         shared.has_room = how & 1 == 0;

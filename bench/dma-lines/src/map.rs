@@ -195,7 +195,7 @@ impl Invalidator for Hardware {
     }
 }
 
-/// `dstr_busy`: the same with all cores at once; who waits hands over to the next.
+/// `dstr_busy`: the same with all cores at once; a core that waits hands over to the next.
 ///
 /// # Errors
 /// The mapper's.

@@ -26,7 +26,7 @@ const CONFIG: TableConfig = TableConfig {
     leaves: LeafSizes::ONE_G,
 };
 
-/// How two threads share.
+/// Sharing of two threads.
 #[derive(Clone, Copy)]
 enum Split {
     Alone,

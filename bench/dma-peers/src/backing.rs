@@ -92,7 +92,7 @@ impl Backing {
         Ok(pinned(range))
     }
 
-    /// As [`release`](Self::release), of what was pinned.
+    /// Does the same as [`release`](Self::release), for a pinned range.
     pub(crate) fn release_pinned(&self, range: IovaRange) -> Option<u8> {
         if let Some(order) = Self::small_order(range) {
             self.states.release_pinned(range.first().raw(), order);

@@ -131,7 +131,7 @@ impl IdentityAllocator {
 }
 
 impl Shared {
-    /// Where the memory of a request lies, if that is an answer to it.
+    /// Returns the identity range of a request's memory, if it satisfies the request.
     #[inline]
     fn identity(&self, phys: PhysAddr, access: Access, wanted: &Wanted) -> Option<IovaRange> {
         let pages = self.region_pages?;

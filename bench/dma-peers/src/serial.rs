@@ -137,8 +137,8 @@ impl<C: Clock> Invalidator for SerialFlush<C> {
         self.domain_from
     }
 
-    /// As many as a domain command is cheaper for: the pages of a batch cost what they cost one by
-    /// one.
+    /// Returns the number of pages from which a domain command is cheaper: the pages of a batch
+    /// cost what they cost one by one.
     #[inline]
     fn meets_from(&self) -> usize {
         match self.page_ns {

@@ -52,7 +52,7 @@ use crate::states::ORDERS;
 /// Pages of a slab, as a power of two.
 const SLAB_ORDER: u8 = 12;
 
-/// How large the arena is, and how much a core keeps.
+/// Size of the arena, and of what a core keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabConfig {
     /// Pages from the start of the aperture on, at least 1; clipped at its end. Default: 2^20.
@@ -86,7 +86,7 @@ impl Default for SlabConfig {
 pub struct SlabAllocator(Arc<Shared>);
 
 struct Shared {
-    /// As the caller gave it; the backing's is the arena.
+    /// Aperture as the caller gave it; the backing's is the arena.
     aperture: Aperture,
     backing: Backing,
     config: SlabConfig,
@@ -214,7 +214,7 @@ impl IovaAllocator for SlabAllocator {
         self.0.crew.claims.cores()
     }
 
-    /// As given. Ranges come from the arena at its start.
+    /// Returns the aperture as given. Ranges come from the arena at its start.
     fn aperture(&self) -> &Aperture {
         &self.0.aperture
     }

@@ -177,7 +177,7 @@ impl States {
     /// Allocated → pinned, for one of all that try.
     pub(crate) fn pin(&self, page: u64, order: u8) -> bool {
         let (from, to) = (ALLOCATED | order, PINNED | order);
-        // Relaxed: as above; who wins is decided by the exchange itself.
+        // Relaxed: as above; the exchange itself decides which caller wins.
         let swap =
             |byte: &AtomicU8| byte.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
         self.byte(page).is_some_and(|byte| swap(byte).is_ok())

@@ -131,7 +131,8 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
     /// The entry of `page` in the table at `table`, which is at `level`.
     #[inline]
     fn entry(&self, table: PhysAddr, page: u64, level: u32) -> &AtomicU64 {
-        // SAFETY: the root, and whatever a table entry of this tree names, came from this memory,
+        // SAFETY: the root, and every page that a table entry of this tree names, came from this
+        // memory,
         // and no page is freed before the tree is dropped.
         let entries = unsafe { self.memory.entries(table) };
         &entries[index(page, level)]
@@ -333,7 +334,8 @@ impl Default for RwSpin {
 const WRITER: u32 = u32::MAX;
 
 impl RwSpin {
-    /// As one of the readers. Acquire pairs with the release of the last writer to leave.
+    /// Runs `read` as one of the readers. Acquire pairs with the release of the last writer to
+    /// leave.
     #[inline]
     fn reading<R>(&self, read: impl FnOnce() -> R) -> R {
         let mut readers = self.0.load(Ordering::Relaxed);
@@ -383,7 +385,7 @@ pub struct CountedTable<T> {
     users: Lock<BTreeMap<u64, Users>>,
 }
 
-/// Of a page.
+/// Mappings of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Users {
     phys: u64,

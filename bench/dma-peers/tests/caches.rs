@@ -13,7 +13,7 @@ use iova::{Access, IovaPfn, IovaRange};
 const STEPS: u64 = 10_000;
 const PAGES: u64 = 40;
 
-/// By page of IOVA: what the table has, and what the device remembers of it.
+/// Entries of the table and of the device's cache, by page of IOVA.
 #[derive(Default)]
 struct Hardware {
     entries: BTreeMap<u64, u64>,

@@ -12,7 +12,7 @@ use random_schedules::{any, holds};
 
 use iova::testing::any::schedules::{Mix, meet};
 
-/// Of allocators whose pins are a compare-and-swap.
+/// Mix for allocators whose pins are a compare-and-swap.
 const BYTES: Mix = Mix {
     sizes: 2,
     other_pins: 0,

@@ -23,7 +23,7 @@ pub enum Step {
     Streaming {
         /// Index in [`Calls::devices`].
         device: usize,
-        /// Which pages.
+        /// Pages.
         event: Event,
         /// First page of the address that the device received.
         iova: u64,
@@ -41,7 +41,7 @@ pub struct Calls {
     pub head: Vec<(String, String)>,
     /// Names of devices.
     pub devices: Vec<String>,
-    /// In order, with their time, microseconds since the kernel's boot.
+    /// Steps in order, with their time, microseconds since the kernel's boot.
     pub steps: Vec<(u64, Step)>,
 }
 
@@ -242,7 +242,7 @@ fn decimal(fields: &str, key: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.12.117 writes it.
+    /// A trace as Linux 6.12.117 writes it.
     const TEXT: &str = "\
 # exitless policy: reuse=none
 # tracer: nop

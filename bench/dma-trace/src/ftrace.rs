@@ -1,6 +1,6 @@
 //! The kernel's `trace` file, as far as it concerns DMA mapping.
 //!
-//! Three kinds of lines are read, whatever stands before them (task, CPU, flags, time):
+//! Three kinds of lines are read; the fields before the event (task, CPU, flags, time) are skipped:
 //!
 //! | event | fields | source |
 //! |---|---|---|
@@ -23,7 +23,7 @@ const PAGE_SHIFT: u32 = 12;
 pub struct Recorded {
     /// The events in order.
     pub events: Vec<Event>,
-    /// Of map events, those whose page and access was unmapped at most 10 ms before, in the
+    /// Number of map events whose page and access was unmapped at most 10 ms before, in the
     /// recorded machine's time.
     pub within_10_ms: u64,
 }

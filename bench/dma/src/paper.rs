@@ -3,7 +3,7 @@
 
 /// A value of a paper and ours that is nearest to it.
 pub struct Value {
-    /// Where it stands and what it is.
+    /// Place in the paper, and meaning.
     pub what: &'static str,
     /// The value; empty where it is not quoted.
     pub theirs: &'static str,

@@ -72,7 +72,8 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// Of the driver's parameters, `name=value` each; what is not named has the driver's default.
+    /// Reads the driver's parameters, `name=value` each; one that is not named has the driver's
+    /// default.
     fn parse(parameters: &str) -> Result<Self> {
         let value = |name: &str| {
             let mut pairs = parameters.split_whitespace();
@@ -149,13 +150,13 @@ struct Endpoint {
     /// Live mappings, by the address that the guest's device received: as many of the model's
     /// mappings as it has uses.
     live: HashMap<u64, Vec<(Key, IovaRange)>>,
-    /// Where the driver had mapped what the model did, by the model's range: page of I/O virtual
-    /// addresses.
+    /// The driver's page of I/O virtual addresses for each of the model's mappings, by the model's
+    /// range.
     iovas: HashMap<IovaRange, u64>,
     fresh: u64,
     /// Time between two turns of the worker.
     turn_ns: Option<u64>,
-    /// When its next one is, while anything can expire.
+    /// Time of its next turn, while anything can expire.
     next_ns: Option<u64>,
     requests: u64,
 }

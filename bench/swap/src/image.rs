@@ -12,7 +12,7 @@ use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// How blocks follow each other in memory: each page's lies so far behind the one before it.
+/// Order of blocks in memory: each page's lies so far behind the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// A fault brings what follows too.
@@ -51,7 +51,7 @@ impl Image {
         self.content[number * PAGE]
     }
 
-    /// Where on the disk it is, in bytes.
+    /// Returns its position on the disk, in bytes.
     pub fn offset(&self, number: usize) -> u64 {
         number as u64 * self.layout as u64 * PAGE_SIZE
     }

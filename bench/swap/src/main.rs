@@ -83,14 +83,14 @@ struct Args {
     pages: usize,
 }
 
-/// Where threads run.
+/// CPUs of the threads.
 #[derive(Clone, Copy)]
 struct Cpus {
     guest: usize,
     pager: usize,
 }
 
-/// How a server waits for faults.
+/// Way in which a server waits for faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     Spins,
@@ -302,7 +302,7 @@ fn run(args: &Args) -> Result<()> {
     let [mut spinning, mut sleeping, mut around, mut out] = <[Pair; 4]>::default();
     let mut scans: [Vec<f64>; 4] = Default::default();
     for round in 0..=args.rounds {
-        // Who is first takes turns; the first round warms up.
+        // The two sides take turns at being first; the first round warms up.
         let mut of_round = Vec::new();
         for (waiting, step) in [
             (Waiting::Spins, 1),

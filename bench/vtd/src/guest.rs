@@ -17,7 +17,7 @@ pub const PAGES: u64 = 8192;
 pub const SCATTERED: u64 = IOVA + PAGES * PAGE_SIZE;
 /// Number of these pages.
 pub const SCATTERED_PAGES: u64 = 1024;
-/// Where the WAIT descriptors' status word lies.
+/// Address of the WAIT descriptors' status word.
 pub const STATUS: u64 = 0x9000;
 
 const ROOT: u64 = 0x1000;

@@ -22,7 +22,7 @@ pub(super) struct Terms {
     pub(super) serial: [u8; 20],
 }
 
-/// How the look ends.
+/// Outcome of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// There was nothing.
@@ -85,7 +85,7 @@ struct Buffer {
     len: u32,
 }
 
-/// Where guest memory holds `len` bytes from `addr` on; `None` if it does not.
+/// Returns the place of `len` bytes of guest memory from `addr` on; `None` outside of memory.
 fn ram(addr: u64, len: u64) -> Option<std::ops::Range<usize>> {
     let end = addr.checked_add(len)?;
     (end <= MEMORY as u64).then_some(addr as usize..end as usize)

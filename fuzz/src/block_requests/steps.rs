@@ -206,7 +206,7 @@ impl World {
 
     fn avail_idx(&self) -> u16 {
         let mut bytes = [0; 2];
-        // Outside memory: whatever.
+        // Outside of memory the value does not matter.
         let at = Gpa::new(self.model.terms.avail as u64 + 2);
         let _ = self.mem.read(at, &mut bytes);
         u16::from_le_bytes(bytes)

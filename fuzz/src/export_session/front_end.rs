@@ -32,7 +32,7 @@ const REGIONS: [MemRegion; 5] = [
     region(0x3_0000, FILE_LEN + 0x1000, 0),
     region(0x1000, 0x1000, 0),
 ];
-/// Where the guest's memory starts in the front end.
+/// Address of the guest's memory in the front end.
 const USER: u64 = 0x7f00_0000_0000;
 
 const fn region(guest_addr: u64, size: u64, mmap_offset: u64) -> MemRegion {
@@ -55,7 +55,7 @@ pub(super) struct FrontEnd {
     queues: [QueueConfig; 2],
     is_packed: bool,
     inflight: Option<(Inflight, OwnedFd)>,
-    /// Where it is an IOMMU too.
+    /// Its translations, where it is an IOMMU too.
     translations: Option<Translations>,
 }
 

@@ -19,7 +19,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// In the order of taking.
+    /// Requests in flight, in the order of taking.
     entries: Vec<Entry>,
     next_slot: u16,
     refused: bool,

@@ -208,8 +208,7 @@ impl Drop for HeldFs {
 }
 
 /// The child that unmounts if this process is killed, and the thread whose end it waits for: one
-/// that never enters an io_uring ends at once when the process is killed, whatever the others wait
-/// for.
+/// that never enters an io_uring ends at once when the process is killed, also while others wait.
 struct Watch {
     child: Child,
     stop: Option<Sender<()>>,

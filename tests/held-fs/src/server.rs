@@ -168,7 +168,7 @@ fn read_at(file: &File, offset: u64, size: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// How the kernel does operations with O_DIRECT.
+/// Way in which the kernel does operations with O_DIRECT.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direct {
     /// In flight without a thread that waits for them: what cannot be cancelled.

@@ -13,7 +13,7 @@ impl ByUse {
         self.0[what as usize] += 1;
     }
 
-    /// Of all kinds together.
+    /// Returns the pages of all kinds together.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }

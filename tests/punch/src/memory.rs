@@ -37,7 +37,7 @@ impl Use {
         Self::Queue,
     ];
 
-    /// In reports.
+    /// Returns its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Other => "others",
@@ -143,8 +143,8 @@ impl PunchedRam {
     /// From now on devices may touch it. Only what was absent is shown: the owner may have let the
     /// page go since it was asked for, in an answer that has not been read.
     pub(crate) fn show(&self, page: u64) {
-        // Release pairs with the load in `is_present`: who sees the bit sees what was written into
-        // the file.
+        // Release pairs with the load in `is_present`: a thread that sees the bit sees the bytes
+        // written into the file.
         self.0.present[page as usize / 64].fetch_or(1 << (page % 64), Ordering::Release);
     }
 

@@ -41,7 +41,8 @@ const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 const DEPTH: usize = 4;
 /// A page of a model is an array of atomics that shuttle makes large, on the stack.
 const STACK_BYTES: usize = 1 << 20;
-/// No model here comes near; who does waits for something that never comes.
+/// Steps of an execution: no model here comes near; one that does waits for something that never
+/// comes.
 const MAX_STEPS: usize = 200_000;
 
 thread_local! {

@@ -159,7 +159,7 @@ impl Program {
 }
 
 impl Ended {
-    /// It ended in time, with this status.
+    /// Checks that it ended in time, with this status.
     #[track_caller]
     pub fn check(&self, status: i32) {
         println!("ended with {:?} after {:?}", self.status, self.took);

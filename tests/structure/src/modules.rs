@@ -105,7 +105,7 @@ struct Method {
 /// A source, while it is read.
 struct Source<'a> {
     file: &'a Path,
-    /// Where files of its modules lie.
+    /// Directory of the files of its modules.
     dir: &'a Path,
     tokens: &'a [String],
 }

@@ -133,7 +133,7 @@ pub(crate) fn after_group(tokens: &[String], open: usize) -> usize {
     tokens.len()
 }
 
-/// The same without whatever is only compiled for tests.
+/// Returns the same without the items that are only compiled for tests.
 pub(crate) fn without_tests(tokens: &[String]) -> Vec<String> {
     let mut kept = Vec::new();
     let mut at = 0;

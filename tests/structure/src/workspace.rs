@@ -17,7 +17,7 @@ pub struct Package {
     pub name: String,
     /// The folder of the repository that it lies in: `libs`, `virt`, …
     pub layer: String,
-    /// Where its manifest lies.
+    /// Folder of its manifest.
     pub folder: PathBuf,
     /// Roots of its library and programs.
     pub roots: Vec<PathBuf>,
@@ -76,8 +76,8 @@ pub struct Workspace {
     others: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Where the manifests of workspaces lie: this crate's, and the one for what runs on no operating
-/// system.
+/// Folders of the manifests of workspaces: this crate's, and the one for the code that runs on no
+/// operating system.
 const WORKSPACES: [&str; 2] = [".", "bin/exitless-hv"];
 
 /// The repository's root.

@@ -36,9 +36,9 @@ pub struct CheckedDisk {
     /// The final reading: the next block.
     sweep: usize,
     progress: u64,
-    /// When its server was killed, until the first completion after that.
+    /// Time at which its server was killed, until the first completion after that.
     killed_at: Option<u64>,
-    /// It was killed, and connected to again.
+    /// Whether it was killed, and connected to again.
     is_back: bool,
     /// One block.
     buffer: Vec<u8>,

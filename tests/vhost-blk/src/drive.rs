@@ -44,11 +44,11 @@ pub struct Run {
     pub vms: Vec<VmSpec>,
     /// Options of connections; depth and block are each disk's own.
     pub options: Options,
-    /// Which requests.
+    /// Kinds of requests.
     pub mix: Mix,
     /// Only the first sectors of a disk; `None`: all.
     pub sectors: Option<u64>,
-    /// How completions are learnt of.
+    /// Way in which completions are noticed.
     pub mode: Mode,
     /// Before anything is counted.
     pub warm_up: Duration,
@@ -85,7 +85,7 @@ struct RingState {
     arrivals: Arrivals,
     requests: Requests,
     is_awake: bool,
-    /// When something last came back, or was submitted to an idle ring.
+    /// Time of the last completion, or of the last submission to an idle ring.
     progress: u64,
 }
 
@@ -95,7 +95,7 @@ struct Vm {
     is_closed: bool,
     latency: Histogram,
     after_step: Histogram,
-    /// Of flushes alone.
+    /// Latencies of flushes alone.
     flushes: Histogram,
     done: u64,
     bytes: u64,

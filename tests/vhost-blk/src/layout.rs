@@ -16,9 +16,9 @@ use crate::ring::{Places, Table};
 const PAGE: usize = 4096;
 /// Bytes of a slot and of an indirect table.
 const SLOT: usize = 64;
-/// In a slot: the status byte.
+/// Offset in a slot of the status byte.
 const STATUS: usize = 16;
-/// In a slot: the range of a discard or write-zeroes request.
+/// Offset in a slot of the range of a discard or write-zeroes request.
 const RANGE: usize = 32;
 
 /// Offsets in one front end's memory.

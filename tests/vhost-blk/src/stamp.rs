@@ -16,7 +16,7 @@ const SECTOR_LEN: usize = SECTOR as usize;
 const CHECKSUM: usize = 24;
 const PATTERN: usize = 32;
 
-/// Which write a block is from.
+/// Identity of the write that a block is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// First sector of the block.

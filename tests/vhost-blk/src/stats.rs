@@ -69,7 +69,7 @@ impl Errors {
 /// One disk's part.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct VmReport {
-    /// Where its server listens.
+    /// Socket of its server.
     pub socket: String,
     /// Requests outstanding per queue.
     pub depth: u16,

@@ -31,7 +31,7 @@ const NAP_NS: i64 = 50_000_000;
 /// One verification.
 #[derive(Clone, Debug)]
 pub struct Verify {
-    /// Where the disks' servers listen. Disk `n` is written by client `first_client + n`.
+    /// Sockets of the disks' servers. Disk `n` is written by client `first_client + n`.
     pub sockets: Vec<PathBuf>,
     /// Options of connections; also depth and block.
     pub options: Options,

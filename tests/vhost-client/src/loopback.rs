@@ -46,12 +46,12 @@ impl Guest {
         })
     }
 
-    /// Where a guest-physical range lies, if it is in one region.
+    /// Returns the place of a guest-physical range, if it is in one region.
     pub fn gpa(&self, addr: u64, len: u64) -> Option<(&Memory, usize)> {
         self.find(|place| place.guest_addr, addr, len)
     }
 
-    /// Where a user address lies.
+    /// Returns the place of a range of user addresses, if it is in one region.
     pub fn user(&self, addr: u64, len: u64) -> Option<(&Memory, usize)> {
         self.find(|place| place.user_addr, addr, len)
     }
@@ -174,7 +174,7 @@ fn wait(fds: &[BorrowedFd<'_>]) {
         .iter()
         .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    // Whatever the outcome, everything is looked at again.
+    // Whether the poll succeeded or not, the caller polls everything anew.
     let _ = poll(&mut fds, Some(&nap));
 }
 

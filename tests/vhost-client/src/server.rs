@@ -68,7 +68,7 @@ impl Files {
         &self.directory
     }
 
-    /// Where so many ports or disks listen.
+    /// Returns the sockets of so many ports or disks.
     pub fn sockets(&self, count: usize) -> Vec<PathBuf> {
         let socket = |at| self.directory.join(format!("{at}.s"));
         (0..count).map(socket).collect()
@@ -169,7 +169,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Where its ports or disks listen.
+    /// Returns the sockets of its ports or disks.
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets
     }

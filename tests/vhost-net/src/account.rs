@@ -32,7 +32,7 @@ impl Counts {
     }
 }
 
-/// How a frame stands to those before it.
+/// Relation of a frame to those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// The first of its number.

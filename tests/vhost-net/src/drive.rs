@@ -79,15 +79,15 @@ struct Port {
     arrives: bool,
     expected: Expected,
     is_stamped: bool,
-    /// Of its first pair.
+    /// Account of its first pair.
     first_account: usize,
     sums: Sums,
     latency: Histogram,
     /// Frame that the server makes.
     made: Vec<u8>,
-    /// When the next frame is due, of a load with a rate.
+    /// Time at which the next frame is due, of a load with a rate.
     due: u64,
-    /// When it was visited last, and the times between visits, of a port whose latencies are taken.
+    /// Time of its last visit, and the times between visits, of a port whose latencies are taken.
     looked_at: u64,
     looks: Histogram,
 }

@@ -49,7 +49,7 @@ pub struct Stamp {
     pub queue: u16,
     /// The frame's own.
     pub number: u64,
-    /// When it was made available.
+    /// Time at which it was made available, nanoseconds.
     pub time: u64,
 }
 

@@ -11,7 +11,7 @@ use vhost_user::wire::MemRegion;
 
 use crate::frame::HEADER_LEN;
 
-/// Where the frame starts in a buffer.
+/// Offset of the frame in a buffer.
 const FRAME: usize = 64;
 const LINE: usize = 64;
 

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use crate::client::Options;
 use crate::frame::{self, MIN_FRAME, Mac};
 
-/// When frames are sent, by each pair.
+/// Times at which frames are sent, by each pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
     /// Never.
     Silent,
-    /// In bursts, whenever the ring has room.
+    /// Bursts, whenever the ring has room.
     Flood,
-    /// As long as fewer than so many are under way, of a port whose frames arrive; 1: there and
-    /// back, one at a time.
+    /// Whenever fewer than so many are under way, of a port whose frames arrive; 1: there and back,
+    /// one at a time.
     Window(u64),
     /// So many per second, at equal distances.
     Rate(f64),
@@ -45,15 +45,15 @@ pub enum Expected {
 /// One port and its load.
 #[derive(Clone, Debug)]
 pub struct PortSpec {
-    /// Where its server listens.
+    /// Socket of its server.
     pub socket: PathBuf,
     /// Features to take of its offer, and sizes.
     pub options: Options,
-    /// When frames are sent.
+    /// Times at which frames are sent.
     pub load: Load,
     /// Content of the frames that are sent.
     pub content: Content,
-    /// Where to, and from.
+    /// Destination and source.
     pub addresses: (Mac, Mac),
     /// Whether what is sent arrives at a port of the driver.
     pub arrives: bool,

@@ -177,11 +177,11 @@ impl Transmit {
 /// A frame that arrived, still in its buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived {
-    /// Where its first byte lies.
+    /// Offset of its first byte.
     pub at: usize,
     /// Its bytes.
     pub len: u32,
-    /// Of them in the first buffer.
+    /// Number of them in the first buffer.
     pub first_len: u32,
 }
 

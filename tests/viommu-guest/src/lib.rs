@@ -69,7 +69,7 @@ pub fn machine(is_trapped: bool) -> (Owner, GuestRam) {
     (owner, ram)
 }
 
-/// How the guest's exits reach the owner, and how the owner gets its turn.
+/// Path of the guest's exits to the owner, and of the owner's turns.
 pub trait Bus {
     fn ask(&mut self, op: Op) -> u64;
     /// The guest waits a little.

@@ -70,7 +70,7 @@ fn polling_device_needs_no_kick_and_sleeping_device_one() {
 }
 
 #[test]
-fn a_trapped_one_is_told_of_each_request_and_sees_none_before() {
+fn a_trapped_device_gets_a_kick_for_each_request_and_sees_none_before() {
     let mut guest = guest(true);
     settle(&mut guest);
     for request in requests() {
@@ -98,7 +98,7 @@ fn a_trapped_one_is_told_of_each_request_and_sees_none_before() {
 }
 
 #[test]
-fn a_trapped_one_hears_of_the_end_of_an_access_that_an_unmap_waits_for() {
+fn a_trapped_device_is_notified_of_the_end_of_an_access_that_an_unmap_waits_for() {
     for is_trapped in [false, true] {
         let mut guest = guest(is_trapped);
         assert_eq!(guest.request(&attach(7, DISK)), 0);

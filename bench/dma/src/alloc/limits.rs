@@ -103,7 +103,7 @@ impl<W: Worker> Task for Starving<W> {
     }
 }
 
-/// Random numbers, which count for nothing: a neighbour that leaves everybody alone.
+/// Random numbers, which count for nothing: a neighbour that does not disturb.
 struct Quiet(Random);
 
 impl Task for Quiet {

@@ -35,8 +35,8 @@ pub struct Window {
     pub mask: u64,
     /// The highest page.
     pub last: u64,
-    /// Of the first ranges held so many, evenly spread, are freed by another core, which rests from
-    /// then on.
+    /// Number of the first ranges held, evenly spread, that another core frees; that core rests
+    /// from then on.
     pub strays: usize,
 }
 
@@ -89,8 +89,8 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
             random: Random::of_core(id),
             slots: Vec::with_capacity(window.live),
             oldest: 0,
-            // So that no size and no limit is a constant to the compiler, which knows who calls
-            // this with what.
+            // So that no size and no limit is a constant to the compiler, which sees the callers
+            // and their arguments.
             window: std::hint::black_box(window),
             rests: None,
         };

@@ -16,7 +16,7 @@ use crate::alloc::loops::WINDOW;
 use crate::alloc::subject::{Subject, Worker};
 use crate::measure::{BATCH, Task, Tasks};
 
-/// Where runs leave what their mappers say.
+/// Facts of the mappers of all runs.
 #[derive(Clone, Default)]
 pub struct Sink(Arc<Mutex<Vec<Facts>>>);
 

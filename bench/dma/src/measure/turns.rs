@@ -33,7 +33,7 @@ pub struct Case<'a> {
     pub name: String,
     /// Number of threads that [`make`](Self::make) returns.
     pub threads: usize,
-    /// Threads that sleep inside the loop cannot be told from disturbed ones.
+    /// Whether threads sleep inside the loop, which looks the same as being disturbed.
     pub may_sleep: bool,
     /// Makes the threads.
     pub make: Box<dyn Fn() -> Result<Tasks> + 'a>,
@@ -96,7 +96,7 @@ pub struct Outcome {
     pub rtt_ns: Option<Measured>,
     /// Runs in which a thread was not running all the time, because others use the machine.
     pub disturbed: usize,
-    /// Of each turn, so that two cases can be compared turn by turn.
+    /// Runs of each turn, so that two cases can be compared turn by turn.
     pub runs: Vec<Turn>,
 }
 
@@ -120,7 +120,7 @@ impl Outcome {
     }
 }
 
-/// How runs are made.
+/// Settings of runs.
 #[derive(Clone, Debug)]
 pub struct Turns {
     /// Duration of one run.
@@ -131,7 +131,7 @@ pub struct Turns {
     pub cpus: Vec<usize>,
     /// Waits for idle CPUs that were given up.
     pub busy: Cell<usize>,
-    /// Of the allocation loops only these; all where there are none.
+    /// Names of the allocation loops to run; all where there are none.
     pub loops: Vec<String>,
 }
 

@@ -26,7 +26,7 @@ const RECORDED: &str = include_str!("../../traces/vmxnet3-6.1.0.txt");
 pub enum Op {
     /// Map a buffer.
     Map {
-        /// Where its mapping is kept: the ring's slots first, then the burst's.
+        /// Place of its mapping: the ring's slots first, then the burst's.
         slot: u32,
         /// First page.
         page: u64,
@@ -44,7 +44,7 @@ pub enum Op {
     Packet,
 }
 
-/// Where pages come from.
+/// Origin of pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// The recording.
@@ -140,11 +140,11 @@ impl Sequence {
 /// A buffer's pages.
 type Buffer = (u64, u32);
 
-/// Gives buffers, and knows who holds which.
+/// Supply of buffers, which records the buffer that each packet holds.
 struct Supply {
     source: Source,
     pages: u32,
-    /// Of the recording: received, sent; and where each is.
+    /// Buffers of the recording: received, sent; and the position in each.
     recorded: [Vec<Buffer>; 2],
     at: [usize; 2],
     random: Random,

@@ -77,7 +77,7 @@ pub const SECTIONS: [&str; ALL.len()] = {
     names
 };
 
-/// How to measure.
+/// Settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Our server's command line, with `{devices}`, `{cpu}` and `{idle}` in it.
@@ -100,9 +100,9 @@ pub struct Settings {
     pub nice: i32,
     /// Only these sections.
     pub only: Vec<String>,
-    /// Where the figures go.
+    /// File for the figures.
     pub report: PathBuf,
-    /// Where a page made from them goes, if it is wanted.
+    /// File for a page made from them, if it is wanted.
     pub docs: Option<PathBuf>,
 }
 

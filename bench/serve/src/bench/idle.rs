@@ -64,7 +64,7 @@ fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f6
     for socket in server.sockets() {
         clients.push(Client::connect(socket, Options::new(4, 4096)).with_context(gone)?);
     }
-    // Whatever it does after a connection is over by then.
+    // The server's work after a connection is over by then.
     thread::sleep(Duration::from_millis(500));
     let (start, cpu) = (Instant::now(), cpu_time(server.pid()).with_context(gone)?);
     thread::sleep(Duration::from_secs_f64(bench.settings.seconds * 3.0));

@@ -27,7 +27,7 @@ const FIXED: [&str; 6] = [
 const REPETITIONS: usize = 3;
 const PRICES: [f64; 3] = [0.1, 1.0, 10.0];
 
-/// Which requests' latencies count.
+/// Requests whose latencies count.
 #[derive(Clone, Copy)]
 enum Count {
     All,

@@ -28,12 +28,12 @@ pub enum Peer {
     Spdk,
 }
 
-/// How qemu-storage-daemon reads and writes files.
+/// Means by which qemu-storage-daemon reads and writes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {
-    /// By io_uring, on the iothread.
+    /// io_uring, on the iothread.
     Uring,
-    /// By a pool of threads, which is its default.
+    /// A pool of threads, which is its default.
     Threads,
 }
 
@@ -76,7 +76,7 @@ impl Peer {
 pub enum Kind {
     /// Nothing is read or written.
     Null,
-    /// Memory of the server; the peer, who has no such disk, gets a file in tmpfs.
+    /// Memory of the server; the peer, which has no such disk, gets a file in tmpfs.
     Ram(u32),
     /// A file in /dev/shm.
     Tmpfs(u32),

@@ -8,7 +8,7 @@ use vtd_guest::{PS, iotlb_domain};
 use crate::memory::REGIONS;
 use crate::world::{DATA, MSI_WINDOW, REGISTERS, RESERVED, RW, World, tell};
 
-/// In the hole between the two regions: where the guest has put a BAR.
+/// Address in the hole between the two regions: the guest has put a BAR there.
 const BAR: u64 = (12 << 20) / PAGE_SIZE;
 /// A virtio device's registers, say.
 const MMIO: u64 = 0xfe00_0000 / PAGE_SIZE;

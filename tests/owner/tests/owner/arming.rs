@@ -98,7 +98,7 @@ fn work_that_arrives_between_the_last_poll_and_arming_is_found() {
 }
 
 #[test]
-fn a_fault_met_while_arming_is_told_before_the_sleep() {
+fn a_fault_met_while_arming_is_reported_before_the_sleep() {
     for mode in MODES {
         let mut guest = Guest::by_hand(mode, NO_LIMIT, mem_disk());
         guest.verified_io(0);

@@ -147,7 +147,7 @@ fn a_bar_that_moves_holds_up_no_other_device_of_the_core() {
     guest.boot();
     guest.start_driver();
     thread::scope(|scope| {
-        // Dropped by whatever fails here: then nothing is slow any more.
+        // Dropped when anything here fails: then nothing is slow any more.
         let (end, board) = (end, &board);
         for (round, command) in [(1, COMMAND_MEMORY), (2, 0), (3, COMMAND_MEMORY)] {
             let vcpu = scope.spawn(move || board.set_command(command));

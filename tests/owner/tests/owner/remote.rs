@@ -29,7 +29,7 @@ struct Side {
     has_news: bool,
     is_broken: bool,
     is_given_up: bool,
-    /// Of queue 0.
+    /// Message of queue 0.
     message: Option<Message>,
     connects: u32,
     is_pending: bool,

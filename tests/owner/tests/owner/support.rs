@@ -336,13 +336,13 @@ pub fn raw_disk(transfer: Transfer) -> Box<RawDisk> {
     Box::new(RawDisk::from_file(file, options).unwrap())
 }
 
-/// A disk that holds every request back until told.
+/// A disk that holds every request back until the test releases it.
 pub fn slow(transfer: Transfer) -> (Disk, SlowControl) {
     let (disk, control) = SlowDisk::new(raw_disk(transfer)).unwrap();
     (blk(Box::new(disk), None), control)
 }
 
-/// How the guest's exits reach the owner, and how the owner gets its turn.
+/// Path of the guest's exits to the owner, and of the owner's turns.
 pub trait Bus {
     fn ask<R>(&mut self, question: impl FnOnce(Reply<R>) -> Request) -> R;
     fn turn(&mut self);
@@ -741,7 +741,7 @@ impl<B: Bus> Guest<B> {
             kind::IN => self.driver.add(&[header], &[data, status]),
             _ => self.driver.add(&[header, data], &[status]),
         };
-        // Published, with a fence behind it: does the device want to be told?
+        // Published, with a fence behind it: does the device want a kick?
         if self.driver.used_flags() & NO_NOTIFY == 0 {
             self.ring_doorbell();
         }

@@ -1,4 +1,4 @@
-//! The guest, what it knows of its disks and buffers, and the schedule of everything that happens
+//! The guest, its knowledge of its disks and buffers, and the schedule of everything that happens
 //! to it.
 
 mod requests;
@@ -73,7 +73,7 @@ struct Flying {
     epoch: Option<u64>,
     /// The buffer was unmapped under it.
     is_surprised: bool,
-    /// That unmap is complete: the device reaches the buffer no more.
+    /// Whether that unmap is complete: the device reaches the buffer no more.
     is_revoked: bool,
 }
 
@@ -96,7 +96,7 @@ impl Flying {
 #[derive(Default)]
 struct Slot {
     flying: Option<Flying>,
-    /// Where the buffer is mapped.
+    /// Address at which the buffer is mapped.
     iova: Option<u64>,
     /// The wait behind the unmap.
     wait: Option<u32>,
@@ -108,7 +108,7 @@ struct Function {
     drivers: Vec<AnyDriver<Cpu>>,
     slots: Vec<Slot>,
     contents: Vec<u8>,
-    /// Which sectors are known to hold that.
+    /// Sectors whose content is known.
     known: Vec<bool>,
 }
 
@@ -207,7 +207,7 @@ impl Guest {
         };
     }
 
-    /// Everything comes: whatever is under way has to end.
+    /// Brings in all absent pages, and waits for the end of everything under way.
     pub fn come_to_rest(&mut self) {
         if self.heals_in.take().is_some() {
             self.heal();
@@ -355,7 +355,7 @@ impl Guest {
                 }
                 slot.wait = None;
                 if let Some(flying) = &mut slot.flying {
-                    // Whatever it has done to the buffer it has done.
+                    // From here on the device cannot change the buffer any more.
                     flying.is_revoked = true;
                     let gpa = Self::slot_page(function, at) * PAGE;
                     self.machine.pager.peek(gpa, &mut slot.bytes);

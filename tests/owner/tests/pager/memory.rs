@@ -88,7 +88,7 @@ pub struct Count {
 
 #[derive(Default)]
 struct State {
-    /// Where each page is.
+    /// Frame of each page.
     frames: Vec<Option<u32>>,
     /// Content of absent pages.
     store: BTreeMap<u64, Box<[u8; PAGE]>>,
@@ -233,7 +233,7 @@ impl Pager {
         (state.accesses, state.evictions, state.spared_reads)
     }
 
-    /// Bytes, without an access of anybody's.
+    /// Reads bytes without counting an access.
     pub fn peek(&self, gpa: u64, buf: &mut [u8]) {
         let state = self.state();
         for_each_page(gpa, buf.len() as u64, |page, at, part| {

@@ -403,8 +403,8 @@ impl Machine {
         self.tail = 0;
     }
 
-    /// Switches the invalidation queue off, whatever it is doing, and on again: what was in it is
-    /// forgotten. Translation stays on.
+    /// Switches the invalidation queue off in any state, and on again: what was in it is forgotten.
+    /// Translation stays on.
     pub fn restart_queue(&mut self) {
         self.command(0x8000_0000, 0x0400_0000, 0);
         self.start_queue();

@@ -31,7 +31,7 @@ struct Reader {
     at: Iova,
     window: Option<Window>,
     is_stopped: bool,
-    /// It has met absent memory.
+    /// Number of times that it has met absent memory.
     pends: u32,
 }
 

@@ -22,7 +22,7 @@ const SOURCE: SourceId = SourceId::new(0, 3, 0);
 const START: u64 = 0x0;
 const ACKNOWLEDGE: u64 = 0x8;
 const MSIX_TABLE: u64 = 0x1000;
-/// In BAR 2, of 1 GiB.
+/// BAR 2, of 1 GiB.
 const KINDS: [BarKind; BARS] = [
     BarKind::Absent,
     BarKind::Absent,

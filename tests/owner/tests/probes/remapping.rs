@@ -60,7 +60,7 @@ impl RemappingUnit<()> for Remapper {
     }
 }
 
-/// Raises `MESSAGE` when told to, and has it on its one line.
+/// Raises `MESSAGE` when it is written to, and has it on its one line.
 #[derive(Default)]
 struct Pulse {
     raises: u64,

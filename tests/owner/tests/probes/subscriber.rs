@@ -41,7 +41,7 @@ struct Follower {
     heard: Vec<Scope>,
     held: Vec<HoldId>,
     to_release: Vec<HoldId>,
-    /// It must not be left behind: what is overdue it keeps.
+    /// Whether it must not be left behind: it keeps holds that are overdue.
     insists: bool,
     overdue: Vec<HoldId>,
 }
@@ -191,7 +191,7 @@ impl Guest {
 }
 
 #[test]
-fn a_subscriber_hears_what_is_covered_and_holds_the_wait_behind_it() {
+fn a_subscriber_receives_the_scope_and_holds_the_wait_behind_it() {
     let mut guest = Guest::new(1, false);
     // A domain, then two pages of it.
     guest.submit(0x22 | 5 << 16, 0);
@@ -208,7 +208,7 @@ fn a_subscriber_hears_what_is_covered_and_holds_the_wait_behind_it() {
 }
 
 #[test]
-fn a_hold_that_is_not_released_is_told_once_and_let_go_by_a_follower_that_does_not_insist() {
+fn an_overdue_hold_is_reported_once_and_released_by_a_follower_that_does_not_insist() {
     let mut guest = Guest::new(1, false);
     let wait = guest.unmap();
     guest.done();

@@ -96,7 +96,7 @@ impl RemappingUnit<Change> for PageMap {
     }
 }
 
-/// Where the queue's first entry is: four words, what (1 map, 2 unmap), IOVA, GPA, answer.
+/// Address of the queue's first entry: four words, kind (1 map, 2 unmap), IOVA, GPA, answer.
 const QUEUE: u64 = 0x8000;
 
 units! {

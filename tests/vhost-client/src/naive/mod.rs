@@ -41,7 +41,7 @@ pub struct Chain {
     pub id: u16,
     /// Descriptors it takes in the ring.
     pub descs: u16,
-    /// Of an inflight region.
+    /// Slot of an inflight region.
     pub slot: Option<inflight::Slot>,
     /// Address, bytes, and whether the device writes.
     pub segments: Vec<(u64, u32, bool)>,
@@ -59,7 +59,7 @@ pub trait Device: Send {
     fn disarm(&mut self, guest: &Guest);
     /// Whether the driver wants a call for what was given since it was asked last.
     fn wants_call(&mut self, guest: &Guest) -> bool;
-    /// Where it stands.
+    /// Returns the position of the ring.
     fn base(&self) -> RingBase;
     /// Requests that a predecessor left.
     fn replay(&mut self) -> Vec<Chain>;
@@ -70,7 +70,7 @@ pub trait Device: Send {
 pub struct Part {
     /// The region.
     pub memory: Arc<Memory>,
-    /// Where the part starts.
+    /// Address of the part.
     pub at: usize,
     /// Its bytes.
     pub len: usize,

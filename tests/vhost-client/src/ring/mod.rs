@@ -46,7 +46,7 @@ pub struct Segment {
     pub is_writable: bool,
 }
 
-/// Where an indirect table for one request may be written.
+/// Place of an indirect table for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// Offset in the memory.
@@ -76,14 +76,14 @@ pub enum RingError {
     /// The used index ran past what was made available.
     #[error("the device says {used} requests are used of {outstanding} outstanding")]
     TooManyUsed {
-        /// By its index.
+        /// Number by the device's index.
         used: u16,
-        /// By our count.
+        /// Number by our count.
         outstanding: u16,
     },
 }
 
-/// Where a ring's three areas start, as offsets in the memory.
+/// Starts of a ring's three areas, as offsets in the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
     /// Descriptor table or ring.

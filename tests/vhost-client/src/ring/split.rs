@@ -36,7 +36,7 @@ pub struct Split {
     /// The used index as last loaded.
     seen_used: u16,
     is_armed: bool,
-    /// Where the event index was parked when calls went off.
+    /// Position at which the event index was parked when calls went off.
     parked_at: u16,
 }
 

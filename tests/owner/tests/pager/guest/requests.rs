@@ -105,7 +105,7 @@ impl Guest {
         Some((What::Send { frame }, 12 + len))
     }
 
-    /// Where in its buffer `len` bytes lie.
+    /// Returns the parts of its buffer in which `len` bytes lie.
     fn parts(&mut self, len: u64) -> Vec<(u64, u32)> {
         let mut parts = Vec::new();
         let mut left = len;
