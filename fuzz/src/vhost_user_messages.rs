@@ -100,7 +100,7 @@ fn place(index: u32) -> VringAddr {
     }
 }
 
-/// As QEMU does it, with two rings that start and stop.
+/// Returns QEMU's messages, with two rings that start and stop.
 fn qemu(features: u64) -> Vec<Request> {
     let mut requests = vec![
         Request::GetFeatures,
@@ -135,7 +135,7 @@ fn qemu(features: u64) -> Vec<Request> {
     requests
 }
 
-/// As before protocol features: one table, rings live from the kick on.
+/// Returns messages from before protocol features: one table, rings live from the kick on.
 fn old() -> Vec<Request> {
     vec![
         Request::SetOwner,

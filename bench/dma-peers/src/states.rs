@@ -1,10 +1,9 @@
-//! One byte per page, for what starts there: how the caching allocators check a free without a
-//! lock.
+//! Table of one byte per page, by which the caching allocators check a free without a lock.
 //!
 //! The byte of a range's first page says that it is allocated, pinned or cached, and of which order
-//! it is; bytes of other pages are 0. So one load tells whether `free` was given exactly what is
-//! out: a double free finds "cached", a partial free finds 0 or another order, a range never
-//! allocated 0.
+//! it is; bytes of other pages are 0. So one load shows whether the range given to `free` is
+//! exactly one that is out: a double free finds "cached", a partial free finds 0 or another order,
+//! a range never allocated 0.
 //!
 //! **Writers.** The byte of an allocated range is written by its holder, that of a cached range by
 //! the core that took it out of a cache. Each hands the range on through a magazine, a list or a

@@ -1,6 +1,6 @@
-//! The caches that no policy is made of, and stacks of them, one owner each: once all is drained
-//! and torn down by an invalidation that was answered, nothing that was released is reached; until
-//! then what is reached is counted.
+//! The caches that no policy uses, and stacks of them, one owner each. Once all is drained and torn
+//! down by an invalidation that was answered, no released mapping is reached; until then, accesses
+//! that reach one are counted.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Front ends that mean well, up to a point.
+//! Seeds: well-behaved front ends, up to a point.
 
 use crate::Script;
 

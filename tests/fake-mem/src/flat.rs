@@ -119,7 +119,7 @@ impl Iommu for FlatIommu {
         &mut self.leases
     }
 
-    /// As real tables do it: mapping by mapping.
+    /// Translates as real tables do: mapping by mapping.
     fn translate_run<M: PhysMem>(
         &mut self,
         mem: &M,

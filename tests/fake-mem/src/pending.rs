@@ -8,7 +8,7 @@ use guest_mem::{
     PhysMem, Run, Stop, Ticket, Wanted, Window,
 };
 
-/// Which accesses wait. Every wait happens once: the same access, made again, goes through.
+/// Accesses that wait. Every wait happens once: the same access, made again, goes through.
 #[derive(Debug)]
 enum When {
     Never,

@@ -19,7 +19,7 @@ const DISK: SourceId = SourceId::new(0, 1, 0);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Where the page goes, in units of `PAGE`; beyond RAM for some.
+    /// Target of the page, in units of `PAGE`; beyond RAM for some.
     target: u64,
     read: bool,
     write: bool,

@@ -171,9 +171,9 @@ fn read_at(file: &File, offset: u64, size: u32) -> io::Result<Vec<u8>> {
 /// Way in which the kernel does operations with O_DIRECT.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direct {
-    /// In flight without a thread that waits for them: what cannot be cancelled.
+    /// In flight without a thread that waits for them: they cannot be cancelled.
     Asynchronous,
-    /// In the thread that makes them.
+    /// Made by a thread that waits for them.
     Waiting,
 }
 

@@ -53,7 +53,7 @@ impl Use {
     }
 }
 
-/// In a page's note: it has come in for a ticket, and was not asked for since.
+/// Bit of a page's note: it has come in for a ticket, and was not asked for since.
 const HELD: u8 = 0x80;
 
 /// Pages that an access waits for.

@@ -1,4 +1,4 @@
-//! A program as a child whose ends are in the test's hands.
+//! A program as a child that the test starts and ends.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Where everything lies in the guest's memory: rings first, then what each slot needs.
+//! Layout of the guest's memory: rings first, then the parts of each slot.
 //!
 //! ```text
 //! queue 0: descriptors │ driver area │ device area   each on a page of its own, as Linux places them

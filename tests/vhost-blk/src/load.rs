@@ -37,7 +37,7 @@ impl FromStr for Mode {
 /// Times at which requests are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pacing {
-    /// As soon as another has ended: the depth is what is fixed.
+    /// As soon as another has ended: the depth is fixed.
     Closed,
     /// At random times, so many per second on average; latency counts from those times.
     Poisson(f64),

@@ -131,7 +131,7 @@ pub struct Report {
     /// Requests without an answer for 500 ms, in the warm-up too, with or without a call missing;
     /// the ring was then kicked. Also rings of which something never came back at the end.
     pub lost_wakeups: u64,
-    /// Of those: the answer was in the ring, and the call did not come.
+    /// Of those, the number whose answer was in the ring while the call did not come.
     pub lost_calls: u64,
     /// Requests that never came back, not even at the end.
     pub unanswered: u64,

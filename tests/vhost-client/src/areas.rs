@@ -1,4 +1,4 @@
-//! Where rings lie in the guest's memory: one after the other from offset 0, each area on a page of
+//! Places of rings in the guest's memory: one after the other from offset 0, each area on a page of
 //! its own, as Linux places them.
 
 use vhost_user::frontend;

@@ -1,4 +1,4 @@
-//! Which frames of one transmit queue arrived.
+//! Account of one transmit queue: the frames of it that arrived.
 //!
 //! Frames are expected in their order. One that is passed over is missing until it arrives after
 //! all (late) or the window ends (lost). A number that has arrived already is a duplicate, one that

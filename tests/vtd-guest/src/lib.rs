@@ -1,8 +1,8 @@
 //! A guest of one VT-d unit, for tests: builds tables, submits descriptors, and drives the unit
 //! through any of the three front ends with the same script.
 //!
-//! The tests of the unit as its guest, its functions and its host see it are this crate's: `vtd`
-//! cannot be tested with what needs it. Those of `vtd-client` use it too.
+//! The tests of the unit as its guest, its functions and its host see it are in this crate: `vtd`
+//! cannot be tested by crates that depend on it. Tests of `vtd-client` use it too.
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "names say it, as in a driver")]
 

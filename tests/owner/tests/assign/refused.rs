@@ -146,7 +146,7 @@ fn a_map_that_the_kernel_refuses_leaves_nothing_and_touches_nothing() {
     }
 }
 
-/// As many mappings as may be, as much locked memory as may be: what the guest unmaps makes room
+/// As many mappings as allowed, as much locked memory as allowed: an unmap of the guest makes room
 /// again.
 #[test]
 fn a_full_container_refuses_what_is_too_much_and_no_more() {

@@ -1,6 +1,6 @@
-//! A function such as an assigned device is: its registers in a 64-bit BAR beyond 4 GiB, interrupts
-//! by MSI-X or by its legacy pin, DMA under leases that the device ends by itself, and removal
-//! while one is held.
+//! A function in outline that is like an assigned device: its registers in a 64-bit BAR beyond 4
+//! GiB, interrupts by MSI-X or by its legacy pin, DMA under leases that the device ends by itself,
+//! and removal while one is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

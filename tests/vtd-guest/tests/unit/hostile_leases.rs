@@ -1,6 +1,6 @@
 //! A guest that makes invalidations as dear as it can: 16,384 leases, and a full queue of
-//! page-selective invalidations. What is counted are looks at leases, so that nothing here depends
-//! on the machine's speed.
+//! page-selective invalidations. Looks at leases are counted, so that nothing here depends on the
+//! machine's speed.
 
 use fake_mem::ArrayMem;
 use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Leases, Perm};
