@@ -3,9 +3,8 @@
 //!
 //! The first byte chooses the policy, the second the allocator and how much table memory there is;
 //! then operations of a few bytes each, by two cores in turn. The model is a list of live mappings:
-//! the device reaches each as its direction allows, whoever unmaps anything else is refused,
-//! nothing is reached once its promise has run out, and in the end nothing is out, stale or
-//! allocated.
+//! the device reaches each as its direction allows, an unmap of anything else is refused, nothing
+//! is reached once its promise has run out, and in the end nothing is out, stale or allocated.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,7 +152,7 @@ impl<A: IovaAllocator> World<A> {
         }
     }
 
-    /// What must be refused.
+    /// Attempts an unmap that must be refused.
     fn attack(&mut self, core: usize, input: &mut Input<'_>) {
         let page = u64::from(input.u16()) % (PAGES + 8);
         let len = u64::from(input.u16());

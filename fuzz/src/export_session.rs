@@ -2,8 +2,7 @@
 //! rings that are served, and connections that end in the middle of it.
 //!
 //! The harness plays both sides of a [`Export`]: the front end with its guest (`front_end`), and
-//! the sidecore that calls it, on one thread, with a clock that the input moves on. What is
-//! checked:
+//! the sidecore that calls it, on one thread, with a clock that the input moves on. It checks:
 //!
 //! * nothing panics or waits;
 //! * once a front end has gone and the disk has ended what it was doing, nothing of it is left: no
@@ -43,7 +42,7 @@ const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 const PATIENCE: usize = 50;
 /// Disk size.
 const SECTORS: u64 = 64;
-/// How long requests in flight may hold something up.
+/// Time for which requests in flight may hold something up, nanoseconds.
 const DRAIN_LIMIT_NS: u64 = 10_000_000;
 /// Name of the memory files, as it is found among this process's mappings.
 const FILE_NAME: &str = "fuzzed-guest";
@@ -106,11 +105,11 @@ struct World {
     front_end: FrontEnd,
     now_ns: u64,
     is_armed: bool,
-    /// It is to move, and is asked until it may.
+    /// Whether it is to move; it is asked until it may.
     is_moving: bool,
 }
 
-/// A listener that nobody else has, and where it is.
+/// Returns a listener with a name of its own, and its address.
 fn listener() -> (UnixListener, SocketAddr) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -267,7 +266,7 @@ impl World {
         }
     }
 
-    /// To another core, if it can.
+    /// Moves it to another core, if it can.
     fn move_away(&mut self) {
         if self.is_armed {
             self.is_armed = false;

@@ -3,10 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a thread may take to close something.
+/// Time within which a thread must have closed a descriptor.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many are open.
+/// Number of open descriptors.
 fn count() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }

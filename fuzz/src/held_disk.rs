@@ -1,4 +1,4 @@
-//! A disk whose operations end when and how the input says, and which checks what it is asked.
+//! A disk whose operations end when and how the input says, and which checks its requests.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use guest_mem::KeepAlive;
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
-/// What a slot is doing.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Free,
-    /// It has a private buffer of so many bytes.
+    /// With a private buffer of so many bytes.
     Reserved(u32),
     /// With its buffer, if it has one.
     Running(u32),
@@ -20,7 +20,7 @@ enum Slot {
 #[derive(Debug)]
 struct Shared {
     slots: Vec<Slot>,
-    /// In flight, in the order of submission.
+    /// Slots in flight, in the order of submission.
     running: Vec<u32>,
     done: Vec<Completion>,
     is_attached: bool,
@@ -42,7 +42,7 @@ impl Control {
         self.0.lock().expect("a panic has ended the run")
     }
 
-    /// How the disk behaves from now on: three bits.
+    /// Sets the behaviour of the disk from now on: three bits.
     pub(crate) fn behave(&self, how: u8) {
         let mut shared = self.shared();
         shared.has_room = how & 1 == 0;
@@ -256,7 +256,7 @@ impl BlockIo for HeldDisk {
     fn cancel(&mut self, slot: u32) {
         let mut shared = self.control.shared();
         let Some(at) = shared.running.iter().position(|&own| own == slot) else {
-            // It has ended, and nobody has looked yet.
+            // It has ended, and its completion has not been polled yet.
             return;
         };
         let outcome = if shared.cancels {

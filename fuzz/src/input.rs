@@ -1,6 +1,6 @@
 //! A target's input as a script: reading it, and writing seeds.
 
-/// What is left of the input. Behind its end everything is 0.
+/// The rest of the input. Behind its end everything is 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     rest: &'a [u8],

@@ -1,10 +1,10 @@
 //! Requests of a driver of virtio-iommu, through its rings, with accesses of two devices between
-//! them. Each is given back with a status or unwritten; what a device reaches is what the requests
-//! that succeeded have mapped; no request that takes something away is answered while an access
-//! that began before it can reach that.
+//! them. Each request is given back with a status or unwritten. A device reaches what the requests
+//! that succeeded have mapped. A request that removes a mapping is not answered while an access
+//! that began before it can reach the mapping.
 //!
-//! The input: actions of one byte, and what each has behind it. Requests are half made of small
-//! numbers, so that they meet, and half of any bytes.
+//! The input is a sequence of actions: one byte, and the arguments behind it. Requests are half
+//! made of small numbers, so that they meet, and half of any bytes.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ impl UnitSink for Between {
     }
 }
 
-/// What has been mapped, as the requests that succeeded say.
+/// Mappings, as the requests that succeeded say.
 #[derive(Default)]
 struct Shadow {
     attached: BTreeMap<u16, u32>,
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    /// Where each lease's page leads now.
+    /// Returns the page to which each lease's page leads now.
     fn reached(&self) -> Vec<Option<u64>> {
         let reach = |&(_, device, page, _): &Lease| self.shadow.reach(device, page, Perm::Write);
         self.leases.iter().map(reach).collect()

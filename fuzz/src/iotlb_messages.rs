@@ -1,7 +1,7 @@
-//! Translations of another program's IOMMU, said at random: updates, invalidations, answers to
-//! misses, between the requests and rings of [`export_session`](crate::export_session), whose
-//! harness this is and whose promises must hold. Besides, no more misses than may be are open at a
-//! time, whatever the guest asks and the front end answers.
+//! Random translations of another program's IOMMU: updates, invalidations, answers to misses,
+//! between the requests and rings of [`export_session`](crate::export_session), whose harness and
+//! invariants are used. Besides, the number of misses open at a time stays within its bound for all
+//! requests of the guest and all answers of the front end.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Block requests as a driver writes them, of what the input says.
+//! Block requests as a driver writes them, made from the input.
 
 use vio::QueueConfig;
 

@@ -17,11 +17,11 @@ use crate::Input;
 /// One store of the driver.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// After how many more of the device's accesses.
+    /// Number of accesses of the device before it.
     pub wait: u8,
-    /// Where.
+    /// Address.
     pub at: u32,
-    /// What.
+    /// Content.
     pub bytes: Vec<u8>,
 }
 
@@ -34,10 +34,10 @@ struct Driver {
     stored: usize,
 }
 
-/// A door to memory behind which the driver never rests.
+/// A view of memory whose driver keeps storing.
 #[derive(Debug)]
 pub struct Racing {
-    /// The door.
+    /// Memory as the device reaches it.
     pub flat: FlatDma,
     mem: ArrayMem,
     driver: RefCell<Driver>,
@@ -93,7 +93,7 @@ impl Racing {
         self.plan(stores);
     }
 
-    /// How often the driver has stored.
+    /// Returns the number of stores that the driver has made.
     pub fn stored(&self) -> usize {
         self.driver.borrow().stored
     }

@@ -2,7 +2,7 @@
 //! any order; pages that go; journals; and successors that take the ring over where a killed
 //! process left it.
 //!
-//! What must hold, whatever memory says:
+//! Invariants, for any content of memory:
 //!
 //! * nothing panics, and no call does more than a ring's worth of work (the harness would time
 //!   out);
@@ -14,8 +14,8 @@
 //! * the ring writes nothing but its own areas, and there, where the driver does not interfere,
 //!   exactly the used elements of chains that were taken and staged;
 //! * the position moves by what was taken and published, and by nothing else;
-//! * a journal is told of every request once, batches are closed before they are shown, and a
-//!   successor that starts from it takes exactly what was in flight first.
+//! * a journal is notified of every request once, batches are closed before they are published, and
+//!   a successor that starts from it takes exactly what was in flight first.
 
 mod journal;
 mod used;
@@ -34,7 +34,7 @@ const MEMORY: usize = 0x3000;
 /// Largest ring.
 const MAX_SIZE: u16 = 64;
 
-/// What the input chooses first.
+/// Flags in the first byte of the input.
 const INDIRECT: u8 = 1;
 const EVENT_IDX: u8 = 2;
 const IN_ORDER: u8 = 4;
@@ -384,8 +384,9 @@ impl World {
         }
     }
 
-    /// Nobody interfered: an interrupt is wanted exactly if the driver's event field, or its flags,
-    /// say so (virtio 1.2 §2.7.7, §2.8.10); also if they cannot be read.
+    /// Checks the interrupt where the driver did not interfere: it is wanted exactly if the
+    /// driver's event field, or its flags, say so (virtio 1.2 §2.7.7, §2.8.10); also if they cannot
+    /// be read.
     fn check_interrupt(&self, before: RingPosition, is_wanted: bool) {
         let has_event_idx = self.features & feature::EVENT_IDX != 0;
         let area = self.config.avail.raw();
@@ -533,7 +534,7 @@ impl World {
         self.replay = replay;
     }
 
-    /// What holds at any time.
+    /// Checks the invariants.
     fn check(&mut self) {
         let size = self.config.size;
         let (in_flight, staged) = (self.ring.in_flight(), self.ring.staged());
@@ -546,7 +547,7 @@ impl World {
         self.dma.check_unchanged(&own);
     }
 
-    /// What the ring may write.
+    /// Returns the areas that the ring may write.
     fn own_areas(&self) -> Vec<std::ops::Range<usize>> {
         let entries = usize::from(self.config.size);
         let at = |iova: Iova, len: usize| {

@@ -1,4 +1,4 @@
-//! What the programs do beside fuzzing.
+//! Tasks of the programs beside fuzzing.
 
 /// If `FUZZ_SEEDS` names a folder, writes the seeds there, one file each, and ends the process.
 ///

@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 
-/// What the input must begin with.
+/// Word that the input must begin with.
 const MAGIC: u32 = 0x6b1d_94f3;
 
 /// The body.

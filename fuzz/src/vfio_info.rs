@@ -19,7 +19,7 @@ pub fn run(data: &[u8]) {
     run_region(data);
 }
 
-/// The last 32 bytes are the two ranges to leave out as well, whatever else they are.
+/// The last 32 bytes serve as the two ranges to leave out as well.
 fn run_region(data: &[u8]) {
     let Ok(region) = Region::parse(data) else {
         return;

@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     fds::leaves_none(|| session_bytes::feed(data));
 }
 
-/// What clients send, whole and in their order, and each request alone.
+/// Returns the messages of known clients, whole and in their order, and each request alone.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = vec![
         conversation(0, qemu(0)),
@@ -100,7 +100,7 @@ fn place(index: u32) -> VringAddr {
     }
 }
 
-/// As QEMU does it, with two rings that start and stop.
+/// Returns QEMU's messages, with two rings that start and stop.
 fn qemu(features: u64) -> Vec<Request> {
     let mut requests = vec![
         Request::GetFeatures,
@@ -135,7 +135,7 @@ fn qemu(features: u64) -> Vec<Request> {
     requests
 }
 
-/// As before protocol features: one table, rings live from the kick on.
+/// Returns messages from before protocol features: one table, rings live from the kick on.
 fn old() -> Vec<Request> {
     vec![
         Request::SetOwner,
@@ -152,7 +152,7 @@ fn old() -> Vec<Request> {
     ]
 }
 
-/// What comes now and then.
+/// Returns the requests that clients send now and then.
 fn rare() -> Vec<Request> {
     let access = ConfigAccess {
         offset: 0,

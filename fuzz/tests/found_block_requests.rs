@@ -1,4 +1,4 @@
-//! What found something in requests to a disk, and must not come back.
+//! Inputs that found a fault in requests to a disk, which must not come back.
 
 /// The data of a failed read may be anything, also where it lies over what the driver says of
 /// interrupts: the model took it for what it had been before.

@@ -1,4 +1,4 @@
-//! What found something in a session of `vhost-export`, and must not come back.
+//! Inputs that found a fault in a session of `vhost-export`, which must not come back.
 //!
 //! A process of its own: the harness counts this process's descriptors.
 

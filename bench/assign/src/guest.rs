@@ -78,7 +78,7 @@ impl Guest {
         written.expect("inside RAM");
     }
 
-    /// Sets or clears the entries of pages. Not told.
+    /// Sets or clears the entries of pages, without an invalidation.
     pub fn set(&self, first: u64, pages: u64, is_mapped: bool) {
         for page in first..first + pages {
             let entry = match is_mapped {

@@ -35,11 +35,11 @@ units! {
 functions! {
     /// The function behind it.
     pub enum Functions: Infallible {
-        /// As the program has it: a thread makes the calls.
+        /// The program's way: a thread makes the calls.
         Threaded(Assigned<NoHardware, CallThread>),
         /// The same, but its calls are made by the sidecore.
         InPlace(Assigned<NoHardware, InPlace>),
-        /// One that is not told of invalidations.
+        /// A function that does not follow invalidations.
         Emulated(Idle),
     }
 }

@@ -1,9 +1,9 @@
-//! `make bench-assign`, its native part: what a map and an unmap of a guest cost for an assigned
+//! `make bench-assign`, its native part: cost of a map and an unmap of a guest for an assigned
 //! device, without a virtual machine and without an IOMMU of the host.
 //!
 //! A thread plays the guest's processor: it changes entries of a table in RAM, then stores a
 //! descriptor that invalidates these pages and a WAIT, stores IQT to the shared register page, and
-//! spins until it sees the WAIT's status. What is timed begins with the descriptor. The unit, the
+//! spins until it sees the WAIT's status. The timed part begins with the descriptor. The unit, the
 //! owner, the sidecore, the shadow, its call thread and its container's table are the program's
 //! own; the kernel behind them answers at once.
 //!
@@ -13,7 +13,7 @@
 //! | `…_sleep` | the same, asleep whenever the guest begins: the store is stopped, the sidecore woken |
 //! | `…_package` | polling on another package than the guest; null where the machine has one, `package_reason` |
 //! | `…_in_place` | polling, calls made by the sidecore itself: no hand-over to a thread |
-//! | `…_emulated` | polling, an emulated function, that is not told |
+//! | `…_emulated` | polling, an emulated function, that does not follow invalidations |
 //! | `…_invalidation` | the unit's part: as `…_emulated` |
 //! | `…_shadow`, `…_hand_over`, `…_logic` | what the shadow adds to that; what the thread adds to that; both |
 //! | `{map,unmap}_ratio_{1,32}` | `…_poll` ÷ `…_emulated`, of the same round |

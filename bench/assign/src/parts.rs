@@ -41,7 +41,7 @@ pub fn table() -> VfioTable<NullKernel> {
     VfioTable::new(NullKernel, Held::new(|| Ok(()), || ()), None)
 }
 
-/// Makes calls on the thread that asks for them, so that what the hand-over costs can be told.
+/// Makes calls on the thread that asks for them, so that the cost of the hand-over can be measured.
 pub struct InPlace {
     table: VfioTable<NullKernel>,
     done: VecDeque<Done>,

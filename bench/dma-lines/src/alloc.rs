@@ -1,4 +1,4 @@
-//! The allocation workloads, on whatever implements the traits of `iova`.
+//! The allocation workloads, on any implementation of the traits of `iova`.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ pub const WINDOW: usize = 256;
 const WARM: usize = 512;
 const OPS: usize = 1024;
 
-/// How many pages a range has.
+/// Number of pages of a range.
 #[derive(Debug, Clone, Copy)]
 pub enum Size {
     /// One.

@@ -1,6 +1,6 @@
-//! Re-models of what stock kernels do, for comparison: the shape of the shared data, written from
-//! its public description, with every shared word told to the line probe. They allocate and wait
-//! correctly but are no kernel's code.
+//! Re-models of the algorithms of stock kernels, for comparison: the shape of the shared data,
+//! written from its public description, with every access to a shared word reported to the line
+//! probe. They allocate and wait correctly but are no kernel's code.
 //!
 //! **Tree** (the path behind the per-CPU caches): one lock; ranges in a balanced tree, a node of
 //! one line each; a cursor at the range allocated last. Allocating walks down the address space
@@ -10,8 +10,8 @@
 //!
 //! **Queue** (strict, Intel): one lock per unit around the ring of descriptors and their states. An
 //! unmap writes its invalidation and a wait descriptor (16 bytes each, and an `int` of state each)
-//! and polls the state of its wait under the lock, letting go of it between two looks. That the
-//! hardware writes these states is not counted.
+//! and polls the state of its wait under the lock, which it releases between two polls. The
+//! hardware's writes of these states are not counted.
 
 use anyhow::Result;
 use line_probe::{touch_read, touch_write};

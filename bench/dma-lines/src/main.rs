@@ -10,7 +10,7 @@
 //! | `map` | unmap and free one of 256 pages at random, allocate and map one | a random core makes half an operation |
 //! | `ddef` | the same in order through `DmaMapper`, deferred | " |
 //! | `dstr` | the same, strict, no two cores at once | " |
-//! | `dstr_busy` | the same, all cores at once: who waits hands over to the next core | round robin at each wait |
+//! | `dstr_busy` | the same, all cores at once: a core that waits hands over to the next | round robin at each wait |
 //!
 //! The crates run as they are, with the atomics and locks of `lines` replaced by its probe; plain
 //! memory that a core owns is not seen, nor what lies on the heap behind a lock or passes from core
@@ -59,7 +59,7 @@ struct Args {
     cores: usize,
 }
 
-/// What was counted for one operation.
+/// Counts of one operation, averaged over all.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct PerOp {
     transfers: f64,

@@ -32,8 +32,8 @@ pub const STRICT: [(&str, Policy, Option<f64>); 2] = [
     ("combining", Policy::STRICT_COMBINING, Some(3.0)),
 ];
 
-/// How many turns of everybody a flush takes: 500 ns, where a core's look at a waiting line takes
-/// about 100.
+/// Duration of a flush in rounds, in each of which every core has one turn: 500 ns, where one poll
+/// of a waiting core takes about 100.
 pub const FLUSH_ROUNDS: u64 = 5;
 
 type Table = IoPageTable<VtdSecondLevel, HostMemory>;
@@ -149,7 +149,7 @@ pub fn alone<A: IovaAllocator>(allocator: A, cores: usize, policy: Policy) -> Re
 /// Hardware that does one batch after the other, in rounds of the simulated cores. The least that a
 /// queue of commands shares is counted: the word by which a place is taken, and the lines of the
 /// descriptors, one of 16 bytes for each command and one for the wait. Its registers are no cache
-/// lines, and whoever waits has a status to itself.
+/// lines, and each waiting core polls a status word of its own.
 struct Hardware {
     rounds: Rounds,
     flush_rounds: u64,
@@ -195,7 +195,7 @@ impl Invalidator for Hardware {
     }
 }
 
-/// `dstr_busy`: the same with all cores at once; who waits hands over to the next.
+/// `dstr_busy`: the same with all cores at once; a core that waits hands over to the next.
 ///
 /// # Errors
 /// The mapper's.

@@ -34,7 +34,7 @@ impl Table {
     /// Counts a row; `goal` is the most transfers per operation that it should have.
     ///
     /// # Errors
-    /// What `count` said, with workload, subject and cores.
+    /// The error of `count`, with workload, subject and cores as context.
     pub fn row(
         &mut self,
         workload: &'static str,

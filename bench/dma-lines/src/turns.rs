@@ -25,7 +25,7 @@ const OPS_MIN: usize = 8;
 /// Combining with 32, 64 and 128 cores counted the same to 2 % with 16 operations and with 1,040;
 /// behind a lock 4 % less with 8 than with 16.
 const OPS_CORES: usize = 24;
-/// Operations of each core before: until cores know that they are not alone.
+/// Operations of each core before counting, until combining has found that there are other cores.
 const WARM_UP: usize = 8;
 
 /// Operations that [`count`] counts of each of `cores` cores.
@@ -108,8 +108,9 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; gives the machine
-/// back. A task is told its core and a function with which it hands over of its own accord.
+/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; returns the
+/// machine. `work` receives the core's task and a function by which the core hands over before it
+/// spins.
 ///
 /// # Errors
 /// The first error of a core, or that one panicked.
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_a_lock_held_waits_for_its_turn() {
+    fn core_that_finds_a_lock_held_waits_for_its_turn() {
         let lock = CachePadded::new(Lock::new(0));
         let machine = run(
             Machine::new(),
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_panics_or_fails_stops_nobody() {
+    fn a_core_that_panics_or_fails_does_not_stop_the_others() {
         let fails = |bad: bool| {
             run(
                 Machine::new(),

@@ -2,9 +2,9 @@
 //! unmodified, in user space.
 //!
 //! `scripts/linux-iova.sh` builds them outside this tree, from Debian's kernel source and the shim
-//! in `shim/`, into a shared object; [`Linux::load`] opens it. Where it cannot be had, nothing here
-//! is measured, and whoever reports ratios says so. What the shim leaves out (interrupts, timers,
-//! statistics) flatters Linux: `shim/shim.h` lists it.
+//! in `shim/`, into a shared object; [`Linux::load`] opens it. Where it is not available, nothing
+//! here is measured, and the reports of ratios say so. What the shim leaves out (interrupts,
+//! timers, statistics) flatters Linux: `shim/shim.h` lists it.
 //!
 //! A [`Domain`] is an IOVA space and a table. A thread says once which CPU it is
 //! ([`Linux::enter`]); CPUs share nothing but what Linux's do. Numbers are page numbers of 4 KiB; 0
@@ -157,10 +157,10 @@ impl Domain {
     /// Maps `n` pages of `size` bytes at `phys`, in the table alone.
     ///
     /// # Errors
-    /// What the kernel says, negative.
+    /// The kernel's error number, negative.
     ///
     /// # Safety
-    /// Nobody maps or unmaps any of these pages at the same time.
+    /// No other thread maps or unmaps any of these pages at the same time.
     #[inline]
     pub unsafe fn map(&self, first: u64, phys: u64, size: usize, n: usize) -> Result<(), i32> {
         // SAFETY: the caller's promise is the one that the table asks for.
@@ -183,15 +183,15 @@ impl Domain {
     /// Allocates pages for `n` pages of `size` bytes at `phys` and maps them; the first, or 0.
     #[inline]
     pub fn dma_map(&self, phys: u64, size: usize, n: usize, last: u64) -> u64 {
-        // SAFETY: what was allocated here is nobody else's.
+        // SAFETY: the pages were allocated by this call, so no other mapping has them.
         unsafe { (self.linux.dma_map)(self.raw.as_ptr(), phys, size, n, last) }
     }
 
     /// Unmaps them and frees the pages, strictly in this order.
     ///
     /// # Safety
-    /// [`dma_map`](Self::dma_map) gave `first` for the same size and number, and nobody else unmaps
-    /// it.
+    /// [`dma_map`](Self::dma_map) gave `first` for the same size and number, and no other thread
+    /// unmaps it.
     #[inline]
     pub unsafe fn dma_unmap(&self, first: u64, size: usize, n: usize) {
         // SAFETY: the caller's promise.
@@ -201,7 +201,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it any more.
+        // SAFETY: `&mut self`: no other reference to the domain is left.
         unsafe { (self.linux.domain_free)(self.raw.as_ptr()) }
     }
 }

@@ -63,7 +63,7 @@ fn a_full_space_has_nothing_and_then_what_was_freed() {
 }
 
 #[test]
-fn what_is_mapped_is_unmapped_once_and_its_tables_are_freed() {
+fn mapped_pages_are_unmapped_once_and_their_tables_freed() {
     let Some(linux) = linux() else { return };
     linux.enter(0);
     let domain = Domain::new(linux, 1).expect("memory");

@@ -6,11 +6,12 @@
 //! (the word is claimed, the report written, the report read), and matters only where a flush is
 //! shorter.
 //!
-//! What is to be seen: all who return from one batch ask again at the same moment, the first's look
-//! at the seat queues behind their posts, and so nearly all meet in the next. That is to the
-//! advantage of combining: `bench/dma-lines`, where cores take turns, finds that of four cores two
-//! meet at a time. With many cores the hardware idles while they post, and who has gone alone finds
-//! it idle and stays alone: a few cores make a good part of all operations.
+//! Expected result: all cores that return from one batch ask again at the same moment. The first
+//! core's read of the seat queues behind the others' posts, and so nearly all join the next batch.
+//! That is to the advantage of combining: `bench/dma-lines`, where cores take turns, finds that of
+//! four cores two join at a time. With many cores the hardware idles while they post, and a core
+//! that has flushed alone finds it idle and stays alone: a few cores make a good part of all
+//! operations.
 //!
 //! Left out: ranges and their words (a batch is one domain command, as dear as a page), joining
 //! others in the middle of a wait, cores that are stopped, failures.
@@ -18,20 +19,21 @@
 use crate::Constants;
 use crate::events::{Ask, Cores, Step};
 
-/// So many in a generation make it cheaper than a flush for each.
+/// Number of cores in a generation from which one flush for all is cheaper than a flush for each.
 const ENOUGH: usize = 2;
-/// As in `dma-map`: waits in a row that press.
+/// Waits in a row that press, as in `dma-map`.
 const PRESSED: u32 = 4;
-/// After at most so many a core that called in vain calls again.
+/// Bound of the back-off: a core whose batch no other core joined opens one again after at most so
+/// many waits in a row.
 const PRESSED_MAX: u32 = 256;
-/// How often a core meets others before it sees what it is like without.
+/// Number of batches that a core joins before it tries once more without.
 const MEETINGS: u32 = 256;
 /// A wait is short below this part of a flush.
 const SHORT: f64 = 4.0;
-/// Transfers from the beginning of a flush until the others know of it.
+/// Transfers from the beginning of a flush until the other cores know of it.
 const REPORT_LINES: f64 = 3.0;
 
-/// A line, and who wrote it last.
+/// A line, and the core that wrote it last.
 #[derive(Default)]
 struct Word {
     free_at: f64,
@@ -78,10 +80,11 @@ struct Play<'a> {
     seat: Word,
     hardware: Word,
     generation: u64,
-    /// Who has posted in it.
+    /// Cores that have posted in the open generation.
     members: Vec<usize>,
     is_awaited: bool,
-    /// When the batch of the generation before is known to be complete; `None` where it had none.
+    /// Time at which the batch of the generation before is known to be complete; `None` where it
+    /// had none.
     complete_at: Option<f64>,
     habits: Vec<Habit>,
 }
@@ -121,8 +124,8 @@ pub(crate) fn play(cores: &mut Cores, c: Constants, own: f64, gather: f64) {
 }
 
 impl Play<'_> {
-    /// When a read-modify-write of the seat is done that `core` begins at `at`. They come one after
-    /// the other.
+    /// Returns the time at which a read-modify-write of the seat is done that `core` begins at
+    /// `at`. They come one after the other.
     fn seat(&mut self, at: f64, core: usize) -> f64 {
         let moved = self.seat.comes_to(core, self.c.line_ns);
         let done = at.max(self.seat.free_at) + moved + self.c.lock_ns;
@@ -130,7 +133,7 @@ impl Play<'_> {
         done
     }
 
-    /// When the flush begins that `core` submits at `at`.
+    /// Returns the time at which the flush begins that `core` submits at `at`.
     fn submit(&mut self, at: f64, core: usize) -> f64 {
         let moved = self.hardware.comes_to(core, self.c.line_ns);
         let begin = (at + moved).max(self.hardware.free_at);
@@ -175,13 +178,13 @@ impl Play<'_> {
                 let closes = Step::Closes(self.generation);
                 self.cores.comes(core, posted, closes);
             }
-            // The closer lets it know.
+            // The core that closes the batch finds it.
             _ => {}
         }
         true
     }
 
-    /// The first looks who has come.
+    /// The first core of the generation counts the others that have come.
     fn stand(&mut self, at: f64, core: usize) -> bool {
         if self.complete_at.is_none() && at < self.hardware.free_at {
             let idle_at = self.hardware.free_at;

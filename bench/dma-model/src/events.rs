@@ -1,20 +1,20 @@
-//! The events: who asks when, and when it is served.
+//! The events: which core asks when, and when it is served.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::{Constants, HANDOVER_LINES, Outcome};
 
-/// What a core does when its time comes. Only combining knows more than the first.
+/// Step of a core when its time comes. Only combining uses more than the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Step {
     /// Its own work is done.
     Asks,
-    /// It looks again whether the hardware is idle.
+    /// It re-checks whether the hardware is idle.
     Retries,
     /// The first of the open generation finds the batch before complete.
     Stands,
-    /// It closes this generation, unless somebody has.
+    /// It closes this generation, unless another core has closed it.
     Closes(u64),
 }
 
@@ -81,7 +81,7 @@ impl Cores {
         Some(ask)
     }
 
-    /// How many there are.
+    /// Number of cores.
     pub(crate) fn count(&self) -> usize {
         self.cores
     }
@@ -125,7 +125,7 @@ impl Cores {
             } else if at < free_at {
                 free_at + HANDOVER_LINES * line + moved
             } else {
-                // Nobody waits: the lock's line comes alone.
+                // No core waits: only the lock's line moves.
                 at.max(free_at) + line + moved
             };
             let end = begin + held;

@@ -1,9 +1,9 @@
-//! What many cores would reach: a discrete-event **model**, never a measurement.
+//! Throughput of many cores, predicted by a discrete-event **model**, never measured.
 //!
 //! **What.** Cores that repeat one operation, and what they queue for: a lock, a serial flush, a
 //! line on which they meet. Time comes from [`Constants`] measured in the same run on one and two
-//! cores; [`run`] plays the events for any number. [`validate`] puts the model beside measured
-//! values at the core counts that exist, and says how far it is off.
+//! cores; [`run`] plays the events for any number. [`validate`] compares the model with measured
+//! values at the core counts that exist, and reports the deviation.
 //!
 //! **How work flows.** `bench/dma` measures, fills [`Constants`] and [`System`], prints
 //! [`validate`], and only then [`sweep`] to 128 cores. Everything it prints from here carries the
@@ -12,15 +12,15 @@
 //! | [`System`] | one operation |
 //! |---|---|
 //! | `StrictLock` | own work; lock handed over by three line transfers; one flush under it |
-//! | `StrictCombining` | own work; alone on idle hardware, until waits press; then a post in the open generation, which the first closes when the batch before is complete and another has come; one flush for all, for which each waits himself |
+//! | `StrictCombining` | own work; alone on idle hardware, until waits press; then a post in the open generation, which the first closes when the batch before is complete and another has come; one flush for all, for which each core waits |
 //! | `Deferred` | own work; every `entries` operations one flush, unless another core's flush came meanwhile |
 //! | `TreeLock` | twice: lock handed over, work under it, the lines under it that another core wrote last |
 //! | `Private` | own work, and the remote lines that the line probe counts per operation |
 //!
 //! **Left out**, all to the advantage of the locks: crowds of spinners that slow the holder (queued
 //! locks have none), sockets (one transfer costs the same everywhere), memory bandwidth,
-//! interrupts. Waiting lines are served in order of arrival; a real test-and-set lock may favour
-//! whoever released it.
+//! interrupts. Waiting cores are served in order of arrival; a real test-and-set lock may favour
+//! the core that released it.
 #![forbid(unsafe_code)]
 
 mod combining;
@@ -58,7 +58,7 @@ impl Default for Constants {
     }
 }
 
-/// What the cores do; times in nanoseconds.
+/// Behaviour of the cores; times in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum System {
     /// Strict protection, each unmap flushes under one lock.
@@ -71,7 +71,8 @@ pub enum System {
     StrictCombining {
         /// The operation on one core without its flush.
         own_ns: f64,
-        /// How long the first, alone on idle hardware, waits for another; see [`GATHER_NS`].
+        /// Time for which the first core, alone on idle hardware, waits for another; see
+        /// [`GATHER_NS`].
         gather_ns: f64,
     },
     /// Unmaps queue per core; a full queue flushes globally.
@@ -87,8 +88,8 @@ pub enum System {
         own_ns: f64,
         /// Work under the lock per pair, on one core, lock included.
         critical_ns: f64,
-        /// Lines under the lock, per pair, that another core wrote last; [`TREE_LINES`] where
-        /// nobody counted.
+        /// Lines under the lock, per pair, that another core wrote last; [`TREE_LINES`] where they
+        /// were not counted.
         lines: f64,
     },
     /// An allocator whose cores work on lines of their own.
@@ -100,11 +101,11 @@ pub enum System {
     },
 }
 
-/// Line transfers when a contended lock changes hands: the release takes the line back from who
-/// waits, the waiter reads it, and takes it for itself.
+/// Line transfers when a contended lock changes hands: the release takes the line back from the
+/// waiter, the waiter reads it, and takes it for itself.
 pub const HANDOVER_LINES: f64 = 3.0;
 
-/// How long `dma-map`'s combining waits for others: 256 looks without a pause.
+/// Time for which `dma-map`'s combining waits for others: 256 polls without a pause.
 pub const GATHER_NS: f64 = 500.0;
 
 /// Remote lines under the lock of a tree of ranges: root and two nodes, at each of the two
@@ -114,7 +115,7 @@ pub const TREE_LINES: f64 = 6.0;
 /// The numbers of cores that [`sweep`] plays.
 pub const CORES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
-/// What the model gives.
+/// Result of the model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
     /// Cores played.
@@ -210,7 +211,7 @@ pub struct Check {
     pub model_mps: f64,
 }
 
-/// How far the model may be off where it can be checked.
+/// Largest deviation that the model may have where it can be checked.
 pub const TOLERANCE: f64 = 0.20;
 
 impl Check {

@@ -1,4 +1,4 @@
-//! What mapping and unmapping one page costs:
+//! Cost of mapping and unmapping one page:
 //! `cargo run --release -p dma-peers --example map_unmap [turns]`.
 //!
 //! The tables are there, and of S = 256 pages (65,536 in the second block) one is chosen at random,
@@ -26,7 +26,7 @@ const CONFIG: TableConfig = TableConfig {
     leaves: LeafSizes::ONE_G,
 };
 
-/// How two threads share.
+/// Sharing of two threads.
 #[derive(Clone, Copy)]
 enum Split {
     Alone,

@@ -382,7 +382,7 @@ fn copy_prefix(to: &mut Header, from: &Header) {
     to.prefix_len = from.prefix_len;
 }
 
-/// How many bytes two slices share at their start.
+/// Returns the number of bytes that two slices share at their start.
 fn shared_len(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -1,4 +1,4 @@
-//! What lies behind caches: the tree that has the ranges, and the byte per page that says which of
+//! The layer behind the caches: the tree of the ranges, and the byte per page that says which of
 //! them are out.
 //!
 //! Small ranges (up to 2^9 pages, powers of two) have bytes; for the tree they are out whether a
@@ -92,7 +92,7 @@ impl Backing {
         Ok(pinned(range))
     }
 
-    /// As [`release`](Self::release), of what was pinned.
+    /// Does the same as [`release`](Self::release), for a pinned range.
     pub(crate) fn release_pinned(&self, range: IovaRange) -> Option<u8> {
         if let Some(order) = Self::small_order(range) {
             self.states.release_pinned(range.first().raw(), order);
@@ -131,7 +131,7 @@ impl Backing {
         })
     }
 
-    /// Why a range is not taken back.
+    /// Returns the reason why a range is not taken back.
     #[cold]
     fn refusal(&self, range: IovaRange) -> FreeError {
         let (first, last) = (range.first(), range.last());
@@ -139,7 +139,7 @@ impl Backing {
             return FreeError::Outside { range };
         }
         let is_out = match self.states.state(first.raw()) {
-            // Pinned by somebody, who is about to free it.
+            // Pinned by another thread, which is about to free it.
             State::Pinned(order) if 1 << order == range.pages() => false,
             State::Allocated(_) | State::Pinned(_) => true,
             State::Cached | State::None => {
@@ -155,15 +155,15 @@ impl Backing {
         }
     }
 
-    /// Everything free. Nobody may work meanwhile.
+    /// Makes everything free. No other thread may use the space meanwhile.
     pub(crate) fn reset(&self) {
         self.states.clear_all();
         *self.tree.lock() = Tree::new(self.aperture.usable());
     }
 }
 
-/// What a core has done, as a difference: sums over all cores are the truth, one core's may be
-/// negative (modulo 2^64). Written by the core alone.
+/// Counts of one core, as differences: sums over all cores are exact, one core's may be negative
+/// (modulo 2^64). Written by the core alone.
 #[derive(Default)]
 pub(crate) struct Counters {
     ranges: AtomicU64,

@@ -1,5 +1,5 @@
-//! The cores of a space whose handles cache ranges: who has a handle, what each has counted, and
-//! who was asked to drain.
+//! The cores of a space whose handles cache ranges: which have a handle, what each has counted, and
+//! which were asked to drain.
 //!
 //! A core writes its own line of counters; its flag is set by others and cleared by itself.
 
@@ -29,13 +29,13 @@ impl Crew {
         })
     }
 
-    /// What a core counts.
+    /// Returns the counters of a core.
     #[inline]
     pub(crate) fn counters(&self, core: CoreId) -> &Counters {
         &self.counters[core.0]
     }
 
-    /// What all cores have counted.
+    /// Returns the sum of the counters of all cores.
     pub(crate) fn sum(&self) -> Counts {
         Counters::sum(self.counters.iter().map(|counters| &**counters))
     }

@@ -1,10 +1,10 @@
-//! `IdentityAllocator`: the IOVA of memory is its physical address plus what the device may do with
-//! it (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.1, "dynamic identity mapping").
+//! `IdentityAllocator`: the IOVA of memory is its physical address plus the access that the device
+//! has (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.1, "dynamic identity mapping").
 //!
 //! With `b` physical address bits the space has four regions of `2^b` bytes: region 1 is the
 //! physical space as read-only, 2 as write-only, 3 as both ([`Access`] is the region's number). A
 //! page wanted for two kinds of access at once thus has two IOVAs, and no permission has to change.
-//! Region 0, and whatever lies above region 3, is the fallback: a
+//! Region 0, and the space above region 3, is the fallback: a
 //! [`TreeAllocator`](iova::TreeAllocator)'s space.
 //!
 //! Flow: [`alloc_for`](IdentityCore::alloc_for) computes the range; nothing is looked up, nothing
@@ -16,10 +16,10 @@
 //! IOVA twice, and both are freed. So this allocator cannot tell a double free of an identity
 //! range, or a partial one, from a right one, and does not try: that is the page table's part,
 //! which counts ([`CountedTable`](crate::CountedTable)) and refuses to unmap what is not mapped.
-//! `pin` of an identity range excludes nobody for the same reason. Only ranges that are no identity
-//! range at all are refused. Fallback ranges are checked exactly, like all of the tree's.
+//! For the same reason `pin` of an identity range excludes no other caller. Only ranges that are no
+//! identity range at all are refused. Fallback ranges are checked exactly, like all of the tree's.
 //!
-//! Who owns what: a handle owns two counters, in a line of its own; the tree is behind one lock.
+//! **Ownership.** A handle owns two counters, in a line of its own; the tree is behind one lock.
 //!
 //! Cost: an identity range costs a few compares (and a search of the usable ranges, of which there
 //! are as many as reserved regions); the fallback what the tree costs.
@@ -96,8 +96,8 @@ impl IdentityAllocator {
         })))
     }
 
-    /// Whether `range` stands for the memory behind it, so that several mappings may have it at
-    /// once: whoever maps counts, then.
+    /// Returns whether `range` is the identity range of memory, which several mappings may have at
+    /// once. The caller that maps must count these, then.
     pub fn is_counted(&self, range: IovaRange) -> bool {
         self.0.is_identity(range).unwrap_or(false)
     }
@@ -115,7 +115,7 @@ impl IdentityAllocator {
         (aperture.first().raw() < pages && last <= aperture.last().raw()).then_some(pages)
     }
 
-    /// What is usable outside of the identity regions.
+    /// Returns a tree of the usable space outside of the identity regions.
     fn fallback(aperture: &Aperture, region_pages: Option<u64>) -> Result<Tree, ApertureError> {
         let identity =
             region_pages.and_then(|pages| IovaRange::new(IovaPfn::new(pages), 3 * pages));
@@ -131,7 +131,7 @@ impl IdentityAllocator {
 }
 
 impl Shared {
-    /// Where the memory of a request lies, if that is an answer to it.
+    /// Returns the identity range of a request's memory, if it satisfies the request.
     #[inline]
     fn identity(&self, phys: PhysAddr, access: Access, wanted: &Wanted) -> Option<IovaRange> {
         let pages = self.region_pages?;
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_identity_cannot_answer_falls_back() {
+    fn requests_without_an_identity_range_fall_back() {
         let space = space();
         let mut core = space.claim(CoreId(0)).expect("free");
         let requests = [

@@ -1,4 +1,5 @@
-//! What the papers and Linux did, so that `bench/` can measure ours beside it.
+//! Allocators, tables and caches of the papers and of Linux, for `bench/` to compare with this
+//! project's.
 //!
 //! | of | here | what it is |
 //! |---|---|---|
@@ -14,12 +15,13 @@
 //!
 //! They have the interfaces of the product and are built from its parts (the features `parts` of
 //! `iova`, `testing` of `dma-map`). Caches have a trait of their own,
-//! [`ReuseCache`](reuse::ReuseCache), that what the mapper uses has too. Allocators keep what
+//! [`ReuseCache`](reuse::ReuseCache), which the mapper's cache implements too. Allocators keep what
 //! `iova` promises: a range that is freed twice, in part or with another size is refused, caches
-//! are drained before a space is exhausted. `tests/` holds them to it, in phases beside a model, on
+//! are drained before a space is exhausted. `tests/` checks that, in phases beside a model, on
 //! threads and, with `--cfg shuttle`, under random schedules; `magazine/model.rs` is a loom model.
 //!
-//! **Left out**: whatever a user of the product would want them for. Nothing but `bench/`, `fuzz/`
+//! **Left out**: everything that only a user of the product would need. Only `bench/`, `fuzz/` and
+//! tests need this crate.
 //! and tests needs this crate.
 #![deny(unsafe_code)]
 

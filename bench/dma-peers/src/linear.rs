@@ -11,11 +11,11 @@
 //! of its own starts at the limit.
 //!
 //! FAST'15 found that ring buffers defeat the cached range, so that the walk is as long as the
-//! ring; its EiovaR keeps what is freed in lists by size, under the same lock, and falls back to
-//! the walk. The paper's lists hold powers of two and so do ours: sizes are rounded up. At most
+//! ring; its EiovaR keeps freed ranges in lists by size, under the same lock, and falls back to the
+//! walk. The paper's lists hold powers of two and so do ours: sizes are rounded up. At most
 //! [`MAX_LISTED`] ranges are kept per size, and all are given back before an allocation fails.
 //!
-//! Who owns what: all of it lies behind one [`lines::Lock`]; a walk happens under it.
+//! **Ownership.** All of it lies behind one [`lines::Lock`]; a walk happens under it.
 //!
 //! Cost: one contended line per operation; a walk of up to every range that is out. Here a step of
 //! the walk is a step in a B-tree's leaf, cheaper than the pointer that Linux chased.
@@ -67,7 +67,7 @@ impl Range {
 }
 
 pub(crate) struct Linear {
-    /// What is not free, by first page.
+    /// Ranges that are not free, by first page.
     ranges: BTreeMap<u64, Range>,
     aperture: Aperture,
     /// First page of the range below which the next walk starts.

@@ -10,7 +10,7 @@ use iova::{
     ResetError, Stats,
 };
 
-/// What is behind the lock.
+/// State of a space behind its lock.
 pub(crate) trait Space: Send + Sized {
     /// All of it free.
     fn new(aperture: &Aperture) -> Self;

@@ -1,9 +1,9 @@
 //! The idle mappings of one core, kept by that core alone.
 //!
-//! The same decisions as [`OptimisticCache`](dma_map::testing::reuse::OptimisticCache) in the same
-//! order, without anything that others could see: what the shared slab costs is the difference, and
-//! what it is worth is the age bound, which here ends with the owner's calls. The property tests
-//! hold the two against each other.
+//! It makes the same decisions as [`OptimisticCache`](dma_map::testing::reuse::OptimisticCache) in
+//! the same order, without state that other cores could see. The difference in time is the cost of
+//! the shared slab; its benefit is the age bound, which here ends with the owner's calls. The
+//! property tests compare the two.
 
 use iova::IovaRange;
 
@@ -25,7 +25,7 @@ struct Kept {
 /// A least-recently-used list of idle mappings.
 pub struct LruCache {
     slots: SlotMap<Kept>,
-    /// When it lets one go.
+    /// Age at which an idle mapping expires, nanoseconds.
     residency_ns: u64,
     evict: usize,
     own: Counts,

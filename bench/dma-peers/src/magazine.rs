@@ -3,12 +3,12 @@
 //!
 //! Sizes up to 2^9 pages are rounded up to a power of two and belong to a class per power; a range
 //! asked for with more alignment than that is of the class of its alignment. A core has two
-//! magazines of [`MagazineConfig::size`] ranges per class. `alloc` pops, `free` pushes, whoever
-//! allocated; when the loaded magazine is empty (full) it trades places with the other; when both
-//! are, one is exchanged at the class's depot. So at least a magazine's worth of operations lies
-//! between two visits of a depot (the replenishment guarantee; a magazine that the tree could fill
-//! only in part near exhaustion is the exception). A depot with nothing to give sends the core to
-//! the [tree](iova::TreeAllocator), which fills a magazine under one lock; a depot that is full
+//! magazines of [`MagazineConfig::size`] ranges per class. `alloc` pops; `free` pushes, whichever
+//! core allocated. When the loaded magazine is empty (full) it trades places with the other; when
+//! both are, one is exchanged at the class's depot. So at least a magazine's worth of operations
+//! lies between two visits of a depot (the replenishment guarantee; a magazine that the tree could
+//! fill only in part near exhaustion is the exception). A depot with nothing to give sends the core
+//! to the [tree](iova::TreeAllocator), which fills a magazine under one lock; a depot that is full
 //! sends the magazine's ranges back there, so that caches are bounded. Larger ranges come from the
 //! tree and go back to it.
 //!
@@ -24,7 +24,7 @@
 //! then it raises the flag of every core that holds cached ranges. They give everything back at
 //! their next operation or when parked; the error says how many were asked.
 //!
-//! Who owns what: magazines belong to the handle, depots and the tree have a [`lines::Lock`] each,
+//! **Ownership.** Magazines belong to the handle, depots and the tree have a [`lines::Lock`] each,
 //! of which no two are held at once. Counters are the core's, in a line of its own, stored relaxed
 //! and summed by `stats`.
 //!
@@ -58,7 +58,7 @@ const LOW_LAST: u64 = 0xf_ffff;
 /// Classes: an order, within 32 bits or above.
 const CLASSES: usize = 2 * ORDERS;
 
-/// How much is cached.
+/// Bounds of what is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MagazineConfig {
     /// Ranges in a magazine, 1 to 4096. The paper's, and the default: 127.
@@ -337,7 +337,7 @@ impl MagazineCore {
         self.pop(class, order)
     }
 
-    /// An allocated range that nobody has: back to the tree.
+    /// Returns to the tree an allocated range that no caller has.
     fn return_direct(&mut self, first: u64, order: u8) {
         let shared = &*self.shared;
         shared.backing.states.release(first, order);

@@ -7,9 +7,9 @@
 //! s, four of them, a mapping rests for 30 to 40 s.
 //!
 //! There is no bound on the entries, and so none on stale mappings: the paper gives none, and none
-//! is added here, so that the structure can be compared as it is. Nor can anybody but the owner
-//! expire its entries. The tree and the lists grow; a removed entry's memory is used again but not
-//! given back.
+//! is added here, so that the structure can be compared as it is. Nor can any other core than the
+//! owner expire its entries. The tree and the lists grow; a removed entry's memory is used again
+//! but not given back.
 //!
 //! *From its first use on* is one reading of the paper; [`RtcCache::from_first_release`] is the
 //! other, in which a mapping's lifetime does not begin anew when it is released again.
@@ -38,7 +38,7 @@ const NEVER: u64 = u64::MAX;
 struct Entry {
     key: Key,
     range: PackedRange,
-    /// When it was released last.
+    /// Time of its last release.
     since_ns: u64,
     /// The cycle that lists it; older lists may still name it, and are wrong.
     cycle: u64,
@@ -54,12 +54,12 @@ pub struct RtcCache {
     free: Vec<u32>,
     /// Entries released in each of the last cycles, the current one at the back.
     cycles: VecDeque<VecDeque<u32>>,
-    /// What was released in cycles that have passed; some of it was used again, and is listed in a
-    /// later one.
+    /// Entries released in cycles that have passed; some were used again, and are listed in a later
+    /// one.
     due: VecDeque<u32>,
     /// Number of the current cycle.
     current: u64,
-    /// When the next one begins.
+    /// Time at which the next one begins.
     turn_ns: u64,
     cycle_ns: u64,
     /// Cycles in the list.
@@ -278,7 +278,7 @@ impl ReuseCache for RtcCache {
         while let Some(&number) = self.oldest_list().and_then(|list| list.front()) {
             let entry = &mut self.entries[number as usize];
             if entry.is_reusing {
-                // No list names it now; its release lists it again, in whatever cycle.
+                // No list names it now; its release lists it again, in the cycle of that time.
                 entry.cycle = NEVER;
             } else if entry.is_indexed {
                 if batch.is_full() {

@@ -1,11 +1,11 @@
-//! Hardware that works on one command at a time, each for a given time: what benches measure
-//! policies against.
+//! Hardware that works on one command at a time, each for a given time: benches measure policies
+//! against it.
 //!
-//! A batch starts when the one before it has ended, and ends when its time is over; whoever submits
-//! while it runs waits for its turn, spinning on the clock. One word holds the moment at which the
-//! hardware is free again. This is the "global lock + busy-wait" that strict unmapping costs on
-//! serial hardware, but for the hand-over of the lock, which [`SerialFlush::behind_a_lock`] adds:
-//! what stock kernels do.
+//! A batch starts when the one before it has ended, and ends when its time is over. A caller that
+//! submits while it runs waits for its turn, spinning on the clock. One word holds the moment at
+//! which the hardware is free again. This is the "global lock + busy-wait" that strict unmapping
+//! costs on serial hardware, but for the hand-over of the lock, which
+//! [`SerialFlush::behind_a_lock`] adds, as in stock kernels.
 //!
 //! Left out: hardware that overlaps commands, and the fetch of descriptors.
 
@@ -13,9 +13,9 @@ use dma_map::Clock;
 use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
-/// What one page-selective command costs where nothing else is said, in nanoseconds.
+/// Default cost of one page-selective command, in nanoseconds.
 pub const PAGE_NS: u64 = 500;
-/// What one domain-wide or global command costs where nothing else is said, in nanoseconds.
+/// Default cost of one domain-wide or global command, in nanoseconds.
 pub const GLOBAL_NS: u64 = 1_000;
 
 /// Serial hardware with fixed costs.
@@ -24,11 +24,11 @@ pub struct SerialFlush<C> {
     clock: C,
     page_ns: u64,
     global_ns: u64,
-    /// From how many pages on a domain is cheaper.
+    /// Number of pages from which a domain-wide command is cheaper.
     domain_from: usize,
-    /// When the last batch ends, in nanoseconds of the clock. Written by whoever submits.
+    /// End of the last batch, in nanoseconds of the clock. Written by each submitter.
     free_at: CachePadded<AtomicU64>,
-    /// Held by whoever flushes, until the batch is complete.
+    /// Held by the flushing caller, until the batch is complete.
     turn: Option<CachePadded<Lock<()>>>,
     /// Batches and commands so far.
     batches: CachePadded<AtomicU64>,
@@ -137,8 +137,8 @@ impl<C: Clock> Invalidator for SerialFlush<C> {
         self.domain_from
     }
 
-    /// As many as a domain command is cheaper for: the pages of a batch cost what they cost one by
-    /// one.
+    /// Returns the number of pages from which a domain command is cheaper: the pages of a batch
+    /// cost what they cost one by one.
     #[inline]
     fn meets_from(&self) -> usize {
         match self.page_ns {

@@ -1,6 +1,6 @@
 //! `SlabAllocator`: "IOVA-kmalloc" (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.2). The
 //! paper lets a scalable memory allocator choose page numbers: it allocates one byte per page, and
-//! the bytes' addresses are page numbers that collide with nobody's.
+//! the bytes' addresses are page numbers that no other allocation has.
 //!
 //! So here: the arena is the low end of the aperture, one byte per page, and the bytes are real:
 //! they hold what [`states`](crate::states) says of each page. Sizes up to 2^9 pages are rounded up
@@ -22,7 +22,7 @@
 //! free is the tree's again, what is in use becomes ranges of the tree, which return to it one by
 //! one. Then other cores with lists are asked to give them up at their next operation.
 //!
-//! Who owns what: lists belong to the handle; classes and the tree have a [`lines::Lock`] each,
+//! **Ownership.** Lists belong to the handle; classes and the tree have a [`lines::Lock`] each,
 //! taken in that order (a class, then the tree). Checks are those of [`crate::MagazineAllocator`],
 //! by the same bytes.
 //!
@@ -52,7 +52,7 @@ use crate::states::ORDERS;
 /// Pages of a slab, as a power of two.
 const SLAB_ORDER: u8 = 12;
 
-/// How large the arena is, and how much a core keeps.
+/// Size of the arena, and of what a core keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabConfig {
     /// Pages from the start of the aperture on, at least 1; clipped at its end. Default: 2^20.
@@ -86,7 +86,7 @@ impl Default for SlabConfig {
 pub struct SlabAllocator(Arc<Shared>);
 
 struct Shared {
-    /// As the caller gave it; the backing's is the arena.
+    /// Aperture as the caller gave it; the backing's is the arena.
     aperture: Aperture,
     backing: Backing,
     config: SlabConfig,
@@ -214,7 +214,7 @@ impl IovaAllocator for SlabAllocator {
         self.0.crew.claims.cores()
     }
 
-    /// As given. Ranges come from the arena at its start.
+    /// Returns the aperture as given. Ranges come from the arena at its start.
     fn aperture(&self) -> &Aperture {
         &self.0.aperture
     }

@@ -1,20 +1,20 @@
-//! One byte per page, for what starts there: how the caching allocators check a free without a
-//! lock.
+//! Table of one byte per page, by which the caching allocators check a free without a lock.
 //!
 //! The byte of a range's first page says that it is allocated, pinned or cached, and of which order
-//! it is; bytes of other pages are 0. So one load tells whether `free` was given exactly what is
-//! out: a double free finds "cached", a partial free finds 0 or another order, a range never
-//! allocated 0.
+//! it is; bytes of other pages are 0. So one load shows whether the range given to `free` is
+//! exactly one that is out: a double free finds "cached", a partial free finds 0 or another order,
+//! a range never allocated 0.
 //!
-//! **Who may write.** Of an allocated range the holder, of a cached range whoever took it out of a
-//! cache, and each hands it on through a magazine, a list or a lock. So [`States::release`] and
-//! [`States::take`] are a plain load and store. What this costs: two *buggy* frees of one range, at
-//! the same instant on two cores, may both find "allocated" and both succeed, so that two caches
-//! hold the range. `take` refuses what is not "cached", so the second copy is dropped when it turns
-//! up while the first is out, which repairs the damage; only if both copies are taken while neither
-//! taker sees the other's store are there two owners. No memory is at stake in this crate, and
-//! those who must rely on more (an unmap that lets a device's access end before it frees) go
-//! through [`States::pin`], a compare-and-swap: of any number of pins one wins.
+//! **Writers.** The byte of an allocated range is written by its holder, that of a cached range by
+//! the core that took it out of a cache. Each hands the range on through a magazine, a list or a
+//! lock. So [`States::release`] and [`States::take`] are a plain load and store. What this costs:
+//! two *buggy* frees of one range, at the same instant on two cores, may both find "allocated" and
+//! both succeed, so that two caches hold the range. `take` refuses what is not "cached", so the
+//! second copy is dropped when it turns up while the first is out, which repairs the damage; only
+//! if both copies are taken while neither taker sees the other's store are there two owners. No
+//! memory is at stake in this crate, and callers that must rely on more (an unmap that lets a
+//! device's access end before it frees) go through [`States::pin`], a compare-and-swap: of any
+//! number of pins one wins.
 //!
 //! Memory: a tree whose leaves are 4 KiB for 4,096 pages (16 MiB of IOVA), made when first touched
 //! and kept. The allocators pack to the top of the space, so few are touched.
@@ -37,7 +37,7 @@ const ALLOCATED: u8 = 0x10;
 const PINNED: u8 = 0x20;
 const CACHED: u8 = 0x30;
 
-/// What starts at a page.
+/// State of a page: the range that starts there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     None,
@@ -149,8 +149,8 @@ impl States {
         let Some(byte) = self.byte(page) else {
             return false;
         };
-        // Relaxed: the byte orders nothing. What the last holder did with the range is ordered by
-        // however he passed it to this core.
+        // Relaxed: the byte orders nothing. The last holder's accesses to the range are ordered
+        // before this core's by the way on which the range was passed to this core.
         let is_allocated = byte.load(Ordering::Relaxed) == ALLOCATED | order;
         if is_allocated {
             byte.store(CACHED | order, Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl States {
     /// Allocated → pinned, for one of all that try.
     pub(crate) fn pin(&self, page: u64, order: u8) -> bool {
         let (from, to) = (ALLOCATED | order, PINNED | order);
-        // Relaxed: as above; who wins is decided by the exchange itself.
+        // Relaxed: as above; the exchange itself decides which caller wins.
         let swap =
             |byte: &AtomicU8| byte.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
         self.byte(page).is_some_and(|byte| swap(byte).is_ok())
@@ -244,7 +244,7 @@ impl States {
             })
     }
 
-    /// Nothing starts anywhere. Nobody may work meanwhile.
+    /// Clears all bytes. No other thread may use the space meanwhile.
     pub(crate) fn clear_all(&self) {
         self.root.for_each_leaf(&mut |leaf| {
             leaf.0

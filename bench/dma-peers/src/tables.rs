@@ -1,5 +1,5 @@
-//! Tables with locks, and one that counts: what *Utilizing the IOMMU Scalably* (ATC 2015) found in
-//! use (Table 1), and what its identity mappings need (§4.1).
+//! Tables with locks, and one that counts: those that *Utilizing the IOMMU Scalably* (ATC 2015)
+//! found in use (Table 1), and the one that its identity mappings need (§4.1).
 //!
 //! * [`GlobalLockTable`]: one lock for each call, around any table.
 //! * [`RwLockTable`]: a reader-writer lock for each table, held to read one entry on the way down
@@ -131,7 +131,8 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
     /// The entry of `page` in the table at `table`, which is at `level`.
     #[inline]
     fn entry(&self, table: PhysAddr, page: u64, level: u32) -> &AtomicU64 {
-        // SAFETY: the root, and whatever a table entry of this tree names, came from this memory,
+        // SAFETY: the root, and every page that a table entry of this tree names, came from this
+        // memory,
         // and no page is freed before the tree is dropped.
         let entries = unsafe { self.memory.entries(table) };
         &entries[index(page, level)]
@@ -174,7 +175,8 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
             if !F::is_table(entry, level) {
                 let new = self.memory.alloc()?;
                 entry = self.lock_of(table).writing(|| {
-                    // Release and acquire: the page's zeros go first, whoever made it.
+                    // Release and acquire: the zeros written to the page happen before its use,
+                    // whichever core made it.
                     let there = slot.load(Ordering::Acquire);
                     if there == 0 {
                         slot.store(F::table(new, level), Ordering::Release);
@@ -185,7 +187,7 @@ impl<F: Format, M: TableMemory> RwLockTable<F, M> {
                     entry = F::table(new, level);
                     self.tables[level as usize - 2].fetch_add(1, Ordering::Relaxed);
                 } else {
-                    // SAFETY: allocated above, and nobody has seen it.
+                    // SAFETY: allocated above; no other core has seen it.
                     unsafe { self.memory.free(new) };
                 }
             }
@@ -332,7 +334,8 @@ impl Default for RwSpin {
 const WRITER: u32 = u32::MAX;
 
 impl RwSpin {
-    /// As one of the readers. Acquire pairs with the release of the last writer to leave.
+    /// Runs `read` as one of the readers. Acquire pairs with the release of the last writer to
+    /// leave.
     #[inline]
     fn reading<R>(&self, read: impl FnOnce() -> R) -> R {
         let mut readers = self.0.load(Ordering::Relaxed);
@@ -358,7 +361,7 @@ impl RwSpin {
         result
     }
 
-    /// As the writer. Acquire pairs with the release of whoever left last.
+    /// Runs `write` as the writer. Acquire pairs with the release of the last reader or writer.
     #[inline]
     fn writing<R>(&self, write: impl FnOnce() -> R) -> R {
         while self
@@ -382,7 +385,7 @@ pub struct CountedTable<T> {
     users: Lock<BTreeMap<u64, Users>>,
 }
 
-/// Of a page.
+/// Mappings of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Users {
     phys: u64,
@@ -391,7 +394,7 @@ struct Users {
 }
 
 impl<T: IoMap> CountedTable<T> {
-    /// Over `table`, in which nobody else maps.
+    /// Wraps `table`, in which no other caller maps.
     pub fn new(table: T) -> Self {
         let users = Lock::new(BTreeMap::new());
         Self { table, users }

@@ -1,6 +1,6 @@
-//! The caches that no policy is made of, and stacks of them, one owner each: once all is drained
-//! and torn down by an invalidation that was answered, nothing that was released is reached; until
-//! then what is reached is counted.
+//! The caches that no policy uses, and stacks of them, one owner each. Once all is drained and torn
+//! down by an invalidation that was answered, no released mapping is reached; until then, accesses
+//! that reach one are counted.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use iova::{Access, IovaPfn, IovaRange};
 const STEPS: u64 = 10_000;
 const PAGES: u64 = 40;
 
-/// By page of IOVA: what the table has, and what the device remembers of it.
+/// Entries of the table and of the device's cache, by page of IOVA.
 #[derive(Default)]
 struct Hardware {
     entries: BTreeMap<u64, u64>,

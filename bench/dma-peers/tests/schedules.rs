@@ -1,7 +1,8 @@
 //! Magazines and slabs under random schedules. Run with
 //!
 //! ```text
-//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test -p dma-peers --release --test schedules
+//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+//!     cargo test -p dma-peers --release --test schedules
 //! ```
 #![cfg(shuttle)]
 
@@ -11,7 +12,7 @@ use random_schedules::{any, holds};
 
 use iova::testing::any::schedules::{Mix, meet};
 
-/// Of allocators whose pins are a compare-and-swap.
+/// Mix for allocators whose pins are a compare-and-swap.
 const BYTES: Mix = Mix {
     sizes: 2,
     other_pins: 0,

@@ -1,14 +1,15 @@
-//! What a core hands to its neighbour, who frees it; and how cores take turns, or run at once.
+//! Hand-over of things from a core to its neighbour, which frees them; and cores that take turns,
+//! or run at once.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use iova::testing::Random;
 
-/// Most things that lie in one hand.
+/// Most things that one hand holds.
 const FULL: usize = 256;
 
-/// One per core: what lies there is for that core to free.
+/// Hand of each core: the things that this core has to free.
 pub struct Hands<T>(Vec<Mutex<Vec<T>>>);
 
 impl<T> Hands<T> {
@@ -16,7 +17,7 @@ impl<T> Hands<T> {
         Self((0..cores).map(|_| Mutex::new(Vec::new())).collect())
     }
 
-    /// Gives `thing` to the neighbour of `core`, or back if his hand is full.
+    /// Gives `thing` to the neighbour of `core`; returns it if that hand is full.
     pub fn pass(&self, core: usize, thing: T) -> Option<T> {
         let next = &self.0[(core + 1) % self.0.len()];
         let mut hand = next.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,7 +8,7 @@
 //! `--state`, and a soak that was interrupted goes on with the next one. One line per run, with the
 //! time it took; a failure names the seed and the run.
 //!
-//! What an operation is: a map, an unmap, an allocation, a free, a pin and its end, a hand-over to
+//! An operation is a map, an unmap, an allocation, a free, a pin and its end, a hand-over to
 //! another core, an attempt that must be refused, an access by the device, a tick, a park.
 //! Allocators are soaked in phases beside a naive model (`iova::testing`); mappers have none here:
 //! the property tests of `dma-map` look closer and are slower.
@@ -35,7 +35,7 @@ struct Args {
     /// Operations, all runs together.
     #[arg(long, value_name = "N", default_value_t = 1_000_000_000)]
     operations: u64,
-    /// What the operations are chosen by.
+    /// Seed by which the operations are chosen.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where runs that are over are noted, for these options and the tree that EXITLESS_SOAK_KEY

@@ -1,5 +1,5 @@
-//! Runs of policies: a device that forgets nothing by itself goes where mappings lead, and nowhere
-//! else.
+//! Runs of policies: the device, whose cache forgets nothing by itself, reaches what the mappings
+//! lead to and nothing else.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const HELD: usize = 300;
 const OWN: u64 = 512;
 const COMMON: u64 = 32;
 
-/// What the cores of a run share.
+/// State shared by the cores of a run.
 struct Shared<A: IovaAllocator> {
     domain: ModelDomain<A>,
     hands: Hands<Live>,
@@ -49,7 +49,7 @@ struct Core<'a, A: IovaAllocator> {
     id: usize,
     random: Random,
     held: Vec<Live>,
-    /// How often each of our pages is mapped by something of ours, held by us.
+    /// Number of mappings of each of this core's pages, made and held by this core.
     uses: Vec<u32>,
     list: Vec<dma_map::DeviceSegment>,
 }
@@ -173,8 +173,8 @@ impl<A: IovaAllocator> Core<'_, A> {
 
     /// A mapping of a page of ours was unmapped, there.
     fn check_gone(&mut self, page: usize, iova: Iova, phys: PhysAddr, access: Access) {
-        // Nobody but us maps this page, and we do not: wherever the address leads now, it is not
-        // there.
+        // Only this core maps this page, and it does not now: wherever the address leads, it does
+        // not lead there.
         if self.shared.is_strict && self.uses[page] == 0 && self.random.one_in(2) {
             let got = self.shared.domain.device.access(iova, access);
             assert_ne!(got, Ok(phys), "reached after its unmap");
@@ -306,7 +306,7 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
         operations < 100_000 || held > CORES * 50,
         "{held} mappings held"
     );
-    // Here time passes only while nobody is in the middle of an operation, so the age holds
+    // Here time passes only while no core is in the middle of an operation, so the age holds
     // exactly; later, threads that the machine stops in one see it pass.
     cores.iter_mut().for_each(|core| core.core.publish());
     let risk = shared.domain.mapper.risk();

@@ -1,9 +1,9 @@
 //! DMA calls of all devices of a kernel, as its trace has them: the events `dma:*` of Linux 6.12
 //! and later.
 //!
-//! They stand above what maps: the same calls are traced whatever driver the IOMMU has and whatever
-//! policy. So the trace of a run says what its policy was asked for, and [`Calls::windows`] which
-//! of it lies between two markers (`workload marker 1` and `2`, by a program in the guest).
+//! The events are above the IOMMU driver: the same calls are traced for every driver and every
+//! policy. So the trace of a run holds the requests to its policy, and [`Calls::windows`] says
+//! which of it lies between two markers (`workload marker 1` and `2`, by a program in the guest).
 //!
 //! Coherent memory is one request when it is allocated and one when it is freed, under every
 //! policy; its pages are not traced.
@@ -23,9 +23,9 @@ pub enum Step {
     Streaming {
         /// Index in [`Calls::devices`].
         device: usize,
-        /// Which pages.
+        /// Pages.
         event: Event,
-        /// First page of what the device was told.
+        /// First page of the address that the device received.
         iova: u64,
     },
     /// Coherent memory was allocated or freed.
@@ -34,14 +34,14 @@ pub enum Step {
     Marker(u8),
 }
 
-/// What a kernel's trace holds, from its boot on.
+/// Contents of a kernel's trace, from its boot on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Calls {
     /// Lines of its recorder, `key` and `value`, in order.
     pub head: Vec<(String, String)>,
     /// Names of devices.
     pub devices: Vec<String>,
-    /// In order, with their time, microseconds since the kernel's boot.
+    /// Steps in order, with their time, microseconds since the kernel's boot.
     pub steps: Vec<(u64, Step)>,
 }
 
@@ -242,7 +242,7 @@ fn decimal(fields: &str, key: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.12.117 writes it.
+    /// A trace as Linux 6.12.117 writes it.
     const TEXT: &str = "\
 # exitless policy: reuse=none
 # tracer: nop

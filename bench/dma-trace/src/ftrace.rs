@@ -1,6 +1,6 @@
 //! The kernel's `trace` file, as far as it concerns DMA mapping.
 //!
-//! Three kinds of lines are read, whatever stands before them (task, CPU, flags, time):
+//! Three kinds of lines are read; the fields before the event (task, CPU, flags, time) are skipped:
 //!
 //! | event | fields | source |
 //! |---|---|---|
@@ -18,12 +18,12 @@ use crate::{Access, Action, Event, PAGES_MAX, PFN_MAX};
 
 const PAGE_SHIFT: u32 = 12;
 
-/// What the trace file holds.
+/// Contents of the trace file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recorded {
     /// The events in order.
     pub events: Vec<Event>,
-    /// Of map events, those whose page and access was unmapped at most 10 ms before, in the
+    /// Number of map events whose page and access was unmapped at most 10 ms before, in the
     /// recorded machine's time.
     pub within_10_ms: u64,
 }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn inconsistent_lines_are_errors_that_name_the_reason() {
         let reason = |list: &[&str]| lines(list).unwrap_err();
         assert!(reason(&[UNMAP]).starts_with("unmaps what is not mapped"));
         assert!(reason(&[MAP]).starts_with("a map without its protection"));

@@ -1,11 +1,11 @@
-//! The page sequence of a stock kernel's DMA mapping: which pages its network driver maps and
+//! The page sequence of a stock kernel's DMA mapping: the pages that its network driver maps and
 //! unmaps, in order.
 //!
 //! **What.** [`Trace`] is the recorded sequence, [`Trace::parse`] reads the text that lies in
 //! `bench/dma/traces` (its README has the format), [`Trace::to_text`] writes it. [`ftrace`] turns
 //! the kernel's `trace` file into events; [`calls`] reads the one of a guest whose devices' DMA
-//! calls were traced, of whatever IOMMU. [`reuse`] says how often a mapping comes back, which is
-//! what every policy that keeps mappings lives on.
+//! calls were traced, under any IOMMU. [`reuse`] counts how often a mapping comes back, on which
+//! every policy that keeps mappings depends.
 //!
 //! **How work flows.** `cargo run --release -p dma-trace` boots Debian's kernel in the lab with an
 //! emulated IOMMU and a network card behind it, sends traffic both ways and writes such a file.
@@ -32,7 +32,7 @@ pub const PAGES_MAX: u32 = 1 << 18;
 /// Highest page-frame number: 52-bit physical addresses of 4 KiB pages.
 pub const PFN_MAX: u64 = (1 << 40) - 1;
 
-/// What the device may do with the pages.
+/// Access of the device to the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Access {
     /// The device reads (transmit buffers).
@@ -57,7 +57,7 @@ pub enum Action {
 pub struct Event {
     /// Begin or end.
     pub action: Action,
-    /// What the device may do.
+    /// Access of the device.
     pub access: Access,
     /// First page-frame number, 4 KiB pages, at most [`PFN_MAX`].
     pub pfn: u64,
@@ -74,12 +74,12 @@ pub struct Trace {
     pub events: Vec<Event>,
 }
 
-/// What is wrong with a trace's text.
+/// Error in a trace's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseError {
     /// Line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Reason.
     pub reason: &'static str,
 }
 

@@ -212,7 +212,7 @@ fn serve(
         let talker = scope.spawn(move || talk(listener.accept()?.0));
         let outcome = shell(lab, &script.replace("PORT", &port.to_string()));
         if outcome.is_err() {
-            // Nobody else may come: the talker must not wait for ever. It may also have gone
+            // No other peer may come: the talker must not wait for ever. It may also have ended
             // already.
             let _ = TcpStream::connect(("127.0.0.1", port));
         }

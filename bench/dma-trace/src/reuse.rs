@@ -1,4 +1,4 @@
-//! How often a mapping comes back.
+//! Share of map events that reuse a mapping.
 //!
 //! A map event counts as reuse when each of its pages was, with the same access, either live in
 //! another mapping or among the last `n` pages unmapped (each page once, at its latest unmap). That

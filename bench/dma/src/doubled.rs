@@ -1,7 +1,7 @@
 //! Two threads against one: a loop on one thread, on two of one space, and on two with a space each
 //! (the control: same loop, same types, nothing shared), in turns.
 //!
-//! What sharing costs is two threads of one space against two with a space each. Two threads
+//! The cost of sharing is two threads of one space against two with a space each. Two threads
 //! against one is shown beside it: where two processors are halves of one core, threads that share
 //! nothing slow each other down too.
 
@@ -17,10 +17,10 @@ use crate::measure::{Case, Tasks, Turns};
 use crate::record::Record;
 use crate::table;
 
-/// How often a ratio takes turns, against other figures: it is of two that both vary.
+/// Factor by which a ratio takes more turns than other figures: it is of two that both vary.
 const RUNS: usize = 3;
 
-/// What the threads of a case work on.
+/// Threads and spaces of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Threads of all spaces together, as many in each.

@@ -1,9 +1,9 @@
-//! `make bench-dma`: what IOVA allocation and DMA mapping cost on this machine, beside Linux's own
+//! `make bench-dma`: cost of IOVA allocation and DMA mapping on this machine, beside Linux's own
 //! code and other peers.
 //!
 //! | section | what |
 //! |---|---|
-//! | `alloc` | the loops over ours and Linux's allocator, every allocator of the papers, two crates of other people; failing, starving, idle, cold, bytes |
+//! | `alloc` | the loops over ours and Linux's allocator, every allocator of the papers, two crates of other projects; failing, starving, idle, cold, bytes |
 //! | `table` | p-S over the lock-free table and the locked ones |
 //! | `two` | two threads against one, beside two that share nothing: a-1, c-1, map and unmap through the real allocator |
 //! | `map` | the loops d: deferred and strict policies, with and without tables; map and unmap of 4 KiB and 2 MiB beside Linux's |

@@ -1,5 +1,5 @@
-//! Memory of page tables: how many leaf tables the loops need, and what remains after a hundred
-//! iterations.
+//! Memory of page tables: the number of leaf tables that the loops need, and what remains after a
+//! hundred iterations.
 //!
 //! * **c-1**: leaf tables of 256 live ranges of 1 to 32 pages after random replacement, by what the
 //!   allocator says it touches (live and cached), and by the tables that stand behind a strict
@@ -10,7 +10,7 @@
 //! * **iterations**: each maps 4,096 ranges of 1 to 32 pages on two cores, unmaps them in random
 //!   order, and flushes.
 //! * **parked**: 512,000 single pages mapped, unmapped in random order, the core parked, an epoch:
-//!   whatever order, the tables go.
+//!   in any order, the tables go.
 
 use std::sync::atomic::AtomicBool;
 
@@ -99,9 +99,9 @@ fn after_park(policy: Policy, count: usize) -> Result<usize> {
     Ok(mapper.table_stats().pages())
 }
 
-/// What c-1 over a mapper leaves: leaf tables with everything mapped; after everything is unmapped
-/// and an epoch has passed; after each core has looked for empty ones, which under strict policies
-/// it does every 512 unmaps and where a queue is emptied anyway; and after the cores are parked.
+/// Leaf tables of c-1 over a mapper: with everything mapped; after everything is unmapped and an
+/// epoch has passed; after each core has looked for empty ones, which under strict policies it does
+/// every 512 unmaps and where a queue is emptied anyway; and after the cores are parked.
 struct C1Tables {
     mapped: usize,
     after_epoch: usize,
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gives_tables_back_never_has_more() {
+    fn mapper_that_gives_tables_back_never_has_more() {
         let with = iterations(true, 3).expect("runs");
         let without = iterations(false, 3).expect("runs");
         assert!(

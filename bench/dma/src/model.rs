@@ -1,8 +1,8 @@
-//! What more cores would reach: the discrete-event **model** of `dma-model`, fed with the constants
-//! of this run.
+//! Throughput of more cores: the discrete-event **model** of `dma-model`, fed with the constants of
+//! this run.
 //!
-//! One and two cores are measured; where the model is off by more than 20 % at either, what it says
-//! of more is neither printed nor kept. It is never a measurement, and is called «model» wherever
+//! One and two cores are measured; where the model is off by more than 20 % at either, its values
+//! for more are neither printed nor kept. It is never a measurement, and is called «model» wherever
 //! it is printed.
 
 use dma_model::{Constants, System, run, validate};
@@ -15,7 +15,7 @@ use crate::record::Record;
 /// Cores that are played.
 pub const CORES: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// What is played: name in keys, for people, the row whose throughput is measured.
+/// Systems that are played: name in keys, name for people, the row whose throughput is measured.
 pub const SYSTEMS: [(&str, &str, &str); 5] = [
     (
         "strict_lock",

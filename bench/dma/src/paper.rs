@@ -1,9 +1,9 @@
-//! What the papers report, as far as it is quoted here: *vIOMMU* (ATC 2011) and *Utilizing the
+//! Values of the papers, as far as they are quoted here: *vIOMMU* (ATC 2011) and *Utilizing the
 //! IOMMU Scalably* (ATC 2015).
 
 /// A value of a paper and ours that is nearest to it.
 pub struct Value {
-    /// Where it stands and what it is.
+    /// Place in the paper, and meaning.
     pub what: &'static str,
     /// The value; empty where it is not quoted.
     pub theirs: &'static str,

@@ -1,4 +1,4 @@
-//! The plots, after the figures of the two papers: what is measured ends at two cores, the model
+//! The plots, after the figures of the two papers: measured values end at two cores, the model
 //! begins at four.
 
 use std::path::Path;

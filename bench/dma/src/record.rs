@@ -42,7 +42,7 @@ pub const KEYS: [&str; 24] = [
     "strict_share",
 ];
 
-/// What was measured so far.
+/// Figures measured so far.
 pub struct Record {
     object: Object,
 }

@@ -1,5 +1,6 @@
 //! `--replay`: traces of a guest's DMA calls (`make bench-pviommu`), replayed by the policies'
-//! models, and what these remove beside what the guest's driver has removed of the same calls.
+//! models; compares the requests that these remove with those that the guest's driver removed of
+//! the same calls.
 //!
 //! A trace says at its head which policy its guest had and how many requests its host counted in
 //! each window. Its calls are replayed from the guest's boot on, each endpoint by itself, as its
@@ -71,7 +72,8 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// Of the driver's parameters, `name=value` each; what is not named has the driver's default.
+    /// Reads the driver's parameters, `name=value` each; one that is not named has the driver's
+    /// default.
     fn parse(parameters: &str) -> Result<Self> {
         let value = |name: &str| {
             let mut pairs = parameters.split_whitespace();
@@ -113,8 +115,9 @@ impl Policy {
                 quota,
                 residency_ms,
             } => {
-                // The driver removes what would be too old at its worker's next turn; the model's
-                // owner lets go after three quarters of what its cache is made with.
+                // The driver removes the mappings that would be too old at its worker's next turn;
+                // the model's owner releases a mapping after three quarters of the age that its
+                // cache is made with.
                 let whole = residency_ms * MS;
                 let released = whole - self.turn_ns().unwrap_or(0).min(whole);
                 let cache = OptimisticCache::new(quota, released / 3 * 4);
@@ -127,7 +130,7 @@ impl Policy {
     }
 }
 
-/// What the models find a mapping by.
+/// Returns the key by which the models find a mapping.
 fn key_of(event: Event) -> Result<Key> {
     let access = match event.access {
         dma_trace::Access::Read => Access::Read,
@@ -144,16 +147,16 @@ struct Endpoint {
     sharing: Option<Arc<SharingTable>>,
     cache: Option<Box<dyn ReuseCache>>,
     batch: Batch,
-    /// What is mapped, by what the guest's device was told: as many of the model's mappings as it
-    /// has uses.
+    /// Live mappings, by the address that the guest's device received: as many of the model's
+    /// mappings as it has uses.
     live: HashMap<u64, Vec<(Key, IovaRange)>>,
-    /// Where the driver had mapped what the model did, by the model's range: page of I/O virtual
-    /// addresses.
+    /// The driver's page of I/O virtual addresses for each of the model's mappings, by the model's
+    /// range.
     iovas: HashMap<IovaRange, u64>,
     fresh: u64,
     /// Time between two turns of the worker.
     turn_ns: Option<u64>,
-    /// When its next one is, while anything can expire.
+    /// Time of its next turn, while anything can expire.
     next_ns: Option<u64>,
     requests: u64,
 }
@@ -621,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_compared_with_the_model() {
+    fn counted_requests_are_compared_with_the_model() {
         let same = compared("reuse=optimistic", 2, &CALLS).unwrap();
         assert_eq!(same[0].points(), 0.0);
         let other = compared("reuse=optimistic", 4, &CALLS).unwrap();

@@ -26,7 +26,7 @@ const PACKET_NS: u64 = 500;
 /// Mappings that are torn down together.
 const BATCH: usize = 64;
 
-/// What is compared: name in keys, for people.
+/// Structures that are compared: name in keys, name for people.
 pub const STRUCTURES: [(&str, &str); 5] = [
     ("lru256", "LRU, 256"),
     ("optimistic256", "optimistic, 256"),

@@ -30,7 +30,7 @@ enum Command {
     ServeBench(Box<ServeBench>),
     /// The page of results, from the figures of an earlier run.
     Docs(Docs),
-    /// What this client reaches against a server that does next to nothing.
+    /// The rate that this client reaches against a server that does next to nothing.
     Ceiling(Ceiling),
 }
 
@@ -45,7 +45,7 @@ struct Cpus {
     client_cpu: usize,
 }
 
-/// What to do with ports.
+/// Direction of the traffic of ports.
 #[derive(Clone, Copy, ValueEnum)]
 enum Traffic {
     /// Send to a server that discards.
@@ -63,7 +63,7 @@ struct LoadArgs {
     /// Sockets of the ports.
     #[arg(required = true, value_name = "SOCKET")]
     ports: Vec<PathBuf>,
-    /// What is behind the ports.
+    /// Device behind the ports.
     #[arg(short, long, default_value = "loop")]
     traffic: Traffic,
     /// Bytes of a frame.
@@ -191,7 +191,7 @@ struct ServeBench {
         default_value = "target/release/exitless serve {devices} --cpu {cpu} --idle {idle}"
     )]
     ours: String,
-    /// What our source is called; {len} is a frame's bytes.
+    /// Our source, as a device of the command line; {len} is a frame's bytes.
     #[arg(long, default_value = "source,frame={len}")]
     source: String,
     /// Our server's idle policy.

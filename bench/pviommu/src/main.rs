@@ -1,5 +1,5 @@
-//! `make bench-pviommu-native`: what the paravirtual IOMMU costs on this machine, without any
-//! virtual machine.
+//! `make bench-pviommu-native`: cost of the paravirtual IOMMU on this machine, without any virtual
+//! machine.
 //!
 //! | key | what is timed |
 //! |---|---|
@@ -81,7 +81,8 @@ fn pairs_per_s(is_trapped: bool) -> Result<Measured> {
     let requests = 2 * PAIRS * (1 + RUNS as u64);
     let kicks = guest.kicks - before;
     let is_right = match is_trapped {
-        // A ring's indices wrap, and each time one request more or less is told of.
+        // A ring's indices wrap, and with each wrap the device is notified of one request more or
+        // less.
         true => 1000 * kicks >= 999 * requests,
         false => kicks <= requests >> 15,
     };

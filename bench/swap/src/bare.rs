@@ -1,4 +1,4 @@
-//! The system calls alone: what a swapper with no book, no checks and no devices would do.
+//! The system calls alone: a swapper without residency state, checks and devices.
 
 use std::fs::File;
 use std::io;
@@ -22,9 +22,9 @@ use crate::{BATCH, Cpus, Waiting};
 pub struct Bare {
     // Before the mapping, which is to outlast its registration.
     uffd: Uffd,
-    /// As a guest sees it.
+    /// Memory as a guest sees it.
     pub mapping: SlotMapping,
-    /// As its owner does.
+    /// Memory as its owner sees it.
     pub ram: GuestRam,
     image: Image,
     pagemap: File,

@@ -1,7 +1,8 @@
-//! What absent pages hold: one page of content for each block, and a disk that copies them at once.
+//! Content of absent pages: one page of content for each block, and a disk that copies them at
+//! once.
 //!
-//! The same copy fills a page in the bare loops, so that what is compared is who decides, not what
-//! a disk takes.
+//! The same copy fills a page in the bare loops, so that the comparison is of the two deciding
+//! programs, not of the time of a disk.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// How blocks follow each other in memory: each page's lies so far behind the one before it.
+/// Order of blocks in memory: each page's lies so far behind the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// A fault brings what follows too.
@@ -40,7 +41,7 @@ impl Image {
         }
     }
 
-    /// What a page holds.
+    /// Returns the content of a page.
     pub fn page(&self, number: usize) -> &[u8] {
         &self.content[number * PAGE..][..PAGE]
     }
@@ -50,7 +51,7 @@ impl Image {
         self.content[number * PAGE]
     }
 
-    /// Where on the disk it is, in bytes.
+    /// Returns its position on the disk, in bytes.
     pub fn offset(&self, number: usize) -> u64 {
         number as u64 * self.layout as u64 * PAGE_SIZE
     }
@@ -60,7 +61,8 @@ impl Image {
     }
 }
 
-/// A disk with these blocks: a request ends when it is submitted, and is told of at the next poll.
+/// A disk with these blocks: a request ends when it is submitted, and the next poll returns its
+/// completion.
 pub struct Disk {
     image: Image,
     ram: GuestRam,

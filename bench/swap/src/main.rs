@@ -1,11 +1,11 @@
-//! `make bench-swap-native`: what the swapper costs beside the bare system calls, without any
-//! virtual machine.
+//! `make bench-swap-native`: cost of the swapper beside the bare system calls, without any virtual
+//! machine.
 //!
 //! | key | what is timed, ÷ the same by the bare system calls |
 //! |---|---|
 //! | `fault_ratio` | a page comes back from a disk that answers at once: fault until the access is over, both servers spinning |
 //! | `fault_sleeping_ratio` | the same, both asleep when the fault comes |
-//! | `batch_out_ratio` | pages leave, 32 at a time: let go, unmapped, soft, marker read, content looked at, dropped |
+//! | `batch_out_ratio` | pages leave, 32 at a time: released by the owner, unmapped, resident, marker read, content looked at, dropped |
 //! | `batch_in_ratio` | 32 pages come back by one fault |
 //! | `batch_ratio` | the worse of the two |
 //! | `scan_ratio` | markers of 32 clean pages, by the pager's call ÷ by `PAGEMAP_SCAN` |
@@ -14,11 +14,12 @@
 //! | `metadata_bytes_per_page`, `metadata_bytes_per_slot` | what is allocated, as the crate says (its test asks the allocator) |
 //!
 //! The bare loops ([`bare`]) read the descriptor, copy the same bytes to the same kind of mapping,
-//! and map the page write-protected. They check nothing: what the pager does beside (a check sum of
-//! each page that leaves and that comes, zeroes looked for, the book, the owner's consent, devices'
-//! flags) is in the ratios. The guest is one thread on the first CPU, the server one on the second.
-//! Of a round the middle fault, batch or call is taken, so that what other programs of the machine
-//! take away does not count; a ratio is of one round, and who begins it takes turns.
+//! and map the page write-protected. They check nothing. The pager's further work (a check sum of
+//! each page that leaves and that comes, the search for zeroes, the residency state, the owner's
+//! consent, devices' flags) is in the ratios. The guest is one thread on the first CPU, the server
+//! one on the second. Of a round the middle fault, batch or call is taken, so that what other
+//! programs of the machine take away does not count; a ratio is of one round, and the two sides
+//! take turns at beginning it.
 //!
 //! Left out: exits, which need a guest; disks that take time; faults at pages of zeroes.
 #![deny(unsafe_code)]
@@ -52,7 +53,7 @@ use paged::Paged;
 /// Pages of a batch.
 const BATCH: usize = BOOK_BATCH;
 
-/// What a figure is to be at most.
+/// Largest value that a figure may have.
 const BARS: [(&str, f64); 4] = [
     ("fault_ratio", 1.25),
     ("batch_ratio", 1.5),
@@ -82,14 +83,14 @@ struct Args {
     pages: usize,
 }
 
-/// Where threads run.
+/// CPUs of the threads.
 #[derive(Clone, Copy)]
 struct Cpus {
     guest: usize,
     pager: usize,
 }
 
-/// How a server waits for faults.
+/// Way in which a server waits for faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     Spins,
@@ -118,7 +119,7 @@ fn measured(runs: impl IntoIterator<Item = f64>) -> Measured {
     Measured::of(runs).expect("there are rounds")
 }
 
-/// What is measured.
+/// Subjects of the measurements.
 struct Bench {
     cpus: Cpus,
     pages: usize,
@@ -301,7 +302,7 @@ fn run(args: &Args) -> Result<()> {
     let [mut spinning, mut sleeping, mut around, mut out] = <[Pair; 4]>::default();
     let mut scans: [Vec<f64>; 4] = Default::default();
     for round in 0..=args.rounds {
-        // Who is first takes turns; the first round warms up.
+        // The two sides take turns at being first; the first round warms up.
         let mut of_round = Vec::new();
         for (waiting, step) in [
             (Waiting::Spins, 1),

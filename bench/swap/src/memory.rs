@@ -1,4 +1,4 @@
-//! Memory as a guest's processor and the host's kernel see it.
+//! Memory as a guest's vCPU and the host's kernel see it.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,9 @@ pub fn load(mapping: &SlotMapping, page: usize) -> u8 {
     unsafe { std::ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() }
 }
 
-/// Spins, as a guest's processor would, and calls `meanwhile`, until the file has no memory any
-/// more. Looks rarely: whoever is answered `meanwhile` is not to wait for it.
+/// Spins, as a guest's vCPU would, and calls `meanwhile`, until the file has no memory any more.
+/// Asks the kernel once in 64 calls only: the pager, which `meanwhile` answers, must not wait for
+/// the system call.
 pub fn wait_until_empty(
     ram: &GuestRam,
     mut meanwhile: impl FnMut() -> anyhow::Result<()>,

@@ -35,7 +35,7 @@ struct Door(Sender<Told>);
 
 impl Door {
     fn tell(&self, told: Told) {
-        // One who has ended does not care.
+        // The receiver may have ended, which is no error.
         let _ = self.0.send(told);
     }
 }
@@ -66,7 +66,7 @@ impl Machine for Door {
 
 /// A guest all of whose pages are on its disk.
 pub struct Paged {
-    /// As the guest sees it.
+    /// Memory as the guest sees it.
     pub mapping: Arc<SlotMapping>,
     ram: SwappedRam,
     pager: Sidecore<Pager>,
@@ -134,7 +134,7 @@ impl Paged {
         Ok(paged)
     }
 
-    /// As many pages may be in memory as there are, and none will have to leave.
+    /// Raises the limit so that all pages may be in memory, and none has to leave.
     pub fn open(&self) {
         self.set_limit(2 * self.pages);
     }
@@ -149,11 +149,11 @@ impl Paged {
     }
 
     fn tell(&self, message: Message) {
-        // One that has ended is noticed by who waits for its answer.
+        // A pager that has ended is noticed by the caller that waits for its answer.
         let _ = self.pager.handle(0).send(message);
     }
 
-    /// How the pager stands.
+    /// Returns the pager's report.
     pub fn report(&self) -> Result<Report> {
         let answer = self.pager.handle(0).call(Message::Report);
         answer.context("the pager has ended")

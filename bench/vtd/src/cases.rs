@@ -1,8 +1,8 @@
-//! The cases that are measured beside the old build: against the crates of either, so only with
-//! what both have.
+//! The cases that are measured beside the old build. They are compiled against the crates of
+//! either, so they use only what both have.
 //!
-//! The unit is one of a closed enum, matched once per poll, with generic code behind: as the
-//! program has it.
+//! The unit is one of a closed enum, matched once per poll, with generic code behind: as in the
+//! program.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -28,7 +28,7 @@ enum Units {
     None(NoIommu),
 }
 
-/// What is done with the unit, whichever it is.
+/// A function over a unit of either type.
 trait Visitor {
     fn visit<I: Iommu>(&mut self, iommu: &mut I);
 }

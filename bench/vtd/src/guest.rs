@@ -15,9 +15,9 @@ pub const IOVA: u64 = 0x8000_0000;
 pub const PAGES: u64 = 8192;
 /// First IOVA of pages that lie in reverse order, so that no two follow each other.
 pub const SCATTERED: u64 = IOVA + PAGES * PAGE_SIZE;
-/// How many.
+/// Number of these pages.
 pub const SCATTERED_PAGES: u64 = 1024;
-/// Where the WAIT descriptors' status word lies.
+/// Address of the WAIT descriptors' status word.
 pub const STATUS: u64 = 0x9000;
 
 const ROOT: u64 = 0x1000;

@@ -1,4 +1,4 @@
-//! `make bench-vtd`: what the IOMMU core costs on this machine, without any virtual machine.
+//! `make bench-vtd`: cost of the IOMMU core on this machine, without any virtual machine.
 //!
 //! | key | what is timed |
 //! |---|---|
@@ -101,7 +101,7 @@ fn drain(descriptors: u64) -> Result<Measured> {
     Ok(measure::of(runs))
 }
 
-/// What a guest does for the unmap is measured alone too, and taken away.
+/// Measures an unmap. The guest's own part is measured alone too, and subtracted.
 fn unmap() -> Result<Measured> {
     const UNMAPS: u32 = 20_000;
     let mut guest = Guest::new()?;

@@ -10,7 +10,7 @@ use report::Measured;
 /// Rounds of each case.
 const ROUNDS: usize = 31;
 
-/// What is asked of both programs, and the key of the answer.
+/// Arguments of both programs, and the key of the answer.
 const CASES: [(&str, u32, &str); 8] = [
     ("hit", 0, "translate_hit_vs_5898c32"),
     ("hit", 8192, "translate_hit_8192_leases_vs_5898c32"),

@@ -1,4 +1,4 @@
-//! What needs two cores: the reaction to a guest's store.
+//! Measurements that need two cores: the reaction to a guest's store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -13,7 +13,7 @@ use crate::held_disk::{Control, HeldDisk};
 use crate::offer::{Memory, offer};
 use crate::racing::Racing;
 
-/// Visits within which a device that nobody disturbs is idle, unless it feeds itself.
+/// Visits within which a device without interference is idle, unless it feeds itself.
 const PATIENCE: usize = 200;
 
 struct World {
@@ -165,7 +165,7 @@ impl World {
         self.blk.visit(&mut self.dma, &mut self.irq, &mut visit)
     }
 
-    /// What holds at any time.
+    /// Checks the invariants.
     fn check(&mut self) {
         let size = self.config.size;
         let in_flight = self.blk.in_flight();
@@ -225,7 +225,7 @@ impl World {
         assert!(self.begin());
     }
 
-    /// Nobody disturbs it any more: everything ends.
+    /// Ends the run: once neither the driver nor the disk interferes, everything must end.
     fn end(mut self) {
         self.dma.plan(Vec::new());
         self.dma.flat.iommu.allow_all();

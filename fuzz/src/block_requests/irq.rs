@@ -5,9 +5,9 @@ use vio::Interrupt;
 /// Interrupts so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CountIrq {
-    /// Of queues.
+    /// Interrupts of queues.
     pub(super) queues: u64,
-    /// Of configuration changes.
+    /// Interrupts of configuration changes.
     pub(super) config: u64,
 }
 

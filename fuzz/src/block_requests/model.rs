@@ -1,4 +1,4 @@
-//! What must come of one look at a split ring (virtio 1.2 §2.7, §5.2.6), from a copy of guest
+//! The expected outcome of one look at a split ring (virtio 1.2 §2.7, §5.2.6), from a copy of guest
 //! memory.
 //!
 //! Written from the specification, plainly, on a slice of bytes. Where the specification leaves
@@ -9,7 +9,7 @@ use vio::feature;
 
 use super::MEMORY;
 
-/// What the driver has negotiated, and the disk.
+/// The features that the driver has negotiated, the ring, and the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) features: u64,
@@ -22,7 +22,7 @@ pub(super) struct Terms {
     pub(super) serial: [u8; 20],
 }
 
-/// How the look ends.
+/// Outcome of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// There was nothing.
@@ -85,7 +85,7 @@ struct Buffer {
     len: u32,
 }
 
-/// Where guest memory holds `len` bytes from `addr` on; `None` if it does not.
+/// Returns the place of `len` bytes of guest memory from `addr` on; `None` outside of memory.
 fn ram(addr: u64, len: u64) -> Option<std::ops::Range<usize>> {
     let end = addr.checked_add(len)?;
     (end <= MEMORY as u64).then_some(addr as usize..end as usize)
@@ -155,7 +155,7 @@ fn cut(buffers: &[Buffer], mut skip: u64, mut len: u64) -> Vec<Buffer> {
     parts
 }
 
-/// What a request is to do.
+/// Effect of a request.
 enum Action {
     Status(u8),
     Id(u64),
@@ -209,7 +209,7 @@ impl Model {
         Ok(End::Served(wants))
     }
 
-    /// What the chain at `head` would change on the disk, as memory stands.
+    /// Returns the bytes of the disk that the chain at `head` would change, as memory stands.
     pub(super) fn may_change(&self, head: u16) -> Option<std::ops::Range<usize>> {
         let chain = self.walk(head).ok()?;
         let (readable, writable) = (total(&chain.readable), total(&chain.writable));

@@ -2,9 +2,9 @@
 
 use crate::Script;
 
-/// Where the seeds' rings lie: descriptors, available and used ring.
+/// Addresses of the seeds' rings: descriptors, available and used ring.
 const RINGS: [u16; 3] = [0, 0x400, 0x600];
-/// Where their headers and data lie.
+/// Addresses of their headers and data.
 const HEADER: u16 = 0x1000;
 const DATA: u16 = 0x2000;
 /// Upper bit of a length: the device writes it.

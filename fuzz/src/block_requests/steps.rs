@@ -55,8 +55,8 @@ struct World {
     is_exact: bool,
 }
 
-/// What the input chooses first: features, size, whether the disk is read-only, where the ring
-/// lies.
+/// Reads the first choices of the input: features, size, whether the disk is read-only, where the
+/// ring lies.
 fn setup(input: &mut Input<'_>) -> (u64, bool, QueueConfig) {
     let choice = input.u8();
     let shape = input.u8();
@@ -206,7 +206,7 @@ impl World {
 
     fn avail_idx(&self) -> u16 {
         let mut bytes = [0; 2];
-        // Outside memory: whatever.
+        // Outside of memory the value does not matter.
         let at = Gpa::new(self.model.terms.avail as u64 + 2);
         let _ = self.mem.read(at, &mut bytes);
         u16::from_le_bytes(bytes)
@@ -220,7 +220,7 @@ impl World {
         bytes
     }
 
-    /// What is on the disk; may store a flag in the used ring.
+    /// Returns the content of the disk; may store a flag in the used ring.
     fn disk(&mut self) -> Vec<u8> {
         self.blk.disarm(&mut self.dma);
         let disk: &dyn Any = self.blk.backend();

@@ -24,7 +24,7 @@ use crate::offer::{Memory, offer};
 
 /// Bytes of each memory file.
 const FILE_LEN: u64 = 0x4000;
-/// What the front end describes; the last two are wrong.
+/// Regions that the front end describes; the last two are wrong.
 const REGIONS: [MemRegion; 5] = [
     region(0, FILE_LEN, 0),
     region(FILE_LEN, 0x2000, 0x2000),
@@ -32,7 +32,7 @@ const REGIONS: [MemRegion; 5] = [
     region(0x3_0000, FILE_LEN + 0x1000, 0),
     region(0x1000, 0x1000, 0),
 ];
-/// Where the guest's memory starts in the front end.
+/// Address of the guest's memory in the front end.
 const USER: u64 = 0x7f00_0000_0000;
 
 const fn region(guest_addr: u64, size: u64, mmap_offset: u64) -> MemRegion {
@@ -55,7 +55,7 @@ pub(super) struct FrontEnd {
     queues: [QueueConfig; 2],
     is_packed: bool,
     inflight: Option<(Inflight, OwnedFd)>,
-    /// Where it is an IOMMU too.
+    /// Its translations, where it is an IOMMU too.
     translations: Option<Translations>,
 }
 
@@ -360,8 +360,7 @@ impl FrontEnd {
         }
     }
 
-    /// What the guest does: stores, requests, kicks; and what only its VMM can do, cut its memory
-    /// off.
+    /// Plays the guest: stores, requests, kicks; and, as only its VMM can, cuts its memory off.
     pub(super) fn guest(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             0 => {

@@ -1,4 +1,4 @@
-//! Front ends that mean well, up to a point.
+//! Seeds: well-behaved front ends, up to a point.
 
 use crate::Script;
 
@@ -152,7 +152,7 @@ pub(crate) fn translated_seeds() -> Vec<Vec<u8>> {
                     .u64(0x7f00_0000_0000)
                     .u64(0x203),
             };
-            // Whatever that was, requests go on.
+            // After any of these, requests go on.
             let mut request = Script::new();
             offer(&mut request, 5, 0);
             script.u8(0).bytes(&request.end());

@@ -1,10 +1,11 @@
-//! A journal that checks in which order it is told, and what its successor is told by it.
+//! A journal that checks the order of its notifications, and the state that its successor starts
+//! with.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use vio::ring::{Journal, JournalError, RawDescriptor, Ring, RingPosition, RingStart};
 
-/// How many requests it takes, at the same time, before it refuses.
+/// Number of requests in flight above which it refuses.
 const ROOM: usize = 24;
 
 /// One request in flight.
@@ -18,7 +19,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// In the order of taking.
+    /// Requests in flight, in the order of taking.
     entries: Vec<Entry>,
     next_slot: u16,
     refused: bool,
@@ -96,7 +97,7 @@ impl Record {
         assert_eq!(told, (want, is_shown, is_shown));
     }
 
-    /// What a successor starts with, and the heads that it must take first.
+    /// Returns the state with which a successor starts, and the heads that it must take first.
     pub(super) fn start(&self, position: RingPosition) -> (RingStart, Vec<u16>) {
         let state = self.state();
         let heads = state.entries.iter().map(|entry| entry.head).collect();

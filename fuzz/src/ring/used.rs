@@ -1,4 +1,4 @@
-//! What the driver finds after a publish, read as the specification has it.
+//! The used ring that the driver finds after a publish, read as the specification has it.
 
 use vio::ring::RingPosition;
 
@@ -57,8 +57,8 @@ impl World {
         }
         assert_eq!(u16::from_le_bytes(word(memory, used + 2)), next);
         // Elements were written when they were staged; the driver may have overwritten them since,
-        // unless this is all that was done meanwhile. So they are compared as far as nobody else
-        // has written there.
+        // unless this is all that was done meanwhile. So they are compared only if the driver has
+        // stored nothing since.
         if self.dma.stored() != self.stored_at_stage {
             return;
         }

@@ -33,7 +33,7 @@ use std::process::Command;
 const NUMBER: u32 = 0;
 const ARGUMENTS: u32 = 16;
 
-/// What is denied; the default is nothing.
+/// System calls and files that are denied; by default none.
 #[derive(Clone, Debug, Default)]
 pub struct Denied {
     program: Vec<libc::sock_filter>,
@@ -108,7 +108,7 @@ impl Denied {
         self
     }
 
-    /// It does so where the lower half of its argument `index` is `value`.
+    /// Does so where the lower half of its argument `index` is `value`.
     #[must_use]
     pub fn call_with(mut self, number: i64, index: u32, value: u32, errno: i32) -> Self {
         self.program.extend([
@@ -189,7 +189,7 @@ impl Denied {
             mounts,
         } = self;
         program.push(answer(libc::SECCOMP_RET_ALLOW));
-        // Of ours alone, whatever happens to mounts here.
+        // Mounts of this namespace alone, independent of mounts in ours.
         let own = Mount::new("none", "/", c"none", libc::MS_REC | libc::MS_PRIVATE);
         let install = move || {
             let program = libc::sock_fprog {

@@ -41,8 +41,9 @@ impl<M: PhysMem, Q: From<Rings>> AnyDriver<M, Q> {
         Self::Split(driver)
     }
 
-    /// As if the ring had come to `position` (packed: modulo the size, the wrap counter in bit 15),
-    /// everything used; how the device has to start. Before the first chain.
+    /// Sets the ring's position to `position` (packed: modulo the size, the wrap counter in bit
+    /// 15), with everything used; returns the position at which the device has to start. To be
+    /// called before the first chain.
     pub fn start_at(&mut self, position: u16) -> Position {
         match self {
             Self::Split(driver) => {

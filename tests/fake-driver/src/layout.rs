@@ -81,7 +81,7 @@ impl Descriptor {
     }
 }
 
-/// Where a ring has come to, everything used: where its device has to start.
+/// Position of a ring with everything used, at which its device has to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// Both indices of a split ring, modulo 2^16.

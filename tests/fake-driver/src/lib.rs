@@ -105,7 +105,7 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         self.queue = Some(VecDeque::new());
     }
 
-    /// As if both indices had come to `idx`, everything used. Before the first chain.
+    /// Sets both indices to `idx`, with everything used. To be called before the first chain.
     pub fn start_at(&mut self, idx: u16) {
         self.next_avail = idx;
         self.published = idx;

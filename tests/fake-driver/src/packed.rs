@@ -19,7 +19,7 @@ pub struct FakePacked<M, Q = Rings> {
     in_order: bool,
     free_ids: Vec<u16>,
     free_descs: u16,
-    /// By buffer id: descriptors and writable bytes of the chain.
+    /// Descriptors and writable bytes of each chain, by buffer id.
     chains: Vec<Option<(u16, u32)>>,
     /// Buffer ids as made available.
     queue: VecDeque<u16>,
@@ -69,8 +69,8 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         self.in_order = true;
     }
 
-    /// As if the ring had come to `idx` in the lap of this wrap counter, everything used. Before
-    /// the first chain.
+    /// Sets the ring's position to `idx` in the lap of this wrap counter, with everything used. To
+    /// be called before the first chain.
     pub fn start_at(&mut self, idx: u16, wrap: bool) {
         for at in 0..self.size {
             // Before `idx` it was used in this lap, from there on in the one before.

@@ -1,4 +1,4 @@
-//! An identity IOMMU with holes, and a device's door through it.
+//! An identity IOMMU with holes, and the DMA of a device through it.
 
 use guest_mem::{
     Access, Dma, DmaFault, Gpa, Hva, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable,
@@ -119,7 +119,7 @@ impl Iommu for FlatIommu {
         &mut self.leases
     }
 
-    /// As real tables do it: mapping by mapping.
+    /// Translates as real tables do: mapping by mapping.
     fn translate_run<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -146,7 +146,7 @@ impl Iommu for FlatIommu {
     }
 }
 
-/// A device's door through a [`FlatIommu`] of its own: an IOVA is the GPA of the same value.
+/// DMA of a device through a [`FlatIommu`] of its own: an IOVA is the GPA of the same value.
 #[derive(Debug)]
 pub struct FlatDma<M: PhysMem = ArrayMem> {
     /// Deny ranges, count leases and read faults here.
@@ -170,7 +170,7 @@ impl<M: PhysMem> FlatDma<M> {
         }
     }
 
-    /// The memory behind the door.
+    /// Returns the memory that the device reaches.
     pub fn mem(&self) -> &M {
         &self.mem
     }

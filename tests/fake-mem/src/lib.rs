@@ -3,7 +3,7 @@
 //! here too (`tests/`).
 //!
 //! * [`ArrayMem`]: guest memory without a memory file; also runs under Miri.
-//! * [`FlatDma`]: a device's door through an identity IOMMU in which ranges can be denied.
+//! * [`FlatDma`]: the DMA of a device through an identity IOMMU in which ranges can be denied.
 //! * [`PagedMem`]: memory whose pages are absent until a ticket for them is delivered.
 //! * [`PendingMem`], [`PendingDma`]: wrap either and answer `Pending` where the test says.
 //!

@@ -12,17 +12,18 @@ use crate::ArrayMem;
 #[derive(Debug, Default)]
 struct State {
     absent: BTreeSet<u64>,
-    /// Absent for good: what could not be brought in.
+    /// Absent for good: pages that could not be brought in.
     lost: BTreeSet<u64>,
     /// Brought in for a ticket, and not asked for since.
     kept: BTreeSet<u64>,
-    /// What each ticket brings in.
+    /// Pages that each ticket brings in.
     asked: BTreeMap<Ticket, Vec<u64>>,
     tickets: u64,
 }
 
-/// An array of which pages are absent until whoever plays the pager [delivers](PagedMem::deliver)
-/// the ticket that an access was answered. A clone is another handle to the same memory.
+/// An array of which pages are absent until the test, which plays the pager,
+/// [delivers](PagedMem::deliver) the ticket that an access was answered. A clone is another handle
+/// to the same memory.
 #[derive(Clone, Debug)]
 pub struct PagedMem {
     mem: ArrayMem,
@@ -44,7 +45,7 @@ impl PagedMem {
             .expect("no test panics while it holds this")
     }
 
-    /// What is there and what is not, as the guest's vCPUs see it.
+    /// Returns the content of all pages, present and absent, as the guest's vCPUs see it.
     pub fn array(&self) -> &ArrayMem {
         &self.mem
     }
@@ -70,8 +71,8 @@ impl PagedMem {
         }
     }
 
-    /// What was asked for with `ticket` cannot be brought in: it answers as what is not RAM from
-    /// now on.
+    /// Marks the pages that `ticket` waits for as lost: accesses to them fail as outside of RAM
+    /// from now on.
     pub fn fail(&self, ticket: Ticket) {
         let mut state = self.state();
         let pages = state.asked.remove(&ticket).into_iter().flatten();

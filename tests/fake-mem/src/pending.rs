@@ -8,7 +8,7 @@ use guest_mem::{
     PhysMem, Run, Stop, Ticket, Wanted, Window,
 };
 
-/// Which accesses wait. Every wait happens once: the same access, made again, goes through.
+/// Accesses that wait. Every wait happens once: the same access, made again, goes through.
 #[derive(Debug)]
 enum When {
     Never,
@@ -120,12 +120,12 @@ macro_rules! control {
                 std::mem::take(&mut self.injector.state().tickets)
             }
 
-            /// What is wrapped.
+            /// Returns the wrapped value.
             pub fn inner(&self) -> &T {
                 &self.inner
             }
 
-            /// What is wrapped.
+            /// Returns the wrapped value.
             pub fn inner_mut(&mut self) -> &mut T {
                 &mut self.inner
             }
@@ -182,7 +182,7 @@ impl<M: PhysMem> PhysMem for PendingMem<M> {
     }
 }
 
-/// A device's door that answers [`Stop::Pending`] with a fresh ticket where the test says.
+/// DMA of a device that answers [`Stop::Pending`] with a fresh ticket where the test says.
 ///
 /// Refreshing a window that is current is no access. One that waits closes the window, as the
 /// contract of [`Dma::refresh`] has it.

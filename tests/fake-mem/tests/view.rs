@@ -19,7 +19,7 @@ const DISK: SourceId = SourceId::new(0, 1, 0);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Where the page goes, in units of `PAGE`; beyond RAM for some.
+    /// Target of the page, in units of `PAGE`; beyond RAM for some.
     target: u64,
     read: bool,
     write: bool,
@@ -337,7 +337,7 @@ fn full_table_of_leases_is_something_to_wait_for() {
     assert!(view.lease(Iova::new(0), 8, Perm::Read).is_ok());
 }
 
-/// Memory by somebody who lies about addresses: nothing of it may be dereferenced.
+/// Memory that lies about host addresses: none of them may be dereferenced.
 struct Liar(ArrayMem);
 
 impl PhysMem for Liar {

@@ -83,9 +83,9 @@ pub struct Gate<T> {
 pub enum Cancel {
     /// The gate does not hold it: it has passed.
     NotHeld,
-    /// It is held no more, and has not passed.
+    /// The operation is held no more, and has not passed.
     Cancelled,
-    /// It stays held: the test wants it to.
+    /// The operation stays held: the test wants it to.
     Refused,
 }
 

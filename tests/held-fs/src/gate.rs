@@ -1,4 +1,4 @@
-//! What a test decides about one file.
+//! Decisions of a test about one file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long [`Gate::wait_until_held`] waits before it takes the test for broken.
+/// Time after which [`Gate::wait_until_held`] takes the test for broken.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A kind of operation.
@@ -124,7 +124,7 @@ impl Gate {
         self.state().refused[kind as usize] = Some(errno);
     }
 
-    /// What was to fail and has not run yet will not.
+    /// Cancels all failures that have not happened yet.
     pub fn fail_no_more(&self) {
         let mut state = self.state();
         state.failures = Default::default();

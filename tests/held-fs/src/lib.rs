@@ -191,8 +191,8 @@ impl Drop for ReleaseAtEnd {
 impl Drop for HeldFs {
     fn drop(&mut self) {
         self.files.open_for_ever();
-        // Fails while somebody has a file open; they are served until the process ends, and the
-        // mount goes now.
+        // Fails while a process has a file open: its calls are served until this process ends, and
+        // the mount goes now.
         drop(self.session.take());
         drop(self.watch.take());
         let at = self.directory.path();
@@ -208,8 +208,7 @@ impl Drop for HeldFs {
 }
 
 /// The child that unmounts if this process is killed, and the thread whose end it waits for: one
-/// that never enters an io_uring ends at once when the process is killed, whatever the others wait
-/// for.
+/// that never enters an io_uring ends at once when the process is killed, also while others wait.
 struct Watch {
     child: Child,
     stop: Option<Sender<()>>,

@@ -1,4 +1,4 @@
-//! What the kernel asks for, and the files.
+//! The answers to the kernel's requests, and the files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,7 +17,8 @@ use rustix::process::{getgid, getuid};
 
 use crate::gate::{Gate, Kind};
 
-/// How long the kernel may believe what it was told of a file: nobody else changes them.
+/// Validity of names and attributes in the kernel's caches: files change by the kernel's own calls
+/// only.
 const LONG: Duration = Duration::from_secs(3600);
 /// Asynchronous operations that the kernel lets in at once: more than any test holds.
 const MAX_BACKGROUND: u16 = 4096;
@@ -145,7 +146,7 @@ fn errno(error: &io::Error) -> Errno {
     }
 }
 
-/// What an operation does, unless it is to fail.
+/// Runs an operation, unless it is to fail.
 fn unless_failed<T>(failure: Option<i32>, run: impl FnOnce() -> io::Result<T>) -> Result<T, Errno> {
     match failure {
         Some(code) => Err(Errno::from_i32(code)),
@@ -167,12 +168,12 @@ fn read_at(file: &File, offset: u64, size: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// How the kernel does operations with O_DIRECT.
+/// Way in which the kernel does operations with O_DIRECT.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direct {
-    /// In flight without a thread that waits for them: what cannot be cancelled.
+    /// In flight without a thread that waits for them: they cannot be cancelled.
     Asynchronous,
-    /// In the thread that makes them.
+    /// Made by a thread that waits for them.
     Waiting,
 }
 

@@ -1,4 +1,4 @@
-//! What a test may rely on.
+//! Guarantees that tests may rely on.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::fs::{self, File, OpenOptions};
@@ -137,7 +137,7 @@ fn a_panicking_test_ends_with_everything_released_and_unmounted() {
     assert!(!root.exists(), "{} is left behind", root.display());
 }
 
-/// What the next test kills: waits for ever, with an operation held.
+/// Child that the next test kills: waits for ever, with an operation held.
 #[test]
 #[ignore = "the child of another test"]
 fn child_that_waits() {
@@ -173,7 +173,7 @@ fn a_process_killed_with_an_operation_held_ends_and_is_unmounted() {
             .contains(root.trim_end_matches('/'))
     );
     child.kill().unwrap();
-    // Hangs for ever where nobody aborts the connection.
+    // Hangs for ever if the connection is not aborted.
     child.wait().unwrap();
     let is_mounted = || {
         let mounts = fs::read_to_string("/proc/mounts").unwrap();

@@ -1,5 +1,5 @@
-//! Atomics of the same interface and layout as those of `core`, which tell the probe of every
-//! access.
+//! Atomics of the same interface and layout as those of `core`, which report every access to the
+//! probe.
 
 use std::fmt;
 use std::sync::atomic as real;
@@ -91,7 +91,7 @@ macro_rules! common {
                 outcome
             }
 
-            /// See `core`. Counted as a write: who may write may read.
+            /// See `core`. Counted as a write: the reference allows one.
             #[inline]
             pub fn get_mut(&mut self) -> &mut $value {
                 write(self);

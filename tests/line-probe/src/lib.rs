@@ -1,11 +1,10 @@
 //! The line probe: counts, for simulated cores, which accesses need a cache line of another core.
 //!
 //! **What.** The atomics and the [`Lock`] of this crate, which those of `lines` are with its
-//! feature `probe`, note every access in a
-//! [`Machine`]: one cache per simulated core, unbounded, 64-byte lines, each line either held by one core that wrote
-//! it or shared by those that read it (the states of MESI, exclusive and modified taken together).
-//! An access that finds its line neither in its own cache with the right it needs, nor nowhere at
-//! all, is a **remote transfer**.
+//! feature `probe`, note every access in a [`Machine`]: one cache per simulated core, unbounded,
+//! 64-byte lines, each line either held by one core that wrote it or shared by those that read it
+//! (the states of MESI, exclusive and modified taken together). An access is a **remote transfer**
+//! if its line is in another core's cache, and not in its own with the right that the access needs.
 //!
 //! **How work flows.** One thread drives everything: [`start`], then before each operation
 //! [`set_core`], then [`counts`] or [`stop`]. The machine belongs to the thread; other threads, and
@@ -17,7 +16,7 @@
 //!
 //! **Left out.** Plain memory (that of one core by design, or a lock's: of it only the first line
 //! is counted, when the guard is used), capacity and conflict misses, the prefetcher's second line,
-//! what a fence costs.
+//! the cost of fences.
 //!
 //! ```
 //! use std::sync::atomic::Ordering;
@@ -79,7 +78,8 @@ pub fn resume(machine: Machine) {
     MACHINE.with(|current| *current.borrow_mut() = Some(machine));
 }
 
-/// What this thread does instead of a pause whenever it waits for another core: let that core run.
+/// Sets the action of this thread whenever it waits for another core, in place of a pause: to let
+/// that core run.
 pub fn on_spin(action: Option<Rc<dyn Fn()>>) {
     ON_SPIN.with(|current| *current.borrow_mut() = action);
 }
@@ -103,7 +103,7 @@ pub fn set_core(core: usize) {
     with(|machine| machine.set_core(core));
 }
 
-/// What was counted since [`start`] or [`clear`]; zeros where nothing counts.
+/// Returns the counts since [`start`] or [`clear`]; zeros where nothing counts.
 #[must_use]
 pub fn counts() -> Counts {
     with(|machine| machine.counts()).unwrap_or_default()

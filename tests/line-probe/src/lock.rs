@@ -1,4 +1,4 @@
-//! The lock, with each taking and giving back told to the probe.
+//! The lock, which reports to the probe when it is taken and given back.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -31,7 +31,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The value, if nobody holds it now.
+    /// Returns the value, if no core holds it now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let flag = self.flag();
@@ -52,7 +52,7 @@ impl<T> Lock<T> {
         std::ptr::from_ref(self).addr()
     }
 
-    /// The value, which nobody else can hold.
+    /// Returns the value; `&mut self`: no core can hold it.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()

@@ -11,8 +11,8 @@ pub const CORES_MAX: usize = 256;
 
 type Set = [u64; CORES_MAX / 64];
 
-/// Lines' numbers, mixed by one multiplication: nobody chooses them to collide, and every access
-/// looks one up.
+/// Hash of lines' numbers, mixed by one multiplication: no input is chosen to collide, and every
+/// access looks one up.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mix(u64);
 
@@ -33,14 +33,14 @@ impl Hasher for Mix {
     }
 }
 
-/// Who has a line, and how often it moved.
+/// Cores that have a line, and the number of times that it moved.
 #[derive(Debug, Clone, Copy, Default)]
 struct Line {
     sharers: Set,
     transfers: u64,
 }
 
-/// What was counted.
+/// Counts of a machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads and writes, by line.
@@ -205,13 +205,13 @@ mod tests {
     #[test]
     fn each_transition_counts_as_what_it_is() {
         let counts = run(&[
-            (0, 'w', 64),  // nobody had it
+            (0, 'w', 64),  // no core had it
             (0, 'r', 72),  // same line, own
             (1, 'r', 64),  // from core 0: shared now
             (0, 'r', 64),  // still has its copy
             (0, 'w', 64),  // ends core 1's copy
             (1, 'w', 64),  // from core 0, which loses it
-            (1, 'w', 127), // crosses into the next line: own, and one nobody had
+            (1, 'w', 127), // crosses into the next line: own, and one no core had
             (200, 'r', 0), // another line
         ]);
         let expected = Counts {

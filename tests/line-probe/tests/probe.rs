@@ -151,7 +151,7 @@ fn a_core_that_finds_a_lock_held_looks_while_another_runs() {
 
     let lock: &'static CachePadded<Lock<u64>> = Box::leak(Box::default());
     probe::start();
-    // Core 0 holds the lock; core 1 finds it so, and looks three times until it is let go.
+    // Core 0 holds the lock; core 1 finds it so, and polls three times until it is released.
     let held = Rc::new(RefCell::new((0, Some(lock.lock()))));
     let state = Rc::clone(&held);
     probe::on_spin(Some(Rc::new(move || {

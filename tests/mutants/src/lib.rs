@@ -1,7 +1,7 @@
 //! Mistakes made in a copy of the tree, each of which a named test must find.
 //!
 //! A test that cannot fail proves nothing. A *mutant* is a file `tests/mutants/CRATE/NAME.patch`: a
-//! head that says what the mistake is and which test finds it ([`mutant`]), and a unified diff
+//! head that names the mistake and the test that finds it ([`mutant`]), and a unified diff
 //! ([`patch`]). Product sources know nothing of it.
 //!
 //! ```text
@@ -21,8 +21,8 @@
 //! the time of writing: cargo rebuilds what was touched, and never takes a mutated build for a
 //! sound one. An interrupted run leaves a patched copy, which the next one compares and mends.
 //!
-//! That each test passes without its mistake is left to `make test` and `make check`. A test that
-//! fails in the copy for reasons of its own does not print what `says` has, and is no red.
+//! That each test passes without its mistake is checked by `make test` and `make check`. A test
+//! that fails in the copy for other reasons does not print the text of `says`, and is no red.
 //!
 //! **Left out**: mutants made up by a program (`cargo-mutants`), which takes no edits of one's own
 //! and knows no cfgs.

@@ -79,7 +79,7 @@ fn run(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     if let Err(error) = git(&tree, &["ls-files", "--error-unmatch", "Cargo.toml"]) {
-        // Of an archive, say, or somebody else's.
+        // A tree from an archive, say, or of another version control.
         println!("mutants: skipped: a copy has Git's files, and this tree has none: {error:#}");
         return Ok(true);
     }

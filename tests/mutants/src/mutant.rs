@@ -38,7 +38,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::patch::Patch;
 
-/// Where mutants are kept, from the root of the tree.
+/// Folder of the mutants, from the root of the tree.
 pub const FOLDER: &str = "tests/mutants";
 
 /// A mistake, and the test that must find it.
@@ -83,7 +83,7 @@ pub enum Target {
 /// The cfg of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cfg {
-    /// As it is.
+    /// No cfg.
     None,
     /// `--cfg loom`.
     Loom,

@@ -33,7 +33,7 @@ impl Copy {
         Ok(Self { root })
     }
 
-    /// Where it is.
+    /// Returns its root.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root

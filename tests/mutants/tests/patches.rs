@@ -36,7 +36,7 @@ fn every_mutant_fits_the_sources() {
 /// The sources that a mutant may change, and the tests that it may name.
 struct Tree {
     packages: BTreeMap<String, Package>,
-    /// By package: files that are compiled for more than tests, and functions, tests among them.
+    /// Files by package that are compiled for more than tests, and functions, tests among them.
     sources: BTreeMap<String, BTreeSet<PathBuf>>,
     functions: BTreeMap<String, BTreeSet<String>>,
 }

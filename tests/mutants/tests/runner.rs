@@ -1,4 +1,4 @@
-//! The runner on a tree of one small crate, with a mutant for each thing that can come of one.
+//! The runner on a tree of one small crate, with a mutant for each outcome.
 
 use std::fs;
 use std::path::Path;

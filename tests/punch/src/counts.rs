@@ -1,4 +1,4 @@
-//! What has happened to pages, by what devices used them for last.
+//! Counts of pages, by their last use by devices.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ impl ByUse {
         self.0[what as usize] += 1;
     }
 
-    /// Of all kinds together.
+    /// Returns the pages of all kinds together.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -29,7 +29,7 @@ impl fmt::Display for ByUse {
     }
 }
 
-/// What a [`Puncher`](crate::Puncher) has done.
+/// Counts of a [`Puncher`](crate::Puncher).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pages punched out.
@@ -40,10 +40,10 @@ pub struct Counts {
     pub not_fetched: u64,
     /// Pages brought back for a vCPU, or for the kernel on its behalf.
     pub for_vcpus: ByUse,
-    /// Pages that the owner did not let go.
+    /// Pages that the owner did not release.
     pub refused: u64,
-    /// Pages that were in the file although they had been punched out: somebody has reached them
-    /// all the same.
+    /// Pages that were in the file although they had been punched out: an access has reached them
+    /// past the pager.
     pub trespasses: u64,
 }
 

@@ -12,7 +12,7 @@ use guest_mem::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What a page was last used for by a device or a remapping unit.
+/// Last use of a page by a device or a remapping unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Nothing: it is the guest's own.
@@ -37,7 +37,7 @@ impl Use {
         Self::Queue,
     ];
 
-    /// In reports.
+    /// Returns its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Other => "others",
@@ -53,13 +53,13 @@ impl Use {
     }
 }
 
-/// In a page's note: it has come in for a ticket, and nobody has asked for it since.
+/// Bit of a page's note: it has come in for a ticket, and was not asked for since.
 const HELD: u8 = 0x80;
 
 /// Pages that an access waits for.
 pub(crate) struct Asked {
     pub(crate) ticket: Ticket,
-    /// How many batches the owner had let go by then.
+    /// Number of batches that the owner had released by then.
     pub(crate) batches: u64,
     /// Numbers in the file, and whether they are about to be filled as a whole.
     pub(crate) pages: Vec<(u64, bool)>,
@@ -73,8 +73,8 @@ struct Shared {
     notes: Box<[AtomicU8]>,
     asked: Mutex<Vec<Asked>>,
     tickets: AtomicU64,
-    /// Batches that the owner has let go. Relaxed: it is written by the owner's thread, which sends
-    /// the answer behind it.
+    /// Batches that the owner has released. Relaxed: it is written by the owner's thread, which
+    /// sends the answer behind it.
     batches: AtomicU64,
     /// The page that was looked up last, if any was.
     last: AtomicU64,
@@ -120,7 +120,7 @@ impl PunchedRam {
         self.0.notes.len() as u64
     }
 
-    /// What was asked for since the last call.
+    /// Takes the requests for pages since the last call.
     pub(crate) fn take_asked(&self) -> Vec<Asked> {
         let mut asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut asked)
@@ -130,7 +130,7 @@ impl PunchedRam {
         Use::of_number(self.0.notes[page as usize].load(Ordering::Relaxed) & !HELD)
     }
 
-    /// How many batches the owner has let go, its last answer among them.
+    /// Returns the number of batches that the owner has released, its last answer among them.
     pub(crate) fn batches(&self) -> u64 {
         self.0.batches.load(Ordering::Relaxed)
     }
@@ -143,12 +143,12 @@ impl PunchedRam {
     /// From now on devices may touch it. Only what was absent is shown: the owner may have let the
     /// page go since it was asked for, in an answer that has not been read.
     pub(crate) fn show(&self, page: u64) {
-        // Release pairs with the load in `is_present`: who sees the bit sees what was written into
-        // the file.
+        // Release pairs with the load in `is_present`: a thread that sees the bit sees the bytes
+        // written into the file.
         self.0.present[page as usize / 64].fetch_or(1 << (page % 64), Ordering::Release);
     }
 
-    /// Nobody waits for it any more, as far as can be known.
+    /// Ends the hold: as far as can be known, no access waits for the page any more.
     pub(crate) fn unhold(&self, page: u64) {
         self.0.notes[page as usize].fetch_and(!HELD, Ordering::Relaxed);
     }
@@ -284,7 +284,7 @@ impl PhysMem for PunchedRam {
         gone
     }
 
-    /// Asked for by whoever has just looked up where its new window points.
+    /// The caller has just looked up the page to which its new window points: it is a ring's.
     fn keep_alive(&self) -> KeepAlive {
         let last = self.0.last.load(Ordering::Relaxed);
         if let Some(note) = self.0.notes.get(last as usize) {

@@ -23,16 +23,16 @@ use crate::memory::{PunchedRam, Use};
 const PAGE: usize = PAGE_SIZE as usize;
 /// Between two batches.
 const PACE: Duration = Duration::from_millis(2);
-/// How long a page that has come for a ticket stays although nobody asks for it: its device may
-/// have been reset.
+/// Time for which a page that has come for a ticket stays although no access asks for it: its
+/// device may have been reset.
 const HELD_FOR: Duration = Duration::from_secs(2);
-/// Absent pages at a time. Of what nobody wants more would go than the guest can do without, and it
-/// would do nothing but wait: the oldest come back by themselves.
+/// Most absent pages at a time. Pages that no access asks for would stay away, and the guest would
+/// have too few left and only wait: so the oldest come back by themselves.
 const ABSENT: usize = 1024;
-/// Batches after which it looks again which pages devices use.
+/// Batches after which it reads anew which pages devices use.
 const LOOK_EVERY: u32 = 16;
 
-/// What the thread is to do.
+/// Tasks of the thread.
 const PUNCH: u8 = 0;
 const SERVE: u8 = 1;
 const END: u8 = 2;
@@ -89,9 +89,9 @@ impl Puncher {
 
 /// A page that was taken away.
 struct Absent {
-    /// What it holds.
+    /// Its content.
     bytes: Box<[u8; PAGE]>,
-    /// The number of the batch in which the owner let it go.
+    /// Number of the batch in which the owner released it.
     batch: u64,
 }
 
@@ -169,13 +169,13 @@ impl<O: 'static> Thread<O> {
         }
     }
 
-    /// Serves whoever waits, and goes on with taking away. Never waits for the owner: it may itself
+    /// Serves all that wait, and goes on with taking away. Never waits for the owner: it may itself
     /// wait for a vCPU that waits for a fault to be served.
     fn turn(&mut self, punches: bool) -> io::Result<()> {
         self.wait();
         let all_asked = self.ram.take_asked();
-        // Who asks for a page that was let go asks behind the answer that said so: first the page
-        // goes, then it comes back. (Who has asked before meant an earlier absence.)
+        // A request for a page that was released comes behind the answer that released it: first
+        // the page goes, then it comes back. (A request from before meant an earlier absence.)
         if let Some(question) = &self.question
             && let Some(gone) = question.answer.try_take()
         {
@@ -240,7 +240,7 @@ impl<O: 'static> Thread<O> {
                 .collect();
         }
         if self.used.is_empty() {
-            // Nobody uses the memory yet.
+            // No device uses the memory yet.
             return;
         }
         self.batches += 1;
@@ -266,7 +266,7 @@ impl<O: 'static> Thread<O> {
         }
     }
 
-    /// Takes away those pages of the question that the owner has let go.
+    /// Takes away those pages of the question that the owner has released.
     fn punch(&mut self, gone: u32) -> io::Result<()> {
         let Some(Question { pages, .. }) = self.question.take() else {
             return Ok(());
@@ -293,10 +293,11 @@ impl<O: 'static> Thread<O> {
         Ok(())
     }
 
-    /// Puts a page back that is absent, maps it for the guest and shows it to the owner; whether it
-    /// was absent. Its bytes are not needed if it is about to be filled, for who asked when
-    /// `filled` batches had been let go. The same page may be asked for twice: by the second time
-    /// it may have come back, been filled, and gone again with what it was filled with.
+    /// Puts a page back that is absent, maps it for the guest and shows it to the owner; returns
+    /// whether it was absent. Its bytes are not needed if it is about to be filled by an access
+    /// that asked when `filled` batches had been released. The same page may be asked for twice: by
+    /// the second time it may have come back, been filled, and gone again with what it was filled
+    /// with.
     fn bring_back(&mut self, page: u64, filled: Option<u64>) -> io::Result<bool> {
         let absent = self.absent.remove(&page);
         if let Some(Absent { mut bytes, batch }) = absent {

@@ -24,7 +24,7 @@ type Owner = machine::Owner<Units, machine::NoFunction, PunchedRam>;
 const REGIONS: [(Gpa, u64); 2] = [(Gpa::new(0), 8 << 20), (Gpa::new(1 << 30), 4 << 20)];
 const PAGES: u64 = (12 << 20) / PAGE_SIZE;
 const WANTED: u64 = 3_000;
-/// Where in a page each of them counts.
+/// Offsets in a page of the counters.
 const BY_VCPU: u64 = 0;
 const BY_DEVICE: u64 = 8;
 

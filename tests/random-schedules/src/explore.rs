@@ -16,8 +16,8 @@
 //! model n times as often. With another `SHUTTLE_RANDOM_SEED` everything takes other ways.
 //!
 //! **A mistake is noted, not thrown** ([`fail`]): a thread that unwinds while others run takes
-//! locks and stores to atomics in its destructors, and a second panic there ends the process.
-//! Whoever finds [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under
+//! locks and stores to atomics in its destructors, and a second panic there ends the process. A
+//! thread that finds [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under
 //! test panic nevertheless.
 //!
 //! **What is not seen.** shuttle treats every access as sequentially consistent and knows no
@@ -41,7 +41,8 @@ const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 const DEPTH: usize = 4;
 /// A page of a model is an array of atomics that shuttle makes large, on the stack.
 const STACK_BYTES: usize = 1 << 20;
-/// No model here comes near; who does waits for something that never comes.
+/// Steps of an execution: no model here comes near; one that does waits for something that never
+/// comes.
 const MAX_STEPS: usize = 200_000;
 
 thread_local! {
@@ -178,8 +179,8 @@ fn run(
     })
 }
 
-/// What the code under test says when it panics is noted as well: shuttle has a text of its own for
-/// it.
+/// Notes the messages of panics of the code under test as well: shuttle has a text of its own for
+/// them.
 fn note_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -65,8 +65,8 @@ impl Random {
         -(1.0 - self.part()).ln()
     }
 
-    /// How many steps something lives that ends in every step with the same chance: 1 or more,
-    /// `mean` on average.
+    /// Returns the number of steps up to an event that has the same chance in every step (geometric
+    /// distribution): 1 or more, `mean` on average.
     pub fn geometric(&mut self, mean: f64) -> u64 {
         if mean <= 1.0 {
             return 1;

@@ -76,7 +76,7 @@ pub fn feed(data: &[u8]) {
     }
 }
 
-/// What a daemon would say, after looking at what it was promised.
+/// Checks the promises of the session about an event, and answers as a daemon would.
 fn answer(event: Event, is_refused: bool) -> Result<Answer, Refusal> {
     if is_refused {
         return Err(Refusal("out of luck".into()));

@@ -39,7 +39,7 @@ proptest! {
         messages in prop::collection::vec(plausible(), 0..60),
     ) {
         let mut data = vec![refuse];
-        // All protocol features first, so that refusals are told and the session goes on.
+        // All protocol features first, so that refusals are replied to and the session goes on.
         data.extend([20, 16, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0x29, 0xb2, 0, 0, 0, 0, 0, 0]);
         data.extend(messages.concat());
         feed(&data);

@@ -17,7 +17,7 @@ use crate::program::{Program, command, until};
 const BLOCK: u32 = 4096;
 const IMAGE: u64 = 16 << 20;
 
-/// Where a daemon's sockets and counters are.
+/// Place of a daemon's sockets and counters.
 pub struct Place {
     program: &'static str,
     folder: TempDir,

@@ -8,7 +8,8 @@ use std::process::Command;
 /// A user without rights.
 pub const NOBODY: u32 = 65534;
 
-/// A path of `file`, which stays open, for programs that are started from here, as whom ever.
+/// Returns a path of `file`, which stays open, for programs that are started from here, also as
+/// another user.
 pub fn inheritable(file: &File) -> String {
     rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).expect("a descriptor has flags");
     format!("/proc/self/fd/{}", file.as_raw_fd())

@@ -148,7 +148,7 @@ fn interpreter() -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
-/// What a request of the guest's disk asks for.
+/// Kind of a request of the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Reads a sector.
@@ -159,7 +159,7 @@ pub enum Ask {
     Flush,
 }
 
-/// What the guest does, step by step. After the last step it halts with interrupts off.
+/// Script of the guest, step by step. After the last step it halts with interrupts off.
 #[derive(Default)]
 pub struct Steps(Vec<[u32; 4]>);
 

@@ -1,4 +1,4 @@
-//! The programs as children of a test, and what such tests share.
+//! Programs as children of a test, and the parts that such tests share.
 //!
 //! - [`program`]: one that goes on until the test ends it, with signals and limits. [`short`]: one
 //!   that ends by itself.
@@ -7,7 +7,7 @@
 //!   machine up to its pause. [`files`]: images, and files that pass for
 //!   kernels.
 //!
-//! Which program is started is the test's to say: `env!("CARGO_BIN_EXE_…")`.
+//! The test names the program to start: `env!("CARGO_BIN_EXE_…")`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod daemon;

@@ -15,17 +15,17 @@ use crate::program::{Program, has_kvm, run_of, until};
 /// 24 MiB of the guest's memory, of which 17 may be there.
 const PAGES: std::ops::Range<u32> = 0x400..0x1c00;
 
-/// What a page holds: no zeroes.
+/// Returns the byte that fills a page: never zero.
 fn byte(page: u32) -> u8 {
     (page * 151 % 255) as u8 + 1
 }
 
 /// A machine that is paused.
 pub struct Machine {
-    /// Where its files are: `limit`, from which a higher one is read, `size` of the store,
+    /// Directory of its files: `limit`, from which a higher one is read, `size` of the store,
     /// `ledger`.
     pub dir: TempDir,
-    /// It.
+    /// The program.
     pub program: Program,
 }
 
@@ -74,7 +74,7 @@ impl Machine {
         Some(Self { dir, program })
     }
 
-    /// Of the ledger, what the pager has done.
+    /// Returns the pager's counts from the ledger.
     pub fn swap(dir: &TempDir) -> Value {
         let ledger = fs::read(dir.path().join("ledger")).unwrap();
         let ledger: Value = serde_json::from_slice(&ledger).unwrap();

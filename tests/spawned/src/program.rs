@@ -1,4 +1,4 @@
-//! A program as a child whose ends are in the test's hands.
+//! A program as a child that the test starts and ends.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take that is expected to happen.
+/// Time within which every expected event must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// What an end may take.
+/// Time that an end may take.
 pub const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Waits until `done`; panics when that takes too long.
@@ -33,7 +33,7 @@ pub struct Program {
     reader: Option<JoinHandle<()>>,
 }
 
-/// How it ended.
+/// End of a program.
 #[derive(Debug)]
 pub struct Ended {
     /// Exit status; `None`: killed by a signal.
@@ -87,7 +87,7 @@ impl Program {
         File::from(OwnedFd::from(self.child.stdin.take().unwrap()))
     }
 
-    /// What it has said so far.
+    /// Returns its standard error so far.
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
     }
@@ -159,7 +159,7 @@ impl Program {
 }
 
 impl Ended {
-    /// It ended in time, with this status.
+    /// Checks that it ended in time, with this status.
     #[track_caller]
     pub fn check(&self, status: i32) {
         println!("ended with {:?} after {:?}", self.status, self.took);

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Who names whom.
+/// Names, and for each those that it names.
 #[derive(Clone, Debug, Default)]
 pub struct Graph(BTreeMap<String, BTreeSet<String>>);
 
 impl Graph {
-    /// Notes that `from` names `to`. What names itself is no news.
+    /// Notes that `from` names `to`. A name that names itself is not noted.
     pub fn add(&mut self, from: &str, to: &str) {
         if from != to {
             self.0.entry(from.into()).or_default().insert(to.into());

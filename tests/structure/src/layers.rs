@@ -24,7 +24,7 @@ pub const LAYERS: [Layer; 9] = [
 /// A crate, and one of `tests/` that a feature of it brings in, which is off by default.
 pub type Tool = (&'static str, &'static str);
 
-/// Where `folder` stands, from below.
+/// Returns the layer of `folder`, from below.
 fn height(folder: &str) -> Option<usize> {
     LAYERS.iter().position(|(name, _)| *name == folder)
 }

@@ -26,8 +26,8 @@ pub use files::{foreign_paths, functions, is_in, strays};
 use files::{path_of, plain, read};
 use methods::{impl_at, own_at};
 
-/// Which siblings name which, in the crate whose root is `root`: by the path of their parent, such
-/// as `ring::packed`; empty for the top-level modules.
+/// Returns the siblings that each module names, in the crate whose root is `root`: by the path of
+/// their parent, such as `ring::packed`; empty for the top-level modules.
 ///
 /// # Errors
 /// A source that is not there or not UTF-8.
@@ -105,7 +105,7 @@ struct Method {
 /// A source, while it is read.
 struct Source<'a> {
     file: &'a Path,
-    /// Where files of its modules lie.
+    /// Directory of the files of its modules.
     dir: &'a Path,
     tokens: &'a [String],
 }

@@ -117,7 +117,7 @@ pub(crate) fn text_of(token: &str) -> Option<&str> {
     token.strip_prefix('"')
 }
 
-/// What follows the bracket at `open` and its match.
+/// Returns the position behind the bracket at `open` and its match.
 pub(crate) fn after_group(tokens: &[String], open: usize) -> usize {
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -133,7 +133,7 @@ pub(crate) fn after_group(tokens: &[String], open: usize) -> usize {
     tokens.len()
 }
 
-/// The same without whatever is only compiled for tests.
+/// Returns the same without the items that are only compiled for tests.
 pub(crate) fn without_tests(tokens: &[String]) -> Vec<String> {
     let mut kept = Vec::new();
     let mut at = 0;
@@ -201,7 +201,7 @@ fn split(tokens: &[String]) -> Vec<&[String]> {
     parts.filter(|part| !part.is_empty()).collect()
 }
 
-/// What follows the item, field or statement at `at`.
+/// Returns the position behind the item, field or statement at `at`.
 fn after_item(tokens: &[String], mut at: usize) -> usize {
     while at < tokens.len() && is_attribute(tokens, at) {
         at = after_group(tokens, at + 1);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_for_tests_is_gone() {
+    fn items_only_for_tests_are_left_out() {
         assert_eq!(text("#[cfg(test)] mod tests { use crate::a; } b"), "b");
         assert_eq!(
             text("#[cfg(all(test, loom))] #[rustfmt::skip] pub(crate) mod model; b"),

@@ -17,7 +17,7 @@ pub struct Package {
     pub name: String,
     /// The folder of the repository that it lies in: `libs`, `virt`, …
     pub layer: String,
-    /// Where its manifest lies.
+    /// Folder of its manifest.
     pub folder: PathBuf,
     /// Roots of its library and programs.
     pub roots: Vec<PathBuf>,
@@ -72,12 +72,12 @@ impl Package {
 pub struct Workspace {
     /// Ours, by name.
     pub packages: BTreeMap<String, Package>,
-    /// What others are built from, by name; versions are not told apart.
+    /// Dependencies of other crates, by name; versions are not distinguished.
     others: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Where the manifests of workspaces lie: this crate's, and the one for what runs on no operating
-/// system.
+/// Folders of the manifests of workspaces: this crate's, and the one for the code that runs on no
+/// operating system.
 const WORKSPACES: [&str; 2] = [".", "bin/exitless-hv"];
 
 /// The repository's root.

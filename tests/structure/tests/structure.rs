@@ -209,7 +209,7 @@ fn every_source_is_some_module() {
 /// `test = false` in a manifest saves building a binary without tests; the first test to come would
 /// not run.
 #[test]
-fn what_is_not_tested_has_no_tests() {
+fn untested_binaries_have_no_tests() {
     for package in workspace().packages.values() {
         for root in &package.untested {
             let has_tests = modules::has_tests(root).expect("the sources are there");

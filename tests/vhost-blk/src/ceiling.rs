@@ -1,4 +1,4 @@
-//! This client's own ceiling: what it measures when the server costs next to nothing.
+//! This client's own ceiling: its results when the server costs next to nothing.
 //!
 //! A [`Loopback`] server on another CPU returns requests without looking at them: it copies heads
 //! from the available to the used ring (split), or turns descriptors around where they stand
@@ -77,7 +77,7 @@ impl Service for Movers {
             call: ring.call.as_ref().and_then(|fd| fd.try_clone().ok()),
             has_event_idx: self.features & feature::EVENT_IDX != 0,
         });
-        // No kicks: nobody sleeps here.
+        // No kicks: the server never sleeps.
         if let Some((memory, device)) = guest.user(ring.used, 4) {
             match ring.layout {
                 RingLayout::Split => memory.store_u16(device, 1, Relaxed),

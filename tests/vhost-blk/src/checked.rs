@@ -1,4 +1,4 @@
-//! A disk whose every answer is checked: what was acknowledged is what is read, once and in order,
+//! A disk whose every answer is checked: reads return what was acknowledged, once and in order,
 //! across restarts of its server.
 //!
 //! A turn takes what came back and asks for more. One request at a time touches a block, so each
@@ -17,7 +17,7 @@ use crate::journal::{Content, Journal};
 use crate::queue::{Extent, Op, SECTOR, Status};
 use crate::verdict::{Verdict, VerifyError};
 
-/// What a turn asks for.
+/// Kind of the requests of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Anything, at random.
@@ -36,9 +36,9 @@ pub struct CheckedDisk {
     /// The final reading: the next block.
     sweep: usize,
     progress: u64,
-    /// When its server was killed, until the first completion after that.
+    /// Time at which its server was killed, until the first completion after that.
     killed_at: Option<u64>,
-    /// It was killed, and connected to again.
+    /// Whether it was killed, and connected to again.
     is_back: bool,
     /// One block.
     buffer: Vec<u8>,
@@ -99,8 +99,8 @@ impl CheckedDisk {
         }
     }
 
-    /// How long nothing may come back, with something outstanding, before that counts as a lost
-    /// wake-up.
+    /// Sets the time without any completion, with something outstanding, after which that counts as
+    /// a lost wake-up.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }

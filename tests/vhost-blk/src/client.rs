@@ -5,7 +5,7 @@
 //! and given back on every later connection.
 //!
 //! **After a crash** ([`Client::reconnect`]): with an inflight region the rings stay as they are
-//! and the back end is told their used position; the requests in flight are its affair. Without one
+//! and the back end receives their used position; the requests in flight are its task. Without one
 //! they are put into fresh rings again, which a real guest could not do but a client that checks
 //! its data may.
 
@@ -33,7 +33,7 @@ const CHAIN: u32 = 3;
 /// The least ring that is asked for, as Linux' and QEMU's defaults are.
 const MIN_RING: u16 = 256;
 
-/// What a client wants; it gets what the back end offers of it.
+/// Options of a client; of features it gets those that the back end offers.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Virtio features to take where offered.
@@ -50,20 +50,20 @@ pub struct Options {
     pub depth: u16,
     /// Bytes of the largest read or write.
     pub block: u32,
-    /// Whether the memory is told as two regions.
+    /// Whether the memory is announced as two regions.
     pub two_regions: bool,
-    /// How long to wait for a listener, and for each reply.
+    /// Time to wait for a listener, and for each reply.
     pub timeout: Duration,
 }
 
 impl Options {
-    /// Takes these features, and does without a back end that does not offer them.
+    /// Takes these features, and refuses a back end that does not offer them.
     pub fn require(&mut self, features: u64) {
         self.features |= features;
         self.required.0 |= features;
     }
 
-    /// Takes these protocol features, and does without a back end that does not offer them.
+    /// Takes these protocol features, and refuses a back end that does not offer them.
     pub fn require_protocol(&mut self, protocol: ProtocolFeatures) {
         self.protocol = self.protocol | protocol;
         self.required.1 = self.required.1 | protocol;
@@ -100,7 +100,7 @@ impl Options {
     }
 }
 
-/// What the device says of itself.
+/// Fields of the device's configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlkConfig {
     /// Sectors of 512 bytes.
@@ -129,7 +129,7 @@ impl BlkConfig {
     }
 }
 
-/// Why a client does not work.
+/// Reason why a client does not work.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
@@ -169,7 +169,7 @@ pub struct Client {
     inflight: Option<InflightRegion>,
 }
 
-/// What negotiation settles.
+/// Result of the negotiation.
 struct Negotiated {
     connection: Connection,
     features: u64,
@@ -181,7 +181,7 @@ impl Client {
     /// Connects, negotiates, shares memory and starts the rings.
     ///
     /// # Errors
-    /// Nobody listens, or the back end refused or broke off.
+    /// There is no listener, or the back end refused or broke off.
     pub fn connect(path: &Path, options: Options) -> Result<Self, ClientError> {
         let Negotiated {
             connection,
@@ -436,7 +436,7 @@ impl Client {
     }
 }
 
-/// A ring as it is told to the back end, which is to go on at `base`.
+/// Returns a ring in the form that the back end receives; the back end is to go on at `base`.
 pub fn ring<'a>(layout: &Layout, index: u8, queue: &'a Queue, base: u32) -> Ring<'a> {
     layout.areas().described(index, base, &queue.notifiers)
 }

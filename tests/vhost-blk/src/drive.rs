@@ -32,7 +32,7 @@ const CHECK_EVERY: u64 = 100_000_000;
 const WAKE_EARLY: u64 = 80_000;
 /// Rounds over awake rings between two looks at the sleeping ones' calls.
 const ROUNDS_PER_LOOK: u32 = 16;
-/// How long the end waits for what is outstanding.
+/// Time for which the end waits for what is outstanding, nanoseconds.
 const DRAIN: u64 = 2_000_000_000;
 /// The cost of a request as Jain's index counts it, in nanoseconds: so much, and so much per byte.
 const COST: (f64, f64) = (200.0, 0.1);
@@ -42,17 +42,17 @@ const COST: (f64, f64) = (200.0, 0.1);
 pub struct Run {
     /// The disks.
     pub vms: Vec<VmSpec>,
-    /// What connections want; depth and block are each disk's own.
+    /// Options of connections; depth and block are each disk's own.
     pub options: Options,
-    /// Which requests.
+    /// Kinds of requests.
     pub mix: Mix,
     /// Only the first sectors of a disk; `None`: all.
     pub sectors: Option<u64>,
-    /// How completions are learnt of.
+    /// Way in which completions are noticed.
     pub mode: Mode,
     /// Before anything is counted.
     pub warm_up: Duration,
-    /// What is counted.
+    /// Time that is measured.
     pub measure: Duration,
     /// For random numbers.
     pub seed: u64,
@@ -60,7 +60,7 @@ pub struct Run {
     pub server: Option<u32>,
 }
 
-/// Why a run ended without a result.
+/// Reason why a run ended without a result.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum RunError {
@@ -85,7 +85,7 @@ struct RingState {
     arrivals: Arrivals,
     requests: Requests,
     is_awake: bool,
-    /// When something last came back, or was submitted to an idle ring.
+    /// Time of the last completion, or of the last submission to an idle ring.
     progress: u64,
 }
 
@@ -95,7 +95,7 @@ struct Vm {
     is_closed: bool,
     latency: Histogram,
     after_step: Histogram,
-    /// Of flushes alone.
+    /// Latencies of flushes alone.
     flushes: Histogram,
     done: u64,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! What the client knows of the disk's contents, because it was acknowledged.
+//! The client's knowledge of the disk's contents, from acknowledgements.
 //!
 //! One request at a time touches a block, so that each read has one right answer. A write that
 //! failed leaves a block unknown: it may have happened or not. The journal can be written to a file
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::stamp::{Damage, Stamp, check_zero};
 
-/// What a block holds, as far as was acknowledged.
+/// Content of a block, as far as was acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Anything.
@@ -98,7 +98,7 @@ impl Journal {
         self.blocks[block].content = content;
     }
 
-    /// What a block holds.
+    /// Returns the content of a block.
     pub fn content(&self, block: usize) -> Content {
         self.blocks[block].content
     }

@@ -1,11 +1,11 @@
-//! Where everything lies in the guest's memory: rings first, then what each slot needs.
+//! Layout of the guest's memory: rings first, then the parts of each slot.
 //!
 //! ```text
 //! queue 0: descriptors │ driver area │ device area   each on a page of its own, as Linux places them
 //! queue 1: …
-//! slots:   64 bytes each: header, status, discard range     one cache line, as in Linux' `struct virtblk_req`
+//! slots:   64 bytes each: header, status, discard range   a cache line (Linux' `virtblk_req`)
 //! tables:  64 bytes each: an indirect table of up to four
-//! data:    one block per slot                               the second memory region, if there are two
+//! data:    one block per slot                             the second region, if there are two
 //! ```
 
 use vhost_client::areas::{self, Areas, FIRST, SECOND};
@@ -16,9 +16,9 @@ use crate::ring::{Places, Table};
 const PAGE: usize = 4096;
 /// Bytes of a slot and of an indirect table.
 const SLOT: usize = 64;
-/// In a slot: the status byte.
+/// Offset in a slot of the status byte.
 const STATUS: usize = 16;
-/// In a slot: the range of a discard or write-zeroes request.
+/// Offset in a slot of the range of a discard or write-zeroes request.
 const RANGE: usize = 32;
 
 /// Offsets in one front end's memory.
@@ -146,7 +146,7 @@ impl Layout {
         areas::user(offset)
     }
 
-    /// The regions as the back end is told.
+    /// Returns the regions as the back end receives them.
     pub fn regions(&self) -> Vec<MemRegion> {
         match self.two_regions {
             true => vec![

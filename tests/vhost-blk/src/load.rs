@@ -1,4 +1,4 @@
-//! What is asked of a server: which requests, where, and when.
+//! The load of a server: which requests, where, and when.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::queue::{Extent, Op, SECTOR};
 use seeded::Random;
 
-/// How a driver learns of completions.
+/// Way in which a driver notices completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Calls are off, the rings are looked at all the time (DPDK, or a guest in a busy phase).
@@ -34,10 +34,10 @@ impl FromStr for Mode {
     }
 }
 
-/// When requests are made.
+/// Times at which requests are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pacing {
-    /// As soon as another has ended: the depth is what is fixed.
+    /// As soon as another has ended: the depth is fixed.
     Closed,
     /// At random times, so many per second on average; latency counts from those times.
     Poisson(f64),
@@ -61,7 +61,7 @@ pub enum Pacing {
     },
 }
 
-/// Which requests.
+/// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     /// Reads, in percent; the rest are writes.
@@ -84,7 +84,7 @@ impl Mix {
 /// One disk and its load.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
-    /// Where its server listens.
+    /// Socket of its server.
     pub socket: PathBuf,
     /// Requests outstanding per queue.
     pub depth: u16,
@@ -92,7 +92,7 @@ pub struct VmSpec {
     pub block: u32,
     /// The share it is said to have, for Jain's index.
     pub weight: f64,
-    /// When requests are made.
+    /// Times at which requests are made.
     pub pacing: Pacing,
     /// Disks of one group have their latencies merged in the report.
     pub group: u8,

@@ -46,7 +46,7 @@ pub struct Extent {
     pub bytes: u32,
 }
 
-/// How a request ended, by its status byte.
+/// Outcome of a request, by its status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// VIRTIO_BLK_S_OK.
@@ -64,11 +64,11 @@ pub enum Status {
 pub struct Done {
     /// Its slot, free again once given to [`Queue::release`].
     pub slot: u16,
-    /// What it was.
+    /// Its kind.
     pub op: Op,
-    /// Where.
+    /// Its place on the disk.
     pub extent: Extent,
-    /// How it ended.
+    /// Its outcome.
     pub status: Status,
     /// The time it was submitted with.
     pub since: u64,

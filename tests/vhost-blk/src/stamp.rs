@@ -1,4 +1,5 @@
-//! What a verified block contains: every sector says which one it is, of which write, by whom.
+//! The content of a verified block: every sector holds its own number, the number of the write, and
+//! the client.
 //!
 //! ```text
 //! 0  magic        8  sector number (8 bytes)
@@ -6,7 +7,7 @@
 //! 32 …           a pattern that depends on all of them
 //! ```
 //! A block read back must have one generation and client in all of its sectors: a torn write, a
-//! write to a wrong place, an old block and foreign data are each told apart.
+//! write to a wrong place, an old block and foreign data are distinguished.
 
 use crate::queue::SECTOR;
 
@@ -15,18 +16,18 @@ const SECTOR_LEN: usize = SECTOR as usize;
 const CHECKSUM: usize = 24;
 const PATTERN: usize = 32;
 
-/// Which write a block is from.
+/// Identity of the write that a block is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// First sector of the block.
     pub sector: u64,
     /// Writes to this block before it, plus one.
     pub generation: u32,
-    /// Who wrote it.
+    /// Number of the client that wrote it.
     pub client: u32,
 }
 
-/// What is wrong with a block.
+/// Damage of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Damage {
@@ -86,7 +87,7 @@ impl Stamp {
     /// Checks that a block is this write's.
     ///
     /// # Errors
-    /// What is wrong, at its first sector that is. A block of another generation is whole: one of
+    /// The damage of the first sector that has any. A block of another generation is whole: one of
     /// two is torn.
     pub fn check(self, block: &[u8]) -> Result<(), Damage> {
         let mut first = None;

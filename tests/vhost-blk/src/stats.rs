@@ -1,4 +1,4 @@
-//! What a run measured, for people and for programs.
+//! The results of a run, for people and for programs.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::hist::Histogram;
 
-/// A longer latency of an idle server, in nanoseconds, is the machine's: somebody was not running.
-/// (A wake takes up to 70 µs.)
+/// Latency of an idle server, in nanoseconds, above which the machine is the cause: server or
+/// client was not running. (A wake takes up to 70 µs.)
 pub const STALL_NS: u64 = 200_000;
 
 /// Nanoseconds of latency.
@@ -69,7 +69,7 @@ impl Errors {
 /// One disk's part.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct VmReport {
-    /// Where its server listens.
+    /// Socket of its server.
     pub socket: String,
     /// Requests outstanding per queue.
     pub depth: u16,
@@ -131,7 +131,7 @@ pub struct Report {
     /// Requests without an answer for 500 ms, in the warm-up too, with or without a call missing;
     /// the ring was then kicked. Also rings of which something never came back at the end.
     pub lost_wakeups: u64,
-    /// Of those: the answer was in the ring, and the call did not come.
+    /// Of those, the number whose answer was in the ring while the call did not come.
     pub lost_calls: u64,
     /// Requests that never came back, not even at the end.
     pub unanswered: u64,

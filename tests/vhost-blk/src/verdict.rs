@@ -1,4 +1,4 @@
-//! What a verification found, and why one could not be made.
+//! The result of a verification, and the reasons why one could not be made.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use crate::client::ClientError;
 /// Messages kept about damage; the rest is counted.
 const MAX_MESSAGES: usize = 20;
 
-/// What was found.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verdict {
     /// Requests acknowledged, by kind: read, write, flush, discard, write-zeroes.
@@ -87,7 +87,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Why a verification could not be made.
+/// Reason why a verification could not be made.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum VerifyError {

@@ -6,7 +6,7 @@
 //! more. A killed server is waited for and connected to again: with an inflight region the requests
 //! in flight come back by themselves, and each exactly once; without one they are submitted again.
 //!
-//! **Who kills.** A [`Killer`], if there is one.
+//! A [`Killer`] kills the server, if there is one.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,23 +22,24 @@ use crate::queue::Queue;
 pub use crate::verdict::{Verdict, VerifyError};
 use seeded::Random;
 
-/// How long the end waits for what is outstanding.
+/// Time for which the end waits for what is outstanding.
 const DRAIN: Duration = Duration::from_secs(20);
-/// How long a sleeping client sleeps at most: it looks for lost wake-ups and for dead servers then.
+/// Longest sleep of a sleeping client, nanoseconds: after it the client looks for lost wake-ups and
+/// for dead servers.
 const NAP_NS: i64 = 50_000_000;
 
 /// One verification.
 #[derive(Clone, Debug)]
 pub struct Verify {
-    /// Where the disks' servers listen. Disk `n` is written by client `first_client + n`.
+    /// Sockets of the disks' servers. Disk `n` is written by client `first_client + n`.
     pub sockets: Vec<PathBuf>,
-    /// What connections want; also depth and block.
+    /// Options of connections; also depth and block.
     pub options: Options,
     /// Number of the first disk's client, in its stamps.
     pub first_client: u32,
     /// Blocks of each disk used, from its start; at most those there are.
     pub blocks: usize,
-    /// How long requests are made before the final reading.
+    /// Time for which requests are made before the final reading.
     pub duration: Duration,
     /// Whether the client sleeps when its rings are empty, or polls.
     pub sleeps: bool,

@@ -249,7 +249,7 @@ fn a_wake_up_lost_outside_the_measured_time_is_counted_too() {
     };
     let in_warm_up = run(800);
     assert_eq!((in_warm_up.lost_wakeups, in_warm_up.unanswered), (1, 0));
-    // Not even a tenth of a second passes before the end: nobody kicks again.
+    // Not even a tenth of a second passes before the end: the client does not kick again.
     let at_the_end = run(0);
     assert_eq!((at_the_end.lost_wakeups, at_the_end.unanswered), (1, 1));
 }

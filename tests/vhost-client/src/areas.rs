@@ -1,4 +1,4 @@
-//! Where rings lie in the guest's memory: one after the other from offset 0, each area on a page of
+//! Places of rings in the guest's memory: one after the other from offset 0, each area on a page of
 //! its own, as Linux places them.
 
 use vhost_user::frontend;
@@ -12,7 +12,7 @@ const PAGE: usize = 4096;
 /// Guest-physical and user address of the first region; far from 0 and from each other, so that a
 /// back end that mistakes one for the other does not get away with it.
 pub const FIRST: (u64, u64) = (0x4000_0000, 0x7e00_0000_0000);
-/// Of a second region, which does not touch the first in either space.
+/// Addresses of a second region, which does not touch the first in either space.
 pub const SECOND: (u64, u64) = (0x1_8000_0000, 0x7f00_0000_0000);
 
 /// Areas of equal rings.
@@ -25,7 +25,7 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// Of rings with so many entries.
+    /// Areas of rings with so many entries.
     pub fn new(ring_size: u16, is_packed: bool) -> Self {
         let lens = Ring::area_lens(ring_size, is_packed);
         let ring_len = lens.iter().map(|len| len.next_multiple_of(PAGE)).sum();
@@ -53,7 +53,7 @@ impl Areas {
         }
     }
 
-    /// A ring as it is told to the back end, which is to go on at `base`.
+    /// Returns a ring in the form that the back end receives; the back end is to go on at `base`.
     pub fn described<'a>(
         &self,
         index: u8,

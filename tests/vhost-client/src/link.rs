@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost_user::frontend::{CallError, Connection, Offer};
 use vhost_user::wire::{ProtocolFeatures, feature};
 
-/// What a front end takes of a back end's offer.
+/// Features and limits with which a front end takes a back end's offer.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Virtio features to take where offered.
@@ -18,11 +18,11 @@ pub struct Wanted {
     pub protocol: ProtocolFeatures,
     /// Those of both without which it is no use to go on.
     pub required: (u64, ProtocolFeatures),
-    /// How long to wait for a listener, and for each reply.
+    /// Time to wait for a listener, and for each reply.
     pub timeout: Duration,
 }
 
-/// Why there is no connection.
+/// Reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum LinkError {
@@ -48,7 +48,7 @@ pub struct Link {
     pub features: u64,
     /// Protocol features acknowledged.
     pub protocol: ProtocolFeatures,
-    /// What GET_QUEUE_NUM says, or 1: queues of a disk, pairs of a network device.
+    /// Number that GET_QUEUE_NUM returned, or 1: queues of a disk, pairs of a network device.
     pub queues: u64,
 }
 

@@ -1,5 +1,5 @@
 //! A server inside this process: the protocol's session on a thread of its own, and a [`Service`]
-//! for the rings. For measuring this client's ceiling and for its tests; it serves nobody else.
+//! for the rings. For measuring this client's ceiling and for its tests only.
 //!
 //! One connection at a time. The thread alternates between the control socket and the service, and
 //! sleeps only where the service says that it has nothing to do and waits for kicks.
@@ -23,7 +23,7 @@ use crate::memory::Memory;
 
 /// Polls of the service between two looks at the control socket.
 const POLLS_PER_LOOK: u32 = 1 << 16;
-/// How long it sleeps at most, so that it sees when it is to end.
+/// Longest sleep of the thread, nanoseconds, so that it sees when it is to end.
 const NAP_NS: i64 = 20_000_000;
 
 /// The front end's memory, mapped.
@@ -46,12 +46,12 @@ impl Guest {
         })
     }
 
-    /// Where a guest-physical range lies, if it is in one region.
+    /// Returns the place of a guest-physical range, if it is in one region.
     pub fn gpa(&self, addr: u64, len: u64) -> Option<(&Memory, usize)> {
         self.find(|place| place.guest_addr, addr, len)
     }
 
-    /// Where a user address lies.
+    /// Returns the place of a range of user addresses, if it is in one region.
     pub fn user(&self, addr: u64, len: u64) -> Option<(&Memory, usize)> {
         self.find(|place| place.user_addr, addr, len)
     }
@@ -69,7 +69,7 @@ impl Guest {
     }
 }
 
-/// What serves the rings.
+/// Server of the rings.
 pub trait Service: Send {
     /// The configuration space.
     fn config(&self) -> [u8; 60] {
@@ -99,7 +99,7 @@ pub trait Service: Send {
     fn reset(&mut self) {}
 }
 
-/// What the thread does after a poll.
+/// Next step of the thread after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Poll again.
@@ -174,7 +174,7 @@ fn wait(fds: &[BorrowedFd<'_>]) {
         .iter()
         .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    // Whatever the outcome, everything is looked at again.
+    // Whether the poll succeeded or not, the caller polls everything anew.
     let _ = poll(&mut fds, Some(&nap));
 }
 

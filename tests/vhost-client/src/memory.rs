@@ -2,8 +2,8 @@
 //!
 //! UNSAFETY: the only module of this crate with `unsafe`. It maps the file and makes every access
 //! an atomic one inside bounds that are checked here, because the back end writes the same bytes.
-//! What has no safe wrapper in the crates at hand lives here too: the time-stamp counter, another
-//! process's clock, SCHED_IDLE.
+//! System calls and instructions without a safe wrapper in the crates at hand live here too: the
+//! time-stamp counter, another process's clock, SCHED_IDLE.
 //!
 //! Offsets are bytes from the start of the mapping. An access outside of it, or one that is not
 //! aligned, panics: offsets come from our own layout, never from the back end.
@@ -54,7 +54,8 @@ macro_rules! words {
 }
 
 impl Memory {
-    /// A new zeroed memory file of `len` bytes, present in memory, whose size nobody can change.
+    /// Creates a zeroed memory file of `len` bytes, present in memory, sealed so that its size
+    /// cannot change.
     ///
     /// # Errors
     /// The system refused the file, its size, the seals or the mapping.
@@ -221,7 +222,7 @@ pub(crate) fn process_clock(pid: u32) -> Option<Duration> {
     is_read.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
-/// Moves the calling thread to SCHED_IDLE: it runs when nobody else wants the processor.
+/// Moves the calling thread to SCHED_IDLE: it runs when no other thread wants the processor.
 ///
 /// # Errors
 /// The kernel refused.

@@ -1,4 +1,4 @@
-//! What a server's process costs: processor time, and memory from /proc.
+//! Costs of a server's process: processor time, and memory from /proc.
 
 use std::fs;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
 pub struct MemoryUse {
     /// Resident set.
     pub rss_kib: u64,
-    /// Proportional set: shared pages divided by those who share them.
+    /// Proportional set: shared pages divided by the number of processes that share them.
     pub pss_kib: u64,
     /// Its own: neither files nor what others share with it.
     pub anonymous_kib: u64,

@@ -14,10 +14,10 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity};
 
 use crate::host;
 
-/// How long a server may take until its sockets are there, and to stand still.
+/// Time within which a server's sockets must be there, and within which it must stand still.
 const START: Duration = Duration::from_secs(20);
 
-/// Why a server does not serve.
+/// Reason why a server does not serve.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
@@ -68,7 +68,7 @@ impl Files {
         &self.directory
     }
 
-    /// Where so many ports or disks listen.
+    /// Returns the sockets of so many ports or disks.
     pub fn sockets(&self, count: usize) -> Vec<PathBuf> {
         let socket = |at| self.directory.join(format!("{at}.s"));
         (0..count).map(socket).collect()
@@ -169,7 +169,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Where its ports or disks listen.
+    /// Returns the sockets of its ports or disks.
     pub fn sockets(&self) -> &[PathBuf] {
         &self.sockets
     }
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_installed_is_known_before() {
+    fn missing_program_is_known_before_its_start() {
         assert!(is_installed("sh") && is_installed("/bin/sh"));
         assert!(!is_installed("no-such-program") && !is_installed("/bin/no-such-program"));
     }

@@ -1,4 +1,4 @@
-//! Which frames of one transmit queue arrived.
+//! Account of one transmit queue: the frames of it that arrived.
 //!
 //! Frames are expected in their order. One that is passed over is missing until it arrives after
 //! all (late) or the window ends (lost). A number that has arrived already is a duplicate, one that
@@ -32,7 +32,7 @@ impl Counts {
     }
 }
 
-/// How a frame stands to those before it.
+/// Relation of a frame to those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// The first of its number.
@@ -118,12 +118,12 @@ impl Account {
         given_up
     }
 
-    /// What was counted since the last call.
+    /// Takes the counts since the last call.
     pub fn take_counts(&mut self) -> Counts {
         std::mem::take(&mut self.counts)
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub const fn counts(&self) -> Counts {
         self.counts
     }

@@ -1,4 +1,4 @@
-//! This client's own ceiling: what it measures when the server costs next to nothing.
+//! This client's own ceiling: its results when the server costs next to nothing.
 //!
 //! A [`Loopback`] server on another CPU returns transmitted buffers unread (`Sink`), writes a
 //! header and no frame into receive buffers (`Source`), or copies frames from the one to the other
@@ -33,7 +33,7 @@ const NO_EVENTS: u16 = 1;
 /// Frames under way in a loop.
 pub const WINDOW: u64 = 128;
 
-/// What the server does with frames.
+/// Treatment of frames by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Returns what is sent, unread.

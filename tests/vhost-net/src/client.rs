@@ -35,7 +35,7 @@ pub mod feature {
     pub const MQ: u64 = 1 << 22;
 }
 
-/// What a client wants; it gets what the back end offers of it.
+/// Options of a client; of features it gets those that the back end offers.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Virtio features to take where offered.
@@ -52,7 +52,7 @@ pub struct Options {
     pub buffer_len: u32,
     /// Bytes of the longest frame to send.
     pub max_frame: u32,
-    /// How long to wait for a listener, and for each reply.
+    /// Time to wait for a listener, and for each reply.
     pub timeout: Duration,
 }
 
@@ -74,7 +74,7 @@ impl Options {
         }
     }
 
-    /// Takes these features, and does without a back end that does not offer them.
+    /// Takes these features, and refuses a back end that does not offer them.
     #[must_use]
     pub const fn require(mut self, features: u64) -> Self {
         self.features |= features;
@@ -106,7 +106,7 @@ impl Default for Options {
     }
 }
 
-/// Why a client does not work.
+/// Reason why a client does not work.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {

@@ -1,4 +1,4 @@
-//! Loads on ports, from one thread, and what they report.
+//! Loads on ports, from one thread, and their reports.
 //!
 //! ```text
 //! Driver::connect ─▶ measure ─▶ measure … (windows)      a window: warm-up │ measured │ drained
@@ -30,7 +30,7 @@ const ROUNDS_PER_CHECK: u32 = 1 << 12;
 /// Windows of at most so many frames have their latencies taken.
 const LATENCY_WINDOW: u64 = 8;
 
-/// How long is waited for frames that may be lost.
+/// Time to wait for frames that may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// A queue of whose frames none arrives for so long gives those under way up.
@@ -49,7 +49,7 @@ impl Default for Patience {
     }
 }
 
-/// Why nothing is measured.
+/// Reason why nothing is measured.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DriveError {
@@ -79,15 +79,15 @@ struct Port {
     arrives: bool,
     expected: Expected,
     is_stamped: bool,
-    /// Of its first pair.
+    /// Account of its first pair.
     first_account: usize,
     sums: Sums,
     latency: Histogram,
-    /// What the server makes.
+    /// Frame that the server makes.
     made: Vec<u8>,
-    /// When the next frame is due, of a load with a rate.
+    /// Time at which the next frame is due, of a load with a rate.
     due: u64,
-    /// When it was visited last, and the times between visits, of a port whose latencies are taken.
+    /// Time of its last visit, and the times between visits, of a port whose latencies are taken.
     looked_at: u64,
     looks: Histogram,
 }

@@ -42,14 +42,14 @@ pub const fn mac(port: u8) -> Mac {
     [0x02, 0, 0, 0, 0x37, port]
 }
 
-/// What a frame says of itself.
+/// Fields that a frame holds about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// The transmit queue's number.
     pub queue: u16,
     /// The frame's own.
     pub number: u64,
-    /// When it was made available.
+    /// Time at which it was made available, nanoseconds.
     pub time: u64,
 }
 
@@ -60,7 +60,7 @@ impl Stamp {
     }
 }
 
-/// What is the same in all frames of one queue.
+/// Writes the part that is the same in all frames of one queue.
 pub fn prepare(memory: &Memory, at: usize, to: Mac, from: Mac, queue: u16) {
     let mut head = [0; NUMBER];
     head[..6].copy_from_slice(&to);

@@ -11,7 +11,7 @@ use vhost_user::wire::MemRegion;
 
 use crate::frame::HEADER_LEN;
 
-/// Where the frame starts in a buffer.
+/// Offset of the frame in a buffer.
 const FRAME: usize = 64;
 const LINE: usize = 64;
 
@@ -76,7 +76,7 @@ impl Layout {
         FIRST.0 + offset as u64
     }
 
-    /// The one region, as the back end is told.
+    /// Returns the one region as the back end receives it.
     pub fn regions(&self) -> [MemRegion; 1] {
         [areas::region(FIRST, 0, self.len)]
     }

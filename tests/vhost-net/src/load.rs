@@ -1,25 +1,25 @@
-//! Ports, and what they are loaded with.
+//! Ports and their loads.
 
 use std::path::{Path, PathBuf};
 
 use crate::client::Options;
 use crate::frame::{self, MIN_FRAME, Mac};
 
-/// When frames are sent, by each pair.
+/// Times at which frames are sent, by each pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
     /// Never.
     Silent,
-    /// In bursts, whenever the ring has room.
+    /// Bursts, whenever the ring has room.
     Flood,
-    /// As long as fewer than so many are under way, of a port whose frames arrive; 1: there and
-    /// back, one at a time.
+    /// Whenever fewer than so many are under way, of a port whose frames arrive; 1: there and back,
+    /// one at a time.
     Window(u64),
     /// So many per second, at equal distances.
     Rate(f64),
 }
 
-/// What is sent.
+/// Content of the frames that are sent.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// Stamped frames of so many bytes, at least [`MIN_FRAME`].
@@ -33,7 +33,7 @@ pub enum Content {
     },
 }
 
-/// What a port receives.
+/// Frames that a port receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Stamped frames of any port of the driver; others are counted as foreign.
@@ -45,19 +45,19 @@ pub enum Expected {
 /// One port and its load.
 #[derive(Clone, Debug)]
 pub struct PortSpec {
-    /// Where its server listens.
+    /// Socket of its server.
     pub socket: PathBuf,
-    /// What to take of its offer.
+    /// Features to take of its offer, and sizes.
     pub options: Options,
-    /// When frames are sent.
+    /// Times at which frames are sent.
     pub load: Load,
-    /// What is sent.
+    /// Content of the frames that are sent.
     pub content: Content,
-    /// Where to, and from.
+    /// Destination and source.
     pub addresses: (Mac, Mac),
     /// Whether what is sent arrives at a port of the driver.
     pub arrives: bool,
-    /// What is received.
+    /// Frames that are received.
     pub expected: Expected,
 }
 

@@ -1,9 +1,9 @@
-//! What ports did in a window.
+//! Reports of the ports for a window.
 
 use crate::account::Counts;
 use crate::hist::Histogram;
 
-/// What one port did in a window.
+/// Report of one port for a window.
 #[derive(Clone, Debug, Default)]
 pub struct PortReport {
     /// Frames received per second: whole, of the expected length, each once.
@@ -17,7 +17,7 @@ pub struct PortReport {
     /// Nanoseconds between two visits to the port, where latencies are taken: a frame that has come
     /// waits up to so long for this client.
     pub looks: Histogram,
-    /// What was wrong with frames received.
+    /// Counts of wrong frames among those received.
     pub wrong: Wrong,
     /// Frames whose bytes were all checked.
     pub checked: u64,
@@ -25,7 +25,7 @@ pub struct PortReport {
     pub foreign: u64,
     /// Frames that the server took in the whole window.
     pub taken: u64,
-    /// What was sent from here, and how it arrived; of a port whose frames arrive.
+    /// Counts of the frames sent from here and of their arrival; of a port whose frames arrive.
     pub counts: Counts,
     /// Kicks written.
     pub kicks: u64,
@@ -55,7 +55,7 @@ impl Wrong {
     }
 }
 
-/// What all ports did in a window.
+/// Report of all ports for a window.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Measured.

@@ -177,15 +177,15 @@ impl Transmit {
 /// A frame that arrived, still in its buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived {
-    /// Where its first byte lies.
+    /// Offset of its first byte.
     pub at: usize,
     /// Its bytes.
     pub len: u32,
-    /// Of them in the first buffer.
+    /// Number of them in the first buffer.
     pub first_len: u32,
 }
 
-/// What a device may not say of a received frame.
+/// Violation of the specification in a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// Fewer bytes than a header, or more than the buffer has.
@@ -448,7 +448,8 @@ impl Pair {
         self.transmit.queue.ring.disarm(memory);
     }
 
-    /// The rings with their notifiers, as they are told to the back end: receive, then transmit.
+    /// Returns the rings with their notifiers, as the back end receives them: receive, then
+    /// transmit.
     pub fn rings(&self) -> [(u8, &Notifiers); 2] {
         [&self.receive.queue, &self.transmit.queue]
             .map(|queue| (queue.index as u8, &queue.notifiers))

@@ -23,7 +23,7 @@ pub(crate) struct Sums {
 pub(crate) struct Sender {
     pub(crate) account: Account,
     pub(crate) frame_len: u32,
-    /// What had arrived when something did last, and when that was.
+    /// Number of frames that have arrived, and when that number changed last.
     pub(crate) progress: (u64, u64),
 }
 

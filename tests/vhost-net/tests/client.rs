@@ -50,7 +50,7 @@ fn run(fault: Fault, options: Options, load: Load, frame_len: u32) -> Result<Rep
     measure(&mut driver, fault == Fault::None)
 }
 
-/// A window in which the server's thread has its turns, on whatever CPUs there are.
+/// A window in which the server's thread has its turns, on any number of CPUs.
 fn measure(driver: &mut Driver, loses_nothing: bool) -> Result<Report, DriveError> {
     let wait = |millis| Duration::from_millis(millis);
     driver.set_patience(match loses_nothing {

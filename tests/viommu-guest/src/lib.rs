@@ -69,7 +69,7 @@ pub fn machine(is_trapped: bool) -> (Owner, GuestRam) {
     (owner, ram)
 }
 
-/// How the guest's exits reach the owner, and how the owner gets its turn.
+/// Path of the guest's exits to the owner, and of the owner's turns.
 pub trait Bus {
     fn ask(&mut self, op: Op) -> u64;
     /// The guest waits a little.
@@ -209,7 +209,7 @@ impl<B: Bus> Guest<B> {
         assert_eq!(self.read(status, 1), 15, "the device is on");
     }
 
-    /// Puts a request into the ring. Whether its device wants to hear of it.
+    /// Puts a request into the ring. Returns whether its device wants a kick.
     pub fn put(&mut self, request: &[u8]) -> bool {
         self.driver.put(REQUEST, request);
         self.driver.put(TAIL, &[0xff; 4]);

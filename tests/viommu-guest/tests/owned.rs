@@ -1,4 +1,4 @@
-//! The function under its owner: how soon it answers, and when it wants to be told.
+//! The function under its owner: the time of its answers, and the kicks that it asks for.
 
 use guest_mem::{Iommu, Iova, Perm};
 use sidecore::{Activity, Poller};
@@ -44,10 +44,10 @@ fn a_request_is_answered_within_the_sweep_that_takes_it() {
 }
 
 #[test]
-fn who_polls_need_not_be_told_and_who_sleeps_is_told_once() {
+fn polling_device_needs_no_kick_and_sleeping_device_one() {
     let mut guest = guest(false);
     settle(&mut guest);
-    // The first one of all is told of: a ring begins so.
+    // The very first request needs a kick: a ring begins so.
     assert_eq!(guest.request(&attach(1, DISK)), 0);
     assert_eq!(guest.request(&detach(1, DISK)), 0);
     for request in requests() {
@@ -70,7 +70,7 @@ fn who_polls_need_not_be_told_and_who_sleeps_is_told_once() {
 }
 
 #[test]
-fn a_trapped_one_is_told_of_each_request_and_sees_none_before() {
+fn a_trapped_device_gets_a_kick_for_each_request_and_sees_none_before() {
     let mut guest = guest(true);
     settle(&mut guest);
     for request in requests() {
@@ -98,7 +98,7 @@ fn a_trapped_one_is_told_of_each_request_and_sees_none_before() {
 }
 
 #[test]
-fn a_trapped_one_hears_of_the_end_of_an_access_that_an_unmap_waits_for() {
+fn a_trapped_device_is_notified_of_the_end_of_an_access_that_an_unmap_waits_for() {
     for is_trapped in [false, true] {
         let mut guest = guest(is_trapped);
         assert_eq!(guest.request(&attach(7, DISK)), 0);

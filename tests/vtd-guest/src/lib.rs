@@ -1,8 +1,8 @@
 //! A guest of one VT-d unit, for tests: builds tables, submits descriptors, and drives the unit
 //! through any of the three front ends with the same script.
 //!
-//! The tests of the unit as its guest, its functions and its host see it are this crate's: `vtd`
-//! cannot be tested with what needs it. Those of `vtd-client` use it too.
+//! The tests of the unit as its guest, its functions and its host see it are in this crate: `vtd`
+//! cannot be tested by crates that depend on it. Tests of `vtd-client` use it too.
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "names say it, as in a driver")]
 
@@ -15,7 +15,7 @@ use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Event, Parked, Progress, Sink, Unit};
 
 pub const RAM: u64 = 16 << 20;
-/// Where the fixed structures lie.
+/// Addresses of the fixed structures.
 pub const ROOT: u64 = 0x1000;
 pub const CONTEXTS: u64 = 0x2000;
 pub const QUEUE: u64 = 0x3000;
@@ -135,7 +135,7 @@ pub const fn wait_interrupt() -> u128 {
     0x15
 }
 
-/// What the unit said.
+/// Messages and events of the unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outbox {
     pub messages: Vec<(u64, u32)>,
@@ -176,7 +176,7 @@ pub struct Machine<M: PhysMem> {
     pub tail: u64,
     front: Front,
     leases: Vec<LeaseId>,
-    /// In page modes: work after every write, as a fast sidecore would.
+    /// Whether the unit works after every write, as a fast sidecore would; in page modes.
     pub is_eager: bool,
 }
 
@@ -313,7 +313,7 @@ impl<M: PhysMem> Machine<M> {
 
 /// A submission: descriptors at the tail of a 256-entry queue, then IQT.
 impl<M: PhysMem + HasRam> Machine<M> {
-    /// As a driver: latch the tables, turn the queue on, flush, turn translation on.
+    /// Does what a driver does: latch the tables, turn the queue on, flush, turn translation on.
     pub fn boot(&mut self) {
         self.write8(reg::IQT, 0);
         self.write8(reg::IQA, QUEUE);

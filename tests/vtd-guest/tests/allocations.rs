@@ -10,7 +10,7 @@ use vtd::{AccessLen, Config, Event, Sink, Unit};
 use vtd_guest::*;
 
 thread_local! {
-    /// How often this thread has allocated.
+    /// Number of allocations of this thread.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Hears nothing, so that what is counted is the unit's.
+/// Sink that ignores everything, so that only the unit's allocations are counted.
 struct Deaf;
 
 impl Sink for Deaf {
@@ -70,7 +70,7 @@ fn faulted(guest: &Guest) -> Unit {
     machine.unit
 }
 
-/// What is stored: nothing, everything, the bit that clears a fault, a small number.
+/// Values that are stored: nothing, everything, the bit that clears a fault, a small number.
 const VALUES: [u32; 4] = [0, u32::MAX, 1 << 31, 0x40];
 
 #[test]

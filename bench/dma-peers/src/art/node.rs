@@ -46,7 +46,7 @@ impl Ref {
     }
 }
 
-/// What every inner node has.
+/// Fields that every inner node has.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Header {
     /// Bytes that all keys below share after those above, `prefix_len` of them.

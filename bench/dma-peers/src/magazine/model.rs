@@ -50,7 +50,7 @@ impl World {
     }
 }
 
-/// What one core does.
+/// Work of one core.
 fn work(world: &World, held: usize) {
     let mut rack = Rack::default();
     for _ in 0..2 {

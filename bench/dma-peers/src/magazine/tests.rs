@@ -1,4 +1,4 @@
-//! What the papers promise: few visits to the depot, bounded caches; and what is done about limits
+//! The papers' guarantees, few visits to the depot and bounded caches; and the handling of limits
 //! and exhaustion.
 
 use std::vec::Vec;
@@ -108,7 +108,7 @@ fn limits_have_magazines_of_their_own() {
 }
 
 #[test]
-fn who_finds_nothing_asks_the_others() {
+fn core_that_finds_no_range_asks_the_others_to_drain() {
     let aperture = Aperture::new(IovaPfn::new(1), IovaPfn::new(16), &[]).expect("pages");
     let space = small(aperture, 3);
     let mut one = space.claim(CoreId(0)).expect("free");

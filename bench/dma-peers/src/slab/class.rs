@@ -18,7 +18,7 @@ struct Slab {
 /// The slabs of one order.
 pub(super) struct Class {
     order: u8,
-    /// By number: first page shifted right by [`SLAB_ORDER`].
+    /// Slabs by number: first page shifted right by [`SLAB_ORDER`].
     slabs: BTreeMap<u64, Slab>,
     /// Those with free objects; the highest is used first.
     partial: BTreeSet<u64>,

@@ -13,7 +13,7 @@ fn space(arena_pages: u64, cores: usize) -> SlabAllocator {
     SlabAllocator::with_config(aperture.expect("pages"), cores, config).expect("cores")
 }
 
-/// What the module's head says, and the fixed parts.
+/// Bound that the module's head gives, and the fixed parts.
 fn bound(pages: usize, cores: usize, from_tree: usize) -> usize {
     let states = pages + (36 << 10);
     let lists = cores * 10 * 16 * 8;

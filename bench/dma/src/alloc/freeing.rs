@@ -30,7 +30,7 @@ fn per_page(free: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_nanos() as f64 / LIVE as f64)
 }
 
-/// In a random order.
+/// Returns `items` in a random order.
 fn shuffled<T>(mut items: Vec<T>, random: &mut Random) -> Vec<T> {
     for at in (1..items.len()).rev() {
         items.swap(at, random.below(at as u64 + 1) as usize);

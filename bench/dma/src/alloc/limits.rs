@@ -1,6 +1,6 @@
-//! What loops do not show, ours beside Linux's: an allocation that fails, what a core that is out
-//! of addresses costs its neighbour, what an idle core keeps, the first allocations, and bytes of
-//! bookkeeping.
+//! Costs that loops do not show, ours beside Linux's: an allocation that fails, the cost of a core
+//! that is out of addresses to its neighbour, the space that an idle core keeps, the first
+//! allocations, and bytes of bookkeeping.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl<W: Worker> Task for Starving<W> {
     }
 }
 
-/// Random numbers, which count for nothing: a neighbour that leaves everybody alone.
+/// Random numbers, which count for nothing: a neighbour that does not disturb.
 struct Quiet(Random);
 
 impl Task for Quiet {
@@ -178,7 +178,7 @@ fn exhaustion(turns: &Turns, record: &mut Record, linux: Option<&'static Linux>)
     }
 }
 
-/// What B gets of a space that A took whole, freed, and left alone.
+/// Measures how much B gets of a space that A took whole, freed, and left alone.
 fn idle(record: &mut Record, linux: Option<&'static Linux>) -> Result<()> {
     fn gets<S: Subject>(subject: &S, last: u64) -> Result<(u64, u64)> {
         let take = |worker: &mut S::Worker| -> Vec<u64> {

@@ -21,8 +21,8 @@ use crate::measure::{BATCH, Random, Task, Tasks};
 /// Slots of the loops with several ranges in flight.
 pub const WINDOW: usize = 256;
 
-/// What a thread of a window loop does. Sizes are `from` pages and up to `mask` more, by bits of a
-/// random number.
+/// Parameters of a thread of a window loop. Sizes are `from` pages and up to `mask` more, by bits
+/// of a random number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Ranges held: a power of two, and a multiple of `burst`.
@@ -35,8 +35,8 @@ pub struct Window {
     pub mask: u64,
     /// The highest page.
     pub last: u64,
-    /// Of the first ranges held so many, evenly spread, are freed by another core, which rests from
-    /// then on.
+    /// Number of the first ranges held, evenly spread, that another core frees; that core rests
+    /// from then on.
     pub strays: usize,
 }
 
@@ -89,8 +89,8 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
             random: Random::of_core(id),
             slots: Vec::with_capacity(window.live),
             oldest: 0,
-            // So that no size and no limit is a constant to the compiler, which knows who calls
-            // this with what.
+            // So that no size and no limit is a constant to the compiler, which sees the callers
+            // and their arguments.
             window: std::hint::black_box(window),
             rests: None,
         };
@@ -116,14 +116,14 @@ pub fn windows<S: Subject>(subject: &S, threads: usize, window: Window) -> Resul
     (0..threads).map(task).collect()
 }
 
-/// What a thread of a window loop holds.
+/// State of a thread of a window loop.
 struct Held<W: Worker> {
     worker: W,
     random: Random,
     slots: Vec<u64>,
     oldest: usize,
     window: Window,
-    /// What freed the strays.
+    /// Handle that freed the strays.
     rests: Option<W>,
 }
 
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_through_a_ring_is_freed_once() {
+    fn ranges_that_pass_through_a_ring_are_freed_once() {
         let cpus = host::cpus().expect("known");
         if cpus.len() < 2 {
             println!("skipped: one CPU");

@@ -1,4 +1,4 @@
-//! Allocators of other people, as one would use them between threads: behind a mutex of the
+//! Allocators of other projects, as one would use them between threads: behind a mutex of the
 //! standard library.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_thread_of_a_peer_allocates_another_frees() {
+    fn ranges_of_a_peer_are_freed_by_another_thread() {
         pairs(&range_alloc());
         pairs(&vm_allocator().expect("the space is valid"));
     }

@@ -1,5 +1,5 @@
-//! What the loops allocate from: our allocators through the traits of `iova`, Linux's, other
-//! people's, all through one trait whose ranges are a word.
+//! The subjects of the loops: our allocators through the traits of `iova`, Linux's, and other
+//! projects', all through one trait whose ranges are a word.
 //!
 //! Every allocator is one call that is not inlined ([`Called`]), with sizes and limits that the
 //! compiler does not know. [`Core`] alone is inlined, as a caller in Rust may have it.
@@ -14,11 +14,11 @@ use iova::{Access, CoreAllocator, CoreId, IovaAllocator, IovaPfn, IovaRange, Req
 
 use super::FIRST_PAGE;
 
-/// How far up a slot has the number of pages.
+/// Position in a slot of the number of pages, in bits.
 const PAGES_SHIFT: u32 = 48;
 
-/// What a range is in a window or a ring, of every allocator: a word of its first page and, above,
-/// how many there are.
+/// Returns the word that a range is in a window or a ring, of every allocator: its first page and,
+/// above, the number of pages.
 #[inline(always)]
 pub fn slot(first: u64, pages: u64) -> u64 {
     first | pages << PAGES_SHIFT
@@ -212,7 +212,7 @@ impl Subject for Identity {
     }
 }
 
-/// Physical pages that one core's buffers lie in, 16 GiB: a window of 65,536 has long let go of a
+/// Physical pages that one core's buffers lie in, 16 GiB: a window of 65,536 has long released a
 /// page when its turn comes again.
 const IDENTITY_PAGES: u64 = 1 << 22;
 

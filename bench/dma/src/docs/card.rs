@@ -11,7 +11,8 @@ use crate::paper;
 use crate::record::or_dash;
 use crate::reuse::STRUCTURES;
 
-/// Where a simpler policy is faster than one that keeps mappings, before anything else is said.
+/// Adds the lines on cases where a simpler policy is faster than one that keeps mappings, before
+/// all others.
 pub fn first(page: &mut Page, figures: &Object) {
     let mut lines = Vec::new();
     for load in &LOADS {

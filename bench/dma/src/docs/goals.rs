@@ -5,13 +5,13 @@ use report::Object;
 use super::{Page, remarks, strings};
 use crate::record::or_dash;
 
-/// What a key should be.
+/// Target of a key.
 pub enum Goal {
     /// At most.
     Most(f64),
     /// At least.
     Least(f64),
-    /// Shown, and judged by nobody.
+    /// Shown, and not judged.
     None,
 }
 
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_goal_is_never_missed() {
+    fn key_without_a_goal_is_never_missed() {
         let mut figures = Object::default();
         figures.number("a1_2thr_vs_separate", 1.06);
         figures.number("opt4096_share", 0.1);

@@ -148,7 +148,7 @@ pub fn beside_linux(page: &mut Page, figures: &Object) {
     }
 }
 
-/// What the papers describe and other people's crates, each behind a call.
+/// Adds the table of the papers' allocators and other projects' crates, each behind a call.
 pub fn allocation(page: &mut Page, figures: &Object) {
     page.line("\n## IOVA allocation, every allocator\nNanoseconds of an allocation and a free, per thread, as measured; two crates of other people behind a mutex.");
     let mut head = strings(&["loop", "threads", "round trip"]);

@@ -1,5 +1,5 @@
-//! The results page, from the figures of one run and the [`remarks`] on them: what was not measured
-//! stays a dash, what missed its target says so.
+//! The results page, from the figures of one run and the [`remarks`] on them: figures that were not
+//! measured are a dash, those that missed their target are marked.
 
 mod card;
 mod goals;

@@ -2,8 +2,8 @@
 //!
 //! A section of that file begins with a line `## missed: KEY, KEY` and stands on the page if one of
 //! these targets was missed, or with `## always`. `{KEY}` in its text becomes that figure of the
-//! run, so that a remark never contradicts the table above it. What stands before the first section
-//! is for whoever edits the file.
+//! run, so that a remark never contradicts the table above it. The text before the first section is
+//! for those who edit the file.
 
 use std::fmt::Write as _;
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_without_a_remark_is_named() {
+    fn missed_target_without_a_remark_is_named() {
         let mut page = Page(String::new());
         write(&mut page, &Object::default(), &["no_such_target"]);
         assert!(

@@ -3,9 +3,9 @@
 //! side.
 //!
 //! Linux's is `alloc_iova_fast`, `generic_pt` and `free_iova_fast` behind one call each for map and
-//! unmap, strict, without the lock of its invalidation queue: also what ours deferred and ours that
-//! give tables back are compared with. A slot of the window is what the interface gives: a
-//! `Mapping` of ours, an address of Linux's.
+//! unmap, strict, without the lock of its invalidation queue. Our deferred policy, and ours that
+//! gives tables back, are compared with the same. A slot of the window holds what the interface
+//! returns: a `Mapping` of ours, an address of Linux's.
 #![expect(
     unsafe_code,
     reason = "a mapper that gives tables back trusts its allocator; Linux's unmap trusts its caller"
@@ -28,7 +28,7 @@ use crate::alloc::{self, Best, FIRST_PAGE, LAST_PAGE, space};
 use crate::measure::{BATCH, Case, Random, Task, Tasks, Turns};
 use crate::record::Record;
 
-/// What one core maps through.
+/// Map and unmap of one core.
 trait Maps: Send + 'static {
     type Mapping: Send + 'static;
 
@@ -66,8 +66,8 @@ pub fn mapper(cores: usize, policy: Policy, reclaims: bool) -> Result<Mapper> {
     }
     let domain = domain(Best::retiring(space()?, cores)?)?;
     // SAFETY: the allocators of `iova` give out nothing of a chunk between `retire` and `recycle`,
-    // nor anything that is allocated, which their tests check; there is no hardware to forget
-    // anything; and nobody else has the table or the allocator, which were made here.
+    // nor anything that is allocated, which their tests check; there is no hardware that could have
+    // cached anything; and no other code has the table or the allocator, which were made here.
     Ok(unsafe { DmaMapper::new_reclaiming(domain, policy, limits) }?)
 }
 
@@ -117,7 +117,8 @@ impl Maps for OfLinux {
     }
 }
 
-/// What the threads of a row do: hold `live` mappings of `size` bytes, replace a random one.
+/// Parameters of the threads of a row: each holds `live` mappings of `size` bytes and replaces a
+/// random one.
 #[derive(Clone, Copy)]
 struct Window {
     live: usize,

@@ -16,7 +16,7 @@ use crate::alloc::loops::WINDOW;
 use crate::alloc::subject::{Subject, Worker};
 use crate::measure::{BATCH, Task, Tasks};
 
-/// Where runs leave what their mappers say.
+/// Facts of the mappers of all runs.
 #[derive(Clone, Default)]
 pub struct Sink(Arc<Mutex<Vec<Facts>>>);
 
@@ -29,7 +29,7 @@ impl Sink {
             .push(facts);
     }
 
-    /// What all runs left, in their order.
+    /// Takes the facts of all runs, in their order.
     pub fn take(&self) -> Vec<Facts> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,5 +1,4 @@
-//! A table that translates nothing: what is left is the bookkeeping, which is what the loops d
-//! measure.
+//! A table that translates nothing: only the bookkeeping is left, which the loops d measure.
 
 use std::convert::Infallible;
 

@@ -10,7 +10,7 @@ use dma_map::mapper::{Optimistic, Reuse, Teardown, Window};
 pub struct Named {
     /// The name.
     pub name: &'static str,
-    /// What it is.
+    /// The policy.
     pub policy: Policy,
 }
 
@@ -24,7 +24,7 @@ pub const DEFERRED_256: Policy = Policy::STRICT.with_teardown(Teardown::Deferred
     age: Duration::from_millis(10),
 }));
 
-/// Combining, in which nobody waits for others while the hardware is idle.
+/// Combining in which no core waits for others while the hardware is idle.
 pub const COMBINING_AT_ONCE: Policy =
     Policy::STRICT.with_teardown(Teardown::Combining { looks: 0 });
 

@@ -29,7 +29,7 @@ pub type Mapper<T> = DmaMapper<Best, T, Hardware, Arc<Time>>;
 /// One core of it.
 pub type Core<T> = MapperCore<Best, T, Hardware, Arc<Time>>;
 
-/// What tables are configured as.
+/// Configuration of the tables.
 pub const CONFIG: TableConfig = TableConfig {
     levels: 4,
     leaves: LeafSizes::ONE_G,
@@ -81,7 +81,7 @@ impl Clock for Time {
     }
 }
 
-/// How long the hardware takes for a command, nanoseconds.
+/// Time that the hardware takes for a command, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// For pages.
@@ -118,7 +118,7 @@ impl Costs {
     }
 }
 
-/// What a mapper and its hardware say after a run.
+/// Counts of a mapper and its hardware after a run.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Nanoseconds that the hardware was busy: commands × their costs.
@@ -132,8 +132,8 @@ pub struct Facts {
     pub risk: Risk,
     /// Hits and misses, and what had to go.
     pub reuse: Counts,
-    /// The longest time between two ticks: while the machine keeps every thread from running nobody
-    /// ticks, and the bounds on ages hold up to that.
+    /// The longest time between two ticks, nanoseconds: while the machine keeps every thread from
+    /// running, no thread ticks, and the bounds on ages hold up to that.
     pub tick_max_ns: u64,
     /// Whether the documented bound held, up to the longest time between two ticks and 100 µs for
     /// what a tick does.
@@ -149,7 +149,8 @@ pub struct Rig<T: IoMap + 'static> {
     ticks: CachePadded<Ticks>,
 }
 
-/// When whoever comes first ticks. Nothing is passed from one tick to the next: all is relaxed.
+/// Times of the last tick and of the longest pause, nanoseconds; the first thread that finds a tick
+/// due makes it. No data is passed from one tick to the next: all is relaxed.
 #[derive(Default)]
 struct Ticks {
     last: AtomicU64,
@@ -233,7 +234,7 @@ impl<T: IoMap + 'static> Rig<T> {
         self.pairs.fetch_add(pairs, Ordering::Relaxed);
     }
 
-    /// What happened so far.
+    /// Returns the facts of the run so far.
     pub fn facts(&self) -> Facts {
         let risk = self.mapper.risk();
         let (_, commands) = self.mapper.invalidator().counts();

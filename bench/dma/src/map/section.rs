@@ -25,7 +25,7 @@ const D_POLICIES: [(&str, Policy); 6] = [
     ("deferred", DEFERRED_256),
 ];
 
-/// What a command takes, nanoseconds.
+/// Duration of a command, nanoseconds.
 pub const FLUSHES: [u64; 2] = [0, 500];
 
 /// One row: a policy, over a table or over none.
@@ -129,8 +129,8 @@ fn run(
     keyed
 }
 
-/// What two threads reach together through a policy where a command takes 500 ns, against strict
-/// behind a lock. Ratios of throughput: above 1 is faster.
+/// Records the throughput of two threads through a policy where a command takes 500 ns, against
+/// strict behind a lock. Ratios of throughput: above 1 is faster.
 fn against_lock(record: &mut Record, found: &[(String, Result<Outcome>)]) {
     let of = |policy: &str| {
         let key = format!("d_{policy}_f500");

@@ -1,4 +1,4 @@
-//! What this machine can do at all: printed beside the figures, which are as measured.
+//! The machine's primitives, printed beside the figures, which are as measured.
 //!
 //! * **floor**: an object taken from an array that its core owns and put back, two calls that are
 //!   not inlined;

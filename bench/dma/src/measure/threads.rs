@@ -11,8 +11,7 @@ use report::host;
 /// Pairs between two looks at the flag.
 pub const BATCH: u64 = 1024;
 
-/// What one thread does. It is made, and after the run cleaned up, by the thread that starts the
-/// run.
+/// Work of one thread. It is made, and after the run cleaned up, by the thread that starts the run.
 pub trait Task: Send {
     /// Does [`BATCH`] pairs and returns how many of them count; a thread that waits for another one
     /// looks at `stop` while it waits, and returns early.
@@ -25,7 +24,7 @@ pub trait Task: Send {
 /// The threads of one run.
 pub type Tasks = Vec<Box<dyn Task>>;
 
-/// What one run found.
+/// Result of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// Nanoseconds of a pair, per thread: the longest thread's time on the wall × threads that

@@ -1,13 +1,13 @@
 //! Figures that are compared take turns; two threads that were disturbed are run again.
 //!
-//! A processor that shares a core with somebody else's runs faster or slower from second to second,
+//! A processor that shares a core with another guest's runs faster or slower from second to second,
 //! so cases are compared turn by turn, and a cache line's round trip is measured before each run of
 //! two threads. A turn, and a run that is repeated, waits a little for CPUs that are not idle. A
 //! run of two threads counts if both were running for 98.5 % of it (time that the hypervisor gave
-//! to others is none of theirs); it has three attempts, and what was disturbed in all of them is
+//! to others is none of theirs); it has three attempts. A case that was disturbed in all of them is
 //! counted, and left out where another turn was not. Runs so short that they are no measurement
-//! have one attempt, and few looks at the round trip: on a machine that is busy each of them waits
-//! for a CPU.
+//! have one attempt, and few measurements of the round trip: on a machine that is busy each of them
+//! waits for a CPU.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -23,17 +23,17 @@ const UNDISTURBED: f64 = 0.985;
 const IDLE: f64 = 0.9;
 /// Looks at the CPUs before a turn begins all the same.
 const LOOKS: usize = 3;
-/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement,
-/// wait for nobody and are not run again.
+/// Half the length of a look: the kernel counts in steps of 10 ms. Shorter runs are no measurement;
+/// they do not wait for idle CPUs and are not run again.
 const SHORT: Duration = Duration::from_millis(50);
 
 /// One thing to time. Its threads and what they work on are made anew for every run.
 pub struct Case<'a> {
-    /// What the table calls it.
+    /// Name in the table.
     pub name: String,
-    /// How many threads [`make`](Self::make) returns.
+    /// Number of threads that [`make`](Self::make) returns.
     pub threads: usize,
-    /// Threads that sleep inside the loop cannot be told from disturbed ones.
+    /// Whether threads sleep inside the loop, which looks the same as being disturbed.
     pub may_sleep: bool,
     /// Makes the threads.
     pub make: Box<dyn Fn() -> Result<Tasks> + 'a>,
@@ -85,8 +85,7 @@ pub struct Turn {
     pub is_disturbed: bool,
 }
 
-/// What was found about one case. Its figures are of the runs that nothing disturbed; of all, where
-/// all were.
+/// Figures of one case. They are of the runs that nothing disturbed; of all, where all were.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Nanoseconds of a pair, per thread, as measured.
@@ -97,12 +96,12 @@ pub struct Outcome {
     pub rtt_ns: Option<Measured>,
     /// Runs in which a thread was not running all the time, because others use the machine.
     pub disturbed: usize,
-    /// Of each turn, so that two cases can be compared turn by turn.
+    /// Runs of each turn, so that two cases can be compared turn by turn.
     pub runs: Vec<Turn>,
 }
 
 impl Outcome {
-    /// What each turn says about this case and another one of the same turns: of the turns in which
+    /// Compares this case with another one of the same turns, turn by turn: of the turns in which
     /// neither was disturbed; of all, where there is none. A machine that becomes slower from turn
     /// to turn does so for both.
     pub fn turn_by_turn(
@@ -121,10 +120,10 @@ impl Outcome {
     }
 }
 
-/// How runs are made.
+/// Settings of runs.
 #[derive(Clone, Debug)]
 pub struct Turns {
-    /// How long one run takes.
+    /// Duration of one run.
     pub time: Duration,
     /// Runs of each case.
     pub runs: usize,
@@ -132,7 +131,7 @@ pub struct Turns {
     pub cpus: Vec<usize>,
     /// Waits for idle CPUs that were given up.
     pub busy: Cell<usize>,
-    /// Of the allocation loops only these; all where there are none.
+    /// Names of the allocation loops to run; all where there are none.
     pub loops: Vec<String>,
 }
 

@@ -22,7 +22,7 @@ const APART: u64 = 1 << 30;
 /// Most stamps of one thread.
 const STAMPS: usize = 1 << 17;
 
-/// How long the map and the unmap of a buffer took together, nanoseconds.
+/// Durations of the map and the unmap of a buffer together, nanoseconds.
 #[derive(Clone, Default)]
 pub struct Stamps(Arc<Mutex<Vec<u64>>>);
 

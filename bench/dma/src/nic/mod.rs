@@ -1,5 +1,5 @@
-//! A load as a network card's driver makes it: what share of the throughput without protection each
-//! policy reaches.
+//! A load as a network card's driver makes it: the share of the throughput without protection that
+//! each policy reaches.
 //!
 //! Per core a receive ring of 512 buffers, refilled one by one as packets arrive, and transmissions
 //! that complete in bursts of 32; half of the packets each way. Between its unmap and its next use

@@ -203,9 +203,9 @@ fn shares(
     }
 }
 
-/// What a packet costs beyond one without protection, as measured: a map and an unmap each, of
-/// which so many find a mapping; what the hardware took for commands, and what is left for the
-/// processor. Of the last run, but for the first column, a median.
+/// Prints the cost of a packet beyond one without protection, as measured: a map and an unmap each,
+/// the number of these that find a mapping, the time of the hardware for commands, and the rest,
+/// which is the processor's. All are of the last run, but for the first column, a median.
 fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]) {
     println!(
         "\na packet's budget (one map and one unmap each)\n{:24} {:>14} {:>12} {:>12} {:>14} {:>12} {:>14}",
@@ -246,7 +246,7 @@ fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]
     }
 }
 
-/// What the map and the unmap of a buffer take together.
+/// Prints the duration of the map and the unmap of a buffer together.
 fn percentiles(turns: &Turns, record: &mut Record, load: &Load, sequence: &Arc<Sequence>) {
     println!(
         "\nmap + unmap of a buffer, ns, same load, each stamped by the time-stamp counter (two readings each are in it)"

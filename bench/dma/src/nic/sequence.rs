@@ -1,4 +1,5 @@
-//! What is mapped and unmapped, packet by packet: made before a run, replayed in it, over and over.
+//! The maps and unmaps of the load, packet by packet: made before a run, replayed in it, over and
+//! over.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ const RECORDED: &str = include_str!("../../traces/vmxnet3-6.1.0.txt");
 pub enum Op {
     /// Map a buffer.
     Map {
-        /// Where its mapping is kept: the ring's slots first, then the burst's.
+        /// Place of its mapping: the ring's slots first, then the burst's.
         slot: u32,
         /// First page.
         page: u64,
@@ -43,12 +44,12 @@ pub enum Op {
     Packet,
 }
 
-/// Where pages come from.
+/// Origin of pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// The recording.
     Recorded,
-    /// A page returns with this chance, 0 to 1; otherwise it is one that nobody has used.
+    /// A page returns with this chance, 0 to 1; otherwise it is one that was never used.
     Forced(f64),
 }
 
@@ -59,9 +60,9 @@ pub struct Sequence {
     pub start: Vec<Op>,
     /// Over and over.
     pub steps: Vec<Op>,
-    /// What is added to pages with every turn, see [`shift`](Self::shift).
+    /// Pages added with every turn, see [`shift`](Self::shift).
     shift: u64,
-    /// How often maps meet what a cache of idle mappings would still have.
+    /// Number of maps that find what a cache of idle mappings would still have.
     pub reuse: Reuse,
 }
 
@@ -120,7 +121,7 @@ impl Sequence {
         })
     }
 
-    /// What is added to pages in this turn.
+    /// Returns the number that is added to pages in this turn.
     pub fn shift(&self, turn: u64) -> u64 {
         turn % TURNS * self.shift
     }
@@ -139,11 +140,11 @@ impl Sequence {
 /// A buffer's pages.
 type Buffer = (u64, u32);
 
-/// Gives buffers, and knows who holds which.
+/// Supply of buffers, which records the buffer that each packet holds.
 struct Supply {
     source: Source,
     pages: u32,
-    /// Of the recording: received, sent; and where each is.
+    /// Buffers of the recording: received, sent; and the position in each.
     recorded: [Vec<Buffer>; 2],
     at: [usize; 2],
     random: Random,
@@ -239,8 +240,9 @@ impl Supply {
     }
 }
 
-/// What a cache would find, by the rule of the recordings; the sequence is counted twice and its
-/// first turn taken off, so that pages that come again in the next turn count as they do in a run.
+/// Counts what a cache would find, by the rule of the recordings. The sequence is counted twice and
+/// its first turn subtracted, so that pages that come again in the next turn count as they do in a
+/// run.
 fn reuse_of(start: &[Op], steps: &[Op], shift: u64) -> Reuse {
     let mut slots = vec![None; SLOTS];
     let mut events = Vec::new();

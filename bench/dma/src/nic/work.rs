@@ -1,4 +1,4 @@
-//! What is done with a packet: its checksum, and a copy.
+//! The work on a packet: its checksum, and a copy.
 
 use std::hint::black_box;
 use std::sync::Arc;

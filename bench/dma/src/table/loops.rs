@@ -58,17 +58,17 @@ impl Pages for OfLinux {
     }
 }
 
-/// Where the pages begin: 4 GiB.
+/// First page: 4 GiB.
 const BASE: u64 = 0x1_0000_0000 >> 12;
 
-/// Which pages a thread takes.
+/// Pages that a thread takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Page `2k + id`: each leaf table is written by both.
     Shared,
     /// Page `k + id × S/2`: as far apart as the pages are, which for S = 256 is half a leaf table.
     Disjoint,
-    /// As `Disjoint` with leaf tables of their own, however small S is.
+    /// The same as `Disjoint` with leaf tables of their own, however small S is.
     OwnLeaves,
 }
 

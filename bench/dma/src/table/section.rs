@@ -19,7 +19,7 @@ pub const PAGES: [u64; 3] = [256, 65_536, 2_097_152];
 /// Names of the tables in keys.
 pub const TABLES: [&str; 4] = ["lock_free", "rw_locks", "global_lock", "linux"];
 
-/// How threads share, as rows name it.
+/// Sharing of threads, by the names of rows.
 const SPLITS: [(&str, usize, Split); 4] = [
     ("alone", 1, Split::Shared),
     ("shared", 2, Split::Shared),

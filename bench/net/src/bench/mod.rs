@@ -77,12 +77,12 @@ pub const SECTIONS: [&str; ALL.len()] = {
     names
 };
 
-/// How to measure.
+/// Settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Our server's command line, with `{devices}`, `{cpu}` and `{idle}` in it.
     pub ours: String,
-    /// What our source is called, with `{len}` for a frame's bytes in it.
+    /// Our source, as a device of the command line, with `{len}` for a frame's bytes in it.
     pub source: String,
     /// Our server's idle policy.
     pub idle: String,
@@ -100,9 +100,9 @@ pub struct Settings {
     pub nice: i32,
     /// Only these sections.
     pub only: Vec<String>,
-    /// Where the figures go.
+    /// File for the figures.
     pub report: PathBuf,
-    /// Where a page made from them goes, if it is wanted.
+    /// File for a page made from them, if it is wanted.
     pub docs: Option<PathBuf>,
 }
 
@@ -285,7 +285,7 @@ fn taken(report: &Report) -> u64 {
     report.ports.iter().map(|port| port.taken).sum()
 }
 
-/// What testpmd says at its end that it received in all.
+/// Returns the total of received frames that testpmd prints at its end.
 fn received_by_testpmd(log: &str) -> Option<u64> {
     let totals = log
         .split("Accumulated forward statistics for all ports")
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_testpmd_received_is_read_from_its_last_table() {
+    fn frames_received_by_testpmd_are_read_from_its_last_table() {
         let log = "  ---------------------- Forward statistics for port 0  ----\n  RX-packets: 7  \n\
             +++++++++++++++ Accumulated forward statistics for all ports+++++\n  \
             RX-packets: 12345          RX-dropped: 0             RX-total: 12345\n";

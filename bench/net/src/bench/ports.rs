@@ -64,7 +64,7 @@ fn specs(load: Load) -> impl Fn(Peer, &[PathBuf]) -> Vec<PortSpec> {
     }
 }
 
-/// How many ports with such a rate each are served in full.
+/// Finds the number of ports with such a rate each that are served in full.
 fn saturation(bench: &mut Bench, rate: f64) -> Result<()> {
     bench.record.section(&format!(
         "The same, ours, with {} frames per second each: the part that is served",

@@ -24,7 +24,7 @@ const CELLS: [&str; 6] = [
 pub struct Goal {
     /// The key.
     pub key: &'static str,
-    /// What it should be, where something is judged.
+    /// Bound of its value, where it is judged.
     pub bound: Option<(&'static str, f64)>,
 }
 
@@ -123,8 +123,8 @@ impl Row {
         });
     }
 
-    /// How many frames a sink says it received, where it does, of how many that the client was rid
-    /// of.
+    /// Adds the number of frames that a sink reports as received, if it reports one, and the number
+    /// that the client has sent.
     pub const fn said(&mut self, received: Option<u64>, taken: u64) {
         self.said = Some((received, taken));
     }
@@ -153,7 +153,7 @@ impl Row {
     }
 }
 
-/// What was measured so far.
+/// Figures measured so far.
 #[derive(Debug)]
 pub struct Record {
     keys: Object,

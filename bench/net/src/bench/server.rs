@@ -1,4 +1,4 @@
-//! Who serves, and their command lines.
+//! The servers that are measured, and their command lines.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ pub use vhost_client::server::Server;
 
 use super::Settings;
 
-/// Who serves.
+/// A server that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// `exitless serve`.
@@ -41,7 +41,7 @@ impl Peer {
     }
 }
 
-/// What is behind the ports of a server.
+/// Device behind the ports of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// Discards what is sent.
@@ -57,7 +57,7 @@ pub enum Behind {
     Tap(String),
 }
 
-/// What one server serves.
+/// Devices of one server.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// Behind all ports.

@@ -1,9 +1,9 @@
 //! Frames of 64,000 bytes into a TAP interface: through our server, and by bare writes of the same
 //! frames from the same CPU.
 //!
-//! Both are counted by the interface (`rx_packets`): what the kernel took. The frames are TCP
-//! segments to be segmented, to an address of no interface here, so that the kernel drops each
-//! behind its driver.
+//! Both are counted by the interface (`rx_packets`): the frames that the kernel took. The frames
+//! are TCP segments to be segmented, to an address of no interface here, so that the kernel drops
+//! each behind its driver.
 
 use std::fs;
 use std::io::Write;
@@ -33,7 +33,7 @@ const BUFFERS: usize = 256;
 /// Bytes of payload in a segment.
 const SEGMENT: u16 = 1448;
 
-/// What the driver leaves to the device: the checksum, and to segment.
+/// Returns the header of a frame whose checksum and segmentation the driver leaves to the device.
 fn header() -> [u8; HEADER_LEN] {
     let header = NetHeader {
         flags: NetHeader::NEEDS_CSUM,
@@ -112,7 +112,8 @@ impl Interface {
 
 impl Drop for Interface {
     fn drop(&mut self) {
-        // It goes with its last descriptor otherwise, or not at all: then it is in nobody's way.
+        // Without this it goes with its last descriptor, or stays: then it disturbs no other
+        // interface.
         let _ = ip(&["link", "delete", &self.0]);
     }
 }

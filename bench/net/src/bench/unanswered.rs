@@ -34,7 +34,7 @@ use super::server::{Behind, Offer, Peer, Server};
 const IOVA: u64 = 0x10_0000;
 const PAGE: usize = 4096;
 const RING_SIZE: u16 = 64;
-/// Of the one pair.
+/// Queues of the one pair.
 const QUEUES: u16 = 2;
 const TRANSMIT: u16 = 1;
 /// Longest measured part of a miss, which lasts 900 ms.

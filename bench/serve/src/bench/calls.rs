@@ -1,5 +1,5 @@
-//! A guest at depth 1 that sleeps after each request: how soon it is called. CPUs halt, as those of
-//! a guest do.
+//! Time to the call of a guest at depth 1 that sleeps after each request. CPUs halt, as those of a
+//! guest do.
 //!
 //! Two times decide: whether the call arrives while the guest's processor is still on its way to
 //! halt (100 ns later halve what the reference reaches, and a few requests in a hundred that come
@@ -8,8 +8,8 @@
 //! second, and makes a factor of eight. So windows are short, servers take turns, each window is
 //! sorted by its *regime*, and a ratio is of two windows of one round and of the same regime.
 //!
-//! The reference is a server that does nothing but return the request and write the call
-//! ([`ceiling`]): no server calls sooner.
+//! The reference is a server that only returns the request and writes the call ([`ceiling`]): no
+//! server calls sooner.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ const WINDOW: f64 = 0.4;
 /// nanoseconds: a halted one takes 16 µs and more.
 const AWAKE_NS: u64 = 10_000;
 
-/// Who serves in a window.
+/// The server of a window.
 #[derive(Clone)]
 enum Server {
     Peer(&'static str, Peer),
@@ -47,7 +47,7 @@ impl Server {
     }
 }
 
-/// What a window's guest did.
+/// State of a window's guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Regime {
     Awake,

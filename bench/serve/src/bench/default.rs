@@ -1,10 +1,10 @@
-//! What is served when nothing is said about idling, beside a core that always polls. Without
-//! spinners: CPUs halt, as those of a host do.
+//! The default idle policy beside a core that always polls. Without spinners: CPUs halt, as those
+//! of a host do.
 //!
 //! A ratio is of two figures of one round, so that what the machine does meanwhile falls on both.
-//! That a policy holds what it promises all the time, and does not change between two habits, is
-//! seen in ten windows after each other on one server: the slowest beside the median, and that by
-//! what polling has in the same run (`…_slowest_window_vs_poll`).
+//! Whether a policy keeps its promise all the time, and does not alternate between two ways of
+//! working, is measured in ten windows after each other on one server: the slowest beside the
+//! median, and that relative to polling in the same run (`…_slowest_window_vs_poll`).
 
 use anyhow::{Context, Result};
 use report::{Measured, median};
@@ -53,7 +53,8 @@ fn closed(bench: &mut Bench) -> Result<()> {
         let [ours, polling] = bench
             .in_turns(&peers, &disks, &load, rounds)
             .with_context(|| name)?;
-        // What the machine does meanwhile is in both: a core that always polls has one habit only.
+        // What the machine does meanwhile is in both: a core that always polls works in one way
+        // only.
         let slowest = slowest_window(bench, &peers[0], &disks, depth).with_context(|| name)?;
         let poll_slowest = slowest_window(bench, &peers[1], &disks, depth).with_context(|| name)?;
         let ratios = ours.iter().zip(&polling).map(|(ours, poll)| ours / poll);
@@ -125,7 +126,7 @@ fn open(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// What a price buys where requests come once a millisecond.
+/// Measures the effect of a price where requests come once a millisecond.
 fn prices(bench: &mut Bench) -> Result<()> {
     bench
         .record

@@ -1,4 +1,4 @@
-//! Files on a disk: what goes through io_uring, or through the page cache as the kernel sees fit.
+//! Files on a disk: requests through io_uring, or through the page cache as the kernel sees fit.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ const MIXED: Mix = Mix {
     flush: 0,
     is_sequential: false,
 };
-/// A flush for each write: its latency is told apart.
+/// A flush for each write: its latency is recorded apart.
 const FLUSHED: Mix = Mix {
     read: 0,
     flush: 50,

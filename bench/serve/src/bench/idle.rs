@@ -15,8 +15,8 @@ use vhost_blk::ring::feature;
 /// Size of a disk that has worked, MiB.
 const MIB: u32 = 2;
 
-/// What connected disks cost: null disks that have done nothing, and files in memory that have
-/// worked.
+/// Measures the cost of connected disks: null disks that have done nothing, and files in memory
+/// that have worked.
 pub fn idle(bench: &mut Bench) -> Result<()> {
     bench.record.section("Connected disks without load");
     for count in [8, 256] {
@@ -64,7 +64,7 @@ fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f6
     for socket in server.sockets() {
         clients.push(Client::connect(socket, Options::new(4, 4096)).with_context(gone)?);
     }
-    // Whatever it does after a connection is over by then.
+    // The server's work after a connection is over by then.
     thread::sleep(Duration::from_millis(500));
     let (start, cpu) = (Instant::now(), cpu_time(server.pid()).with_context(gone)?);
     thread::sleep(Duration::from_secs_f64(bench.settings.seconds * 3.0));

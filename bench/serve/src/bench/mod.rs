@@ -63,7 +63,7 @@ pub const SECTIONS: [&str; 12] = [
     "default", "pairs",
 ];
 
-/// How to measure.
+/// Settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Our server's command line, with `{blocks}`, `{cpu}` and `{idle}` in it.
@@ -76,7 +76,7 @@ pub struct Settings {
     pub qsd: String,
     /// A directory with a build of SPDK, if there is one.
     pub spdk: Option<PathBuf>,
-    /// Where files lie that are not in memory.
+    /// Directory of the files that are not in memory.
     pub files: PathBuf,
     /// The server's CPU.
     pub server_cpu: usize,
@@ -94,7 +94,7 @@ pub struct Settings {
     pub sleeps: u64,
     /// Only these sections.
     pub only: Vec<String>,
-    /// Where the figures go; plots lie beside it.
+    /// File for the figures; plots lie beside it.
     pub report: PathBuf,
 }
 
@@ -201,8 +201,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Who is measured on such a disk: ours first, then qemu-storage-daemon in each way, then SPDK
-    /// if there is a build of it.
+    /// Returns the servers that are measured on such a disk: ours first, then qemu-storage-daemon
+    /// in each way, then SPDK if there is a build of it.
     fn peers(&self, kind: Kind) -> Vec<Peer> {
         let spdk = self.settings.spdk.is_some().then_some(Peer::Spdk);
         let others = kind.qsds().iter().cloned().chain(spdk);

@@ -91,7 +91,7 @@ pub fn draw(figures: &Object, report: &Path) -> io::Result<()> {
     prices(figures, report)
 }
 
-/// What each idle policy costs and gives where requests come once a millisecond.
+/// Plots latency and processor time of each idle policy where requests come once a millisecond.
 fn prices(figures: &Object, report: &Path) -> io::Result<()> {
     let of = |key: &str| {
         let point = |idle: &&str| figures.get(&format!("{}_ours_{key}", price_row(idle)));

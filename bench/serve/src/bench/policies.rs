@@ -1,8 +1,8 @@
 //! The adaptive idle policy against fixed ones.
 //!
 //! The cost of a policy under a load is mean latency × w + the server's processor time per request,
-//! both in microseconds, for w = 0.1, 1 and 10; the adaptive policy is told w. A policy's figure is
-//! its worst ratio to the best fixed policy, over all loads and prices.
+//! both in microseconds, for w = 0.1, 1 and 10; the adaptive policy receives w as its price. A
+//! policy's figure is its worst ratio to the best fixed policy, over all loads and prices.
 //!
 //! A machine that takes a CPU away for milliseconds a few times per second decides the mean latency
 //! of all policies alike: one stall of 5 ms weighs as much as 2,000 wakes. So there is a second
@@ -27,7 +27,7 @@ const FIXED: [&str; 6] = [
 const REPETITIONS: usize = 3;
 const PRICES: [f64; 3] = [0.1, 1.0, 10.0];
 
-/// Which requests' latencies count.
+/// Requests whose latencies count.
 #[derive(Clone, Copy)]
 enum Count {
     All,
@@ -35,7 +35,7 @@ enum Count {
 }
 
 impl Count {
-    /// What its keys end in.
+    /// Returns the end of its keys.
     const fn suffix(self) -> &'static str {
         match self {
             Self::All => "",

@@ -107,7 +107,7 @@ pub struct Summary {
     pub p50_ns: f64,
     pub p90_ns: f64,
     pub p99_ns: f64,
-    /// Of flushes alone; not a number where there were none.
+    /// Latencies of flushes alone; not a number where there were none.
     pub flush_p50_ns: f64,
     pub flush_p99_ns: f64,
     pub kicks_per_1000: f64,
@@ -118,7 +118,7 @@ pub struct Summary {
     pub vm_max_iops: f64,
     pub served: f64,
     pub jain: f64,
-    /// Of each group of disks.
+    /// Latency of each group of disks.
     pub group_p99_ns: Vec<f64>,
     /// The distance of the best and the worst repetition, in percent of the median of IOPS.
     pub spread_percent: f64,
@@ -129,7 +129,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of some repetitions.
+    /// Summary of some repetitions.
     pub fn of(reports: &[Report]) -> Self {
         let of = |value: &dyn Fn(&Report) -> f64| median(reports.iter().map(value));
         let iops = of(&|r| r.iops);
@@ -167,7 +167,7 @@ impl Summary {
     }
 }
 
-/// What was measured so far.
+/// Figures measured so far.
 #[derive(Debug)]
 pub struct Record {
     keys: Object,

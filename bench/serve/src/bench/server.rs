@@ -1,4 +1,4 @@
-//! Who serves, and their command lines.
+//! The servers that are measured, and their command lines.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ pub use vhost_client::server::Server;
 
 use super::Settings;
 
-/// Who serves.
+/// A server that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// Ours, with its usual idle policy.
@@ -28,12 +28,12 @@ pub enum Peer {
     Spdk,
 }
 
-/// How qemu-storage-daemon reads and writes files.
+/// Means by which qemu-storage-daemon reads and writes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {
-    /// By io_uring, on the iothread.
+    /// io_uring, on the iothread.
     Uring,
-    /// By a pool of threads, which is its default.
+    /// A pool of threads, which is its default.
     Threads,
 }
 
@@ -71,12 +71,12 @@ impl Peer {
     }
 }
 
-/// What a disk is made of; sizes in MiB.
+/// Backing of a disk; sizes in MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Nothing is read or written.
     Null,
-    /// Memory of the server; the peer, who has no such disk, gets a file in tmpfs.
+    /// Memory of the server; the peer, which has no such disk, gets a file in tmpfs.
     Ram(u32),
     /// A file in /dev/shm.
     Tmpfs(u32),
@@ -95,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// What is written to before it is measured.
+    /// Returns the MiB that are written before the disk is measured.
     pub const fn mib(self) -> u32 {
         match self {
             Self::Null => 0,
@@ -107,7 +107,7 @@ impl Kind {
 /// One disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk {
-    /// What it is made of.
+    /// Its backing.
     pub kind: Kind,
     /// Its weight, where the server knows weights.
     pub weight: u32,

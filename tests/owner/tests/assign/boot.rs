@@ -90,7 +90,7 @@ fn a_new_domain_without_a_detach_ends_what_only_the_old_one_maps() {
     world.attach(0, new, 9);
     assert_eq!(world.pages(0), [(32, DATA + 100), (64, DATA + 8)]);
     assert_eq!(world.mode(0), Mode::Domain(9));
-    // The old domain is no longer heard.
+    // Invalidations of the old domain have no effect any more.
     world.set(old, 128, DATA, 1, RW);
     world.flush(&[iotlb_domain(1), crate::world::tell(1, 128, 1)]);
     assert_eq!(world.pages(0), [(32, DATA + 100), (64, DATA + 8)]);
@@ -98,7 +98,7 @@ fn a_new_domain_without_a_detach_ends_what_only_the_old_one_maps() {
 
 /// Linux tells `Source` and then `Domain`; others tell only one, or everything.
 #[test]
-fn an_attachment_is_found_however_it_is_told() {
+fn an_attachment_is_found_after_every_kind_of_invalidation() {
     let global: &[u128] = &[cc_global()];
     let all: &[u128] = &[iotlb_global()];
     let domain: &[u128] = &[iotlb_domain(5)];

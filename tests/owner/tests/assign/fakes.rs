@@ -201,7 +201,7 @@ impl Caller for CountedCalls {
     }
 }
 
-/// Nobody takes an end any more.
+/// Ends are not taken any more: no call counts as open.
 impl Drop for CountedCalls {
     fn drop(&mut self) {
         self.open.0.store(0, Ordering::Relaxed);

@@ -72,7 +72,7 @@ fn a_large_page_is_one_mapping_and_half_of_it_can_go() {
     world.put(entry, below | RW);
     let kernel = world.seats[0].kernel.clone();
     let before = world.calls(0);
-    // It tells the half that has changed.
+    // Its invalidation names the half that has changed.
     world.flush(&[tell(1, 512, 256)]);
     let wanted: Vec<_> = (256..512).map(|at| (512 + at, LARGE + at)).collect();
     assert_eq!(world.pages(0), wanted, "the half that stands came back");
@@ -118,7 +118,7 @@ fn a_flush_of_the_domain_finds_all_that_has_changed() {
 
 /// A guest's mistake: nothing tells of the map, so it is not reached until something does.
 #[test]
-fn a_map_that_is_not_told_is_found_at_the_next_flush() {
+fn a_map_without_invalidation_is_found_at_the_next_flush() {
     let mut world = World::strict();
     let table = world.boot()[0];
     world.map((table, 1), 16, DATA, 1, RW);

@@ -1,5 +1,5 @@
 //! Memory of these guests: RAM that is always there, and memory of which pages may be absent, which
-//! notes what it is asked for.
+//! records the requests for them.
 
 use std::sync::{Arc, Mutex};
 

@@ -239,9 +239,9 @@ fn pages_of_each_device_stay() {
     assert_eq!(world.evict(&[DATA, DATA + 1]), [DATA]);
 }
 
-/// RAM that is always there lets nothing go, whatever is mapped.
+/// RAM that is always there releases no page, mapped or not.
 #[test]
-fn memory_that_stays_is_not_let_go() {
+fn memory_that_stays_is_not_released() {
     let mut world = World::<GuestRam>::strict();
     world.boot();
     assert_eq!(world.evict(&[DATA]), [0_u64; 0]);

@@ -8,7 +8,7 @@ use vtd_guest::{PS, iotlb_domain};
 use crate::memory::REGIONS;
 use crate::world::{DATA, MSI_WINDOW, REGISTERS, RESERVED, RW, World, tell};
 
-/// In the hole between the two regions: where the guest has put a BAR.
+/// Address in the hole between the two regions: the guest has put a BAR there.
 const BAR: u64 = (12 << 20) / PAGE_SIZE;
 /// A virtio device's registers, say.
 const MMIO: u64 = 0xfe00_0000 / PAGE_SIZE;
@@ -146,7 +146,7 @@ fn a_map_that_the_kernel_refuses_leaves_nothing_and_touches_nothing() {
     }
 }
 
-/// As many mappings as may be, as much locked memory as may be: what the guest unmaps makes room
+/// As many mappings as allowed, as much locked memory as allowed: an unmap of the guest makes room
 /// again.
 #[test]
 fn a_full_container_refuses_what_is_too_much_and_no_more() {

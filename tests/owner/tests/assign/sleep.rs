@@ -33,7 +33,7 @@ fn an_owner_that_sleeps_is_woken_by_a_call_that_is_over_and_by_the_age_of_what_i
         let table = world.boot()[0];
         let (mem, reach) = (world.mem.clone(), world.reach.clone());
         let kernel = world.seats[0].kernel.clone();
-        // What the guest will have told, as far as it can be written before.
+        // The guest's stores and descriptors, as far as they can be written before.
         world.set(table, 16, DATA, 1, RW);
         let (wait, tail) = world.prepare(&[tell(1, 16, 1)]);
         let entry = world.entry(table, 16, 1);

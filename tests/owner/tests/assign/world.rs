@@ -47,7 +47,7 @@ functions! {
 
 pub type Owner<M> = machine::Owner<Units, Functions, M>;
 
-/// Where the guest's structures lie; tables are made from [`TABLES`] on.
+/// Addresses of the guest's structures; tables are made from [`TABLES`] on.
 pub const ROOT: u64 = 0x1000;
 pub const CONTEXTS: u64 = 0x2000;
 pub const QUEUE: u64 = 0x3000;
@@ -82,7 +82,7 @@ impl InterruptSink for NoSink {
     fn send(&self, _: SourceId, _: Message) {}
 }
 
-/// How a device is assigned.
+/// Options of an assigned device.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub policy: HostPolicy,
@@ -441,7 +441,7 @@ impl<M: Memory> World<M> {
         page
     }
 
-    /// The context entry of a seat. Not told.
+    /// Writes the context entry of a seat, without an invalidation.
     pub fn context(&mut self, seat: usize, low: u64, did: u16) {
         let at = CONTEXTS + u64::from(self.seats[seat].source.devfn()) * 16;
         self.mem.put_u64(at, 0);
@@ -456,7 +456,7 @@ impl<M: Memory> World<M> {
         self.tell_context(seat, did);
     }
 
-    /// As Linux: `Source`, then `Domain`.
+    /// Invalidates as Linux does: `Source`, then `Domain`.
     pub fn tell_context(&mut self, seat: usize, did: u16) {
         let source = self.seats[seat].source;
         self.flush(&[vtd_guest::cc_device(did, source, 0)]);
@@ -480,7 +480,7 @@ impl<M: Memory> World<M> {
         unreachable!("levels are 1 to 3")
     }
 
-    /// Sets the entries of pages; 0 permissions: none. Not told.
+    /// Sets the entries of pages, without an invalidation; 0 permissions: none.
     pub fn set(&mut self, table: u64, page: u64, to: u64, pages: u64, perm: u64) {
         for at in 0..pages {
             let entry = self.entry(table, page + at, 1);
@@ -593,7 +593,7 @@ impl<M: Memory> World<M> {
             .collect()
     }
 
-    /// Of these pages, those that are in use.
+    /// Returns those of these pages that are in use.
     pub fn in_use(&self, pages: &[u64]) -> Vec<u64> {
         let is_used = |page: &u64| self.reach.touches(Gpa::new(page * PAGE_SIZE), PAGE_SIZE);
         pages.iter().copied().filter(is_used).collect()
@@ -605,7 +605,7 @@ impl<M: Memory> World<M> {
         self.poll();
     }
 
-    /// Takes a device away; told when it is gone.
+    /// Takes a device away; the receiver gets its source when it is gone.
     pub fn remove(&mut self, seat: usize) -> Receiver<SourceId> {
         let (told, gone) = channel();
         self.owner.remove(self.seats[seat].number, told);

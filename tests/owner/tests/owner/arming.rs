@@ -72,7 +72,7 @@ fn a_host_without_userfaultfd_keeps_a_shared_owner_awake_and_serving() {
 }
 
 #[test]
-fn what_arrived_between_the_last_poll_and_arming_is_found() {
+fn work_that_arrives_between_the_last_poll_and_arming_is_found() {
     for mode in MODES {
         let mut guest = Guest::by_hand(mode, NO_LIMIT, mem_disk());
         idle(&mut guest);
@@ -98,7 +98,7 @@ fn what_arrived_between_the_last_poll_and_arming_is_found() {
 }
 
 #[test]
-fn a_fault_met_while_arming_is_told_before_the_sleep() {
+fn a_fault_met_while_arming_is_reported_before_the_sleep() {
     for mode in MODES {
         let mut guest = Guest::by_hand(mode, NO_LIMIT, mem_disk());
         guest.verified_io(0);
@@ -173,7 +173,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
     idle(&mut guest);
     for (round, is_live) in [(0, true), (1, true), (2, false)] {
         if !is_live {
-            // Also when the function may not run, so that nobody takes what rang.
+            // Also while the function may not run, so that no poll of it takes the doorbell.
             guest.set_status(0);
             idle(&mut guest);
         }
@@ -187,7 +187,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
         idle(&mut guest);
         assert_eq!(guest.counts().doorbells, round + 1);
     }
-    // Doorbells nobody asked for are heard while polling, too.
+    // Unsolicited doorbells are consumed while polling, too.
     ring(bell);
     guest.until("heard", |_| !is_readable(bell));
     guest.restart_driver();

@@ -22,7 +22,7 @@ struct Record {
     waits: bool,
 }
 
-/// Whoever takes the pages.
+/// Recorder of the calls of a balloon.
 #[derive(Clone, Debug, Default)]
 struct Recorder(Arc<Mutex<Record>>);
 
@@ -99,7 +99,7 @@ fn ask<R: Send + 'static>(
 }
 
 #[test]
-fn a_driver_inflates_and_hears_of_new_targets() {
+fn a_driver_inflates_and_is_notified_of_new_targets() {
     let (mut guest, recorder) = guest();
     assert_eq!(guest.config_read(0, 4), 0x1045_1af4);
     assert_eq!(guest.bar_read(COMMON + 0x12, 2), 4, "queues");

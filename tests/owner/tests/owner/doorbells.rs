@@ -1,5 +1,4 @@
-//! Doorbells of functions on a bus, which a hypervisor watches that takes its time over each
-//! change.
+//! Doorbells of functions on a bus, watched by a hypervisor that takes its time over each change.
 
 use std::convert::Infallible;
 use std::os::fd::{AsRawFd, RawFd};
@@ -106,8 +105,8 @@ fn shape(function: &Functions) -> FunctionShape {
     ResolveFunction::<Infallible>::get(function).shape()
 }
 
-/// A hypervisor that begins each change, says so, and ends it when it is told, or when nobody tells
-/// it.
+/// A hypervisor that reports the beginning of each change, and ends it when the test says so, or
+/// after [`PATIENCE`].
 struct Slow {
     at: Mutex<Option<u64>>,
     begun: Sender<Option<u64>>,
@@ -148,7 +147,7 @@ fn a_bar_that_moves_holds_up_no_other_device_of_the_core() {
     guest.boot();
     guest.start_driver();
     thread::scope(|scope| {
-        // Dropped by whatever fails here: then nothing is slow any more.
+        // Dropped when anything here fails: then nothing is slow any more.
         let (end, board) = (end, &board);
         for (round, command) in [(1, COMMAND_MEMORY), (2, 0), (3, COMMAND_MEMORY)] {
             let vcpu = scope.spawn(move || board.set_command(command));

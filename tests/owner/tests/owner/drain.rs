@@ -1,4 +1,4 @@
-//! Unmapping while the disk is at it: leases, the drain limit, cancellation.
+//! Unmaps while the disk accesses the memory: leases, the drain limit, cancellation.
 
 use std::time::{Duration, Instant};
 

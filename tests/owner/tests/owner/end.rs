@@ -1,5 +1,5 @@
-//! The end of the machine: nobody waits for a stop any more, and functions are told as their
-//! requests end.
+//! The end of the machine: no vCPU waits for a stop any more, and the end of each function is
+//! reported when its requests have ended.
 
 use std::sync::mpsc::{TryRecvError, channel};
 use std::time::Duration;

@@ -80,7 +80,7 @@ fn value() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Where the guest's own structures are.
+/// Address of one of the guest's own structures.
 fn place() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (0..0x1000_u64).prop_map(|at| RINGS + at % 0x700),
@@ -195,7 +195,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn nonsense_from_a_guest_harms_nobody_else(
+    fn nonsense_from_a_guest_harms_no_other(
         mode in prop::sample::select(MODES.to_vec()),
         boots in any::<bool>(),
         acts in prop::collection::vec(act(), 1..80),

@@ -17,7 +17,7 @@ use virtio_pci::function::{MSIX_PENDING, MSIX_TABLE};
 
 use super::support::*;
 
-/// What the other side has been told, and what it does.
+/// Calls that the other side has received, and its answers.
 #[derive(Default)]
 struct Side {
     starts: u32,
@@ -29,7 +29,7 @@ struct Side {
     has_news: bool,
     is_broken: bool,
     is_given_up: bool,
-    /// Of queue 0.
+    /// Message of queue 0.
     message: Option<Message>,
     connects: u32,
     is_pending: bool,
@@ -194,7 +194,7 @@ fn a_started_queues_calls_are_its_vectors_message() {
 }
 
 #[test]
-fn whatever_masks_the_vector_keeps_calls_back_and_shows_them_as_pending() {
+fn calls_are_held_back_and_shown_as_pending_while_the_vector_is_masked() {
     let (mut guest, shared) = guest(NO_LIMIT);
     let control = guest.msix_control();
     shared.side().may_stop = true;

@@ -113,7 +113,7 @@ fn a_sleeper_wakes_to_try_a_ring_that_faulted_again() {
     guest.flush(&[flush_page(RINGS)]);
     guest.request(0, kind::IN, 3, DATA, 512);
     guest.until("the ring faults", |guest| guest.counts().faults != 0);
-    // Nobody says that it is whole again.
+    // The owner is not notified of the new mapping.
     guest.map(RINGS, RW);
     guest.wait_used();
     assert_eq!(guest.request_status(0), 0);

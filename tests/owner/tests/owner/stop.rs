@@ -27,7 +27,7 @@ fn memory(guest: &Guest<ByHand>) -> Vec<u8> {
     guest.get(0, RAM as usize)
 }
 
-/// Tempts a function that was told to stop: requests, doorbells, time.
+/// Tempts a function that is to stop: requests, doorbells, time.
 fn tempt(guest: &mut Guest<ByHand>) -> Vec<u8> {
     guest.request(2, kind::IN, 5, DATA + 0x2000, 512);
     let before = memory(guest);

@@ -52,7 +52,7 @@ pub type Disk = RogueDisk;
 pub type Owner = machine::Owner<Units, Functions, GuestRam>;
 pub type Request = machine::Request<Owner>;
 
-/// What the owner and its unit have counted.
+/// Counts of the owner and its unit.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
     pub doorbells: u64,
@@ -111,7 +111,7 @@ pub const DATA: u64 = 0x10_0000;
 pub const DATA_PAGES: u64 = 16;
 /// The top table, and behind it those below.
 pub const TABLES: u64 = 0x80_0000;
-/// What a device adds to a guest-physical address.
+/// Offset that a device adds to a guest-physical address.
 pub const IOVA: u64 = 0x40_0000_0000;
 const DID: u128 = 7;
 pub const DISK: SourceId = SourceId::new(0, 1, 0);
@@ -134,9 +134,9 @@ pub const RW: u64 = 3;
 
 /// The unit's own limit.
 pub const LIMIT: Duration = Duration::from_secs(1);
-/// One that no test reaches: what waits for it would be seen to hang.
+/// Limit that no test reaches: a wait that needs it would be seen to hang.
 pub const NO_LIMIT: Duration = Duration::from_secs(3600);
-/// How long anything may take that is expected to happen.
+/// Time within which every expected event must happen.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,7 +245,7 @@ pub enum Registers {
     },
 }
 
-/// What of a machine is not its owner.
+/// Parts of a machine other than its owner.
 pub struct Parts {
     pub ram: GuestRam,
     pub registers: Registers,
@@ -336,13 +336,13 @@ pub fn raw_disk(transfer: Transfer) -> Box<RawDisk> {
     Box::new(RawDisk::from_file(file, options).unwrap())
 }
 
-/// A disk that holds every request back until told.
+/// A disk that holds every request back until the test releases it.
 pub fn slow(transfer: Transfer) -> (Disk, SlowControl) {
     let (disk, control) = SlowDisk::new(raw_disk(transfer)).unwrap();
     (blk(Box::new(disk), None), control)
 }
 
-/// How the guest's exits reach the owner, and how the owner gets its turn.
+/// Path of the guest's exits to the owner, and of the owner's turns.
 pub trait Bus {
     fn ask<R>(&mut self, question: impl FnOnce(Reply<R>) -> Request) -> R;
     fn turn(&mut self);
@@ -351,9 +351,9 @@ pub trait Bus {
 /// An owner called by the test.
 pub struct ByHand {
     pub owner: Owner,
-    /// What it has registered.
+    /// Wakes that the owner has registered.
     pub wakes: Wakes,
-    /// How far its clock is ahead of the host's, in ns.
+    /// Lead of its clock over the host's, in ns.
     pub skew: u64,
 }
 
@@ -741,7 +741,7 @@ impl<B: Bus> Guest<B> {
             kind::IN => self.driver.add(&[header], &[data, status]),
             _ => self.driver.add(&[header, data], &[status]),
         };
-        // Published, with a fence behind it: does the device want to be told?
+        // Published, with a fence behind it: does the device want a kick?
         if self.driver.used_flags() & NO_NOTIFY == 0 {
             self.ring_doorbell();
         }

@@ -1,4 +1,4 @@
-//! A disk that takes its time: what a request moves it moves piece by piece, poll after poll, at
+//! A disk that takes its time: it moves the data of a request piece by piece, poll after poll, at
 //! the addresses that it was given when it began.
 #![expect(unsafe_code, reason = "a device's accesses to leased memory")]
 
@@ -11,7 +11,7 @@ use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 struct Flying {
     slot: u32,
     op: Op,
-    /// What is left to move, in reverse order.
+    /// Pieces left to move, in reverse order.
     pieces: Vec<Piece>,
     moved: usize,
     polls: u64,
@@ -79,7 +79,7 @@ impl LateDisk {
         );
         let at = std::ptr::with_exposed_provenance_mut::<u8>(piece.hva.raw() as usize);
         let bytes = &mut self.bytes[offset + flying.moved..][..len];
-        // SAFETY: mapped, as asserted; nobody makes references into guest memory, and the test has
+        // SAFETY: mapped, as asserted; no code makes references into guest memory, and the test has
         // one thread.
         unsafe {
             match is_read {

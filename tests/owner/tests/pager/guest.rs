@@ -1,4 +1,4 @@
-//! The guest, what it knows of its disks and buffers, and the schedule of everything that happens
+//! The guest, its knowledge of its disks and buffers, and the schedule of everything that happens
 //! to it.
 
 mod requests;
@@ -33,7 +33,7 @@ const PATIENCE: u32 = 20_000;
 const RX: u16 = 0;
 const TX: u16 = 1;
 
-/// What has happened.
+/// Counts of events so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     pub requests: u64,
@@ -73,7 +73,7 @@ struct Flying {
     epoch: Option<u64>,
     /// The buffer was unmapped under it.
     is_surprised: bool,
-    /// That unmap is complete: the device reaches the buffer no more.
+    /// Whether that unmap is complete: the device reaches the buffer no more.
     is_revoked: bool,
 }
 
@@ -96,11 +96,11 @@ impl Flying {
 #[derive(Default)]
 struct Slot {
     flying: Option<Flying>,
-    /// Where the buffer is mapped.
+    /// Address at which the buffer is mapped.
     iova: Option<u64>,
     /// The wait behind the unmap.
     wait: Option<u32>,
-    /// What the buffer holds.
+    /// Content of the buffer.
     bytes: Vec<u8>,
 }
 
@@ -108,7 +108,7 @@ struct Function {
     drivers: Vec<AnyDriver<Cpu>>,
     slots: Vec<Slot>,
     contents: Vec<u8>,
-    /// Which sectors are known to hold that.
+    /// Sectors whose content is known.
     known: Vec<bool>,
 }
 
@@ -207,7 +207,7 @@ impl Guest {
         };
     }
 
-    /// Everything comes: whatever is under way has to end.
+    /// Brings in all absent pages, and waits for the end of everything under way.
     pub fn come_to_rest(&mut self) {
         if self.heals_in.take().is_some() {
             self.heal();
@@ -223,7 +223,7 @@ impl Guest {
                 return;
             }
             if !self.expected.is_empty() {
-                // Somebody has to take them.
+                // The frames that are still expected need receive buffers.
                 let slot = self.random.below(SLOTS as u64 / 2) as usize;
                 self.submit_to(NET, slot);
             }
@@ -301,7 +301,7 @@ impl Guest {
         }
     }
 
-    /// What was lost can be brought in again, and the guest tries again whatever has failed.
+    /// Makes lost pages available again, and has the guest try again whatever has failed.
     fn heal(&mut self) {
         self.machine.pager.heal();
         self.machine.clear_queue_error();
@@ -355,7 +355,7 @@ impl Guest {
                 }
                 slot.wait = None;
                 if let Some(flying) = &mut slot.flying {
-                    // Whatever it has done to the buffer it has done.
+                    // From here on the device cannot change the buffer any more.
                     flying.is_revoked = true;
                     let gpa = Self::slot_page(function, at) * PAGE;
                     self.machine.pager.peek(gpa, &mut slot.bytes);
@@ -407,8 +407,8 @@ impl Guest {
         self.done.resets_waiting += u64::from(!its_own.is_empty());
         self.machine.reset(function);
         for ticket in its_own {
-            // Nobody hears of it; or it ends later, and whoever waits for others is not to take it
-            // for its own.
+            // Either the ticket never ends; or it ends later, and a function that waits for another
+            // one must not take it for its own.
             if self.random.below(2) == 0 {
                 self.machine.pager.forget(ticket);
                 self.done.forgotten += 1;

@@ -1,8 +1,8 @@
 //! A pager without disks: guest memory whose pages come and go, and each time lie somewhere else.
 //!
-//! What a page holds while it is absent is kept beside the memory; the frame that it leaves is
-//! overwritten, so that whoever kept an address of it reads what was never written, and writes
-//! where nobody looks.
+//! The content of an absent page is kept beside the memory, and the frame that it leaves is
+//! overwritten. So a device that has kept an address of the frame reads bytes that were never
+//! written, and its writes are lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,13 +13,13 @@ use guest_mem::{
 };
 
 const PAGE: usize = PAGE_SIZE as usize;
-/// What an abandoned frame holds.
+/// Content of an abandoned frame.
 const POISON: u8 = 0xdb;
 /// A page that has come in for a ticket is not evicted before it is asked for again, or so many
-/// accesses later: whoever waited for it may have been reset.
+/// accesses later: the function that waited for it may have been reset.
 const HELD_FOR: u64 = 4000;
 
-/// What an access was for.
+/// Purpose of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     AvailIndex,
@@ -69,7 +69,7 @@ impl Kind {
     ];
 }
 
-/// What lies where, and so what an access is for.
+/// Use of an area of memory, which gives the purpose of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
     Data,
@@ -79,7 +79,7 @@ pub enum Area {
     Ring(Kind, Kind),
 }
 
-/// What has happened to accesses of one kind.
+/// Counts of accesses of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Count {
     pub accesses: u64,
@@ -88,13 +88,13 @@ pub struct Count {
 
 #[derive(Default)]
 struct State {
-    /// Where each page is.
+    /// Frame of each page.
     frames: Vec<Option<u32>>,
-    /// What absent pages hold.
+    /// Content of absent pages.
     store: BTreeMap<u64, Box<[u8; PAGE]>>,
     /// Those abandoned longest ago first.
     free: VecDeque<u32>,
-    /// What could not be brought in, until it heals.
+    /// Pages that could not be brought in, until it heals.
     lost: BTreeSet<u64>,
     asked: BTreeMap<Ticket, Vec<u64>>,
     tickets: u64,
@@ -103,7 +103,7 @@ struct State {
     areas: BTreeMap<u64, Area>,
     accesses: u64,
     counts: BTreeMap<Kind, Count>,
-    /// Pages lately used, for whoever looks for a victim that hurts.
+    /// Pages used lately: victims whose eviction is likely to meet an access.
     recent: VecDeque<u64>,
     evictions: u64,
     spared_reads: u64,
@@ -154,7 +154,7 @@ impl Pager {
         state.evictions += 1;
     }
 
-    /// Whether it could be taken away: there, and nobody has waited for it.
+    /// Returns whether a page may be evicted: it is there, and no access has waited for it lately.
     pub fn is_candidate(&self, page: u64) -> bool {
         let mut state = self.state();
         let accesses = state.accesses;
@@ -178,7 +178,7 @@ impl Pager {
         self.state().asked.get(&ticket).cloned().unwrap_or_default()
     }
 
-    /// What `ticket` waits for comes in.
+    /// Brings in the pages that `ticket` waits for.
     pub fn deliver(&self, ticket: Ticket) {
         let mut state = self.state();
         for page in state.asked.remove(&ticket).into_iter().flatten() {
@@ -188,8 +188,8 @@ impl Pager {
         }
     }
 
-    /// What `ticket` waits for cannot be brought in: it answers as what is not RAM until
-    /// [`heal`](Self::heal).
+    /// Marks the pages that `ticket` waits for as lost: accesses to them fail as outside of RAM
+    /// until [`heal`](Self::heal).
     pub fn fail(&self, ticket: Ticket) {
         let mut state = self.state();
         let pages = state.asked.remove(&ticket).into_iter().flatten();
@@ -199,12 +199,12 @@ impl Pager {
         state.lost.extend(lost);
     }
 
-    /// Nobody will hear of `ticket`.
+    /// Drops `ticket`: its end is never reported.
     pub fn forget(&self, ticket: Ticket) {
         self.state().asked.remove(&ticket);
     }
 
-    /// What was lost is absent only.
+    /// Makes lost pages absent pages again.
     pub fn heal(&self) {
         self.state().lost.clear();
     }
@@ -233,7 +233,7 @@ impl Pager {
         (state.accesses, state.evictions, state.spared_reads)
     }
 
-    /// Bytes, without an access of anybody's.
+    /// Reads bytes without counting an access.
     pub fn peek(&self, gpa: u64, buf: &mut [u8]) {
         let state = self.state();
         for_each_page(gpa, buf.len() as u64, |page, at, part| {

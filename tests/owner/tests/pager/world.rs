@@ -77,7 +77,7 @@ const AVAIL_LEN: u64 = 6 + 2 * QUEUE_SIZE as u64;
 const EVENT_IDX: u64 = 1 << 29;
 const PACKED: u64 = 1 << 34;
 
-/// What the driver of each function accepts of what is offered.
+/// Returns the features that the driver of a function does not accept.
 pub fn refused(function: usize) -> u64 {
     match function {
         // Event words in packed rings and in some of the split ones, flags in the others.
@@ -153,7 +153,7 @@ struct Frames {
 }
 
 impl Cable {
-    /// What has been sent since the last look.
+    /// Takes the frames that were sent since the last look.
     pub fn take_sent(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.0.lock().unwrap().sent)
     }
@@ -308,7 +308,7 @@ impl Machine {
         self.message(Request::TicketDone(ticket, result));
     }
 
-    /// Asks the owner for these pages, and takes away those that it lets go.
+    /// Asks the owner for these pages, and takes away those that it releases.
     pub fn evict(&mut self, pages: &[u64]) -> u32 {
         let gpas: Vec<Gpa> = pages.iter().map(|page| Gpa::new(page * PAGE)).collect();
         let pages = guest_mem::Pages::new(&gpas).expect("at most 32");
@@ -403,8 +403,8 @@ impl Machine {
         self.tail = 0;
     }
 
-    /// Switches the invalidation queue off, whatever it is doing, and on again: what was in it is
-    /// forgotten. Translation stays on.
+    /// Switches the invalidation queue off in any state, and on again: what was in it is forgotten.
+    /// Translation stays on.
     pub fn restart_queue(&mut self) {
         self.command(0x8000_0000, 0x0400_0000, 0);
         self.start_queue();
@@ -522,7 +522,7 @@ impl Machine {
         panic!("the reset of function {function} is never over");
     }
 
-    /// What the driver of a function accepts.
+    /// Returns the features that the driver of a function accepts.
     pub fn features(&mut self, function: usize) -> u64 {
         let mut offered = 0;
         for half in 0..2_u32 {

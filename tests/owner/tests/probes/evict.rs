@@ -1,5 +1,5 @@
-//! Who evicts pages asks the owner first: it refuses what leases, windows and functions that do not
-//! say reach.
+//! The owner is asked before pages are evicted: it refuses those that leases and windows reach, and
+//! all where a function does not report which pages it uses.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ struct Reader {
     at: Iova,
     window: Option<Window>,
     is_stopped: bool,
-    /// It has met absent memory.
+    /// Number of times that it has met absent memory.
     pends: u32,
 }
 
@@ -144,9 +144,9 @@ fn pages_under_leases_and_in_windows_stay_and_the_rest_is_absent_at_once() {
     assert_eq!(evict(&mut machine), u32::from(u8::MAX));
 }
 
-/// Whoever evicts is another thread, and mostly meets an owner that sleeps. (This test once counted
-/// sleeps without waiting for them: with two quick processors a question came before the owner had
-/// fallen asleep, and 16 of 1,000 met it there.)
+/// The evicting thread is another one than the owner's, and mostly meets an owner that sleeps.
+/// (This test once counted sleeps without waiting for them: with two quick processors a question
+/// came before the owner had fallen asleep, and 16 of 1,000 met it there.)
 #[test]
 fn an_owner_that_sleeps_is_woken_and_keeps_its_windows() {
     const QUESTIONS: u64 = 1000;

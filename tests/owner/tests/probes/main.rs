@@ -1,5 +1,5 @@
-//! Three systems that the machine library does not know, plugged into it from outside: what each of
-//! them needs is here, and nothing of it there.
+//! Four systems that the machine library does not know, plugged into it from outside, and
+//! evictions: all that they need is here, and nothing of it in the library.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod evict;

@@ -1,6 +1,6 @@
-//! A function such as an assigned device is: its registers in a 64-bit BAR beyond 4 GiB, interrupts
-//! by MSI-X or by its legacy pin, DMA under leases that the device ends by itself, and removal
-//! while one is held.
+//! A function in outline that is like an assigned device: its registers in a 64-bit BAR beyond 4
+//! GiB, interrupts by MSI-X or by its legacy pin, DMA under leases that the device ends by itself,
+//! and removal while one is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ const SOURCE: SourceId = SourceId::new(0, 3, 0);
 const START: u64 = 0x0;
 const ACKNOWLEDGE: u64 = 0x8;
 const MSIX_TABLE: u64 = 0x1000;
-/// In BAR 2, of 1 GiB.
+/// BAR 2, of 1 GiB.
 const KINDS: [BarKind; BARS] = [
     BarKind::Absent,
     BarKind::Absent,
@@ -155,7 +155,7 @@ impl DataPath<()> for Assigned {
 }
 
 #[test]
-fn it_interrupts_by_its_pin_and_by_msix_and_is_removed_when_its_dma_has_ended() {
+fn interrupts_come_by_pin_or_msix_and_removal_waits_for_the_end_of_dma() {
     let mut machine = ByHand::<Units, Functions>::new();
     let unit = machine.owner.add_unit(Units::None(NoIommu::new(16)));
     let (is_done, pin) = (Arc::<AtomicBool>::default(), Pin::default());

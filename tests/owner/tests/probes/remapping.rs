@@ -13,13 +13,13 @@ use platform::interrupt::Message;
 
 use crate::{ByHand, Plain, plain};
 
-/// What the table adds to a message's data; `None`: it is absent.
+/// Number that the table adds to a message's data; `None`: the table is absent.
 type Table = Arc<Mutex<Option<u32>>>;
 
-/// What a table that could not be brought in adds.
+/// Number in a table that could not be brought in.
 const LOST: u32 = u32::MAX;
 
-/// What is waited for while the table is absent.
+/// Ticket of an access while the table is absent.
 const TABLE: Ticket = Ticket(7);
 
 /// Nothing but a table of interrupts.
@@ -60,7 +60,7 @@ impl RemappingUnit<()> for Remapper {
     }
 }
 
-/// Raises `MESSAGE` when told to, and has it on its one line.
+/// Raises `MESSAGE` when it is written to, and has it on its one line.
 #[derive(Default)]
 struct Pulse {
     raises: u64,
@@ -160,8 +160,8 @@ fn messages_and_lines_wait_for_their_table_and_lines_follow_its_changes() {
     assert!(machine.sent.take().is_empty(), "its table never came");
     assert_eq!(machine.owner.totals().blocked_interrupts, 1);
 
-    // What waits when its function is removed is forgotten, and none of it reaches whoever comes to
-    // its place.
+    // Messages that wait when their function is removed are dropped, and none of them reaches the
+    // function that takes its place.
     *table.lock().unwrap() = None;
     machine.write(function, 0, 0, 1);
     machine.poll();

@@ -1,5 +1,6 @@
-//! Somebody who follows a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it
-//! hears what each invalidation covers, and holds the guest's WAIT until it has forgotten the same.
+//! A follower of a VT-d unit's mappings (a shadow of them, the IOTLB of another process): it
+//! receives the scope of each invalidation, and holds the guest's WAIT until it has dropped the
+//! same.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::ByHand;
 /// The invalidation queue, and the status word of its waits.
 const QUEUE: u64 = 0x3000;
 const STATUS: u64 = 0x4000;
-/// How long an invalidation may be held, ns: longer than any of these tests takes.
+/// Time for which an invalidation may be held, ns: longer than any of these tests takes.
 const LIMIT: u64 = 100_000_000_000;
 
 units! {
@@ -32,7 +33,7 @@ functions! {
     }
 }
 
-/// Holds invalidations of pages, no others; lets go of as many as a write to its BAR says, oldest
+/// Holds invalidations of pages, no others; releases as many as a write to its BAR says, oldest
 /// first.
 #[derive(Default)]
 struct Follower {
@@ -40,7 +41,7 @@ struct Follower {
     heard: Vec<Scope>,
     held: Vec<HoldId>,
     to_release: Vec<HoldId>,
-    /// It must not be left behind: what is overdue it keeps.
+    /// Whether it must not be left behind: it keeps holds that are overdue.
     insists: bool,
     overdue: Vec<HoldId>,
 }
@@ -175,7 +176,7 @@ impl Guest {
         self.wait()
     }
 
-    /// The follower lets go of so many, oldest first.
+    /// Has the follower release so many, oldest first.
     fn release(&mut self, number: usize, count: u64) {
         self.machine.write(Target::Function(number), 0, 0, count);
         self.machine.poll();
@@ -190,7 +191,7 @@ impl Guest {
 }
 
 #[test]
-fn a_subscriber_hears_what_is_covered_and_holds_the_wait_behind_it() {
+fn a_subscriber_receives_the_scope_and_holds_the_wait_behind_it() {
     let mut guest = Guest::new(1, false);
     // A domain, then two pages of it.
     guest.submit(0x22 | 5 << 16, 0);
@@ -207,7 +208,7 @@ fn a_subscriber_hears_what_is_covered_and_holds_the_wait_behind_it() {
 }
 
 #[test]
-fn a_hold_that_is_not_released_is_told_once_and_let_go_by_a_follower_that_does_not_insist() {
+fn an_overdue_hold_is_reported_once_and_released_by_a_follower_that_does_not_insist() {
     let mut guest = Guest::new(1, false);
     let wait = guest.unmap();
     guest.done();

@@ -14,7 +14,7 @@ use machine::{
 
 use crate::{ByHand, Plain, plain};
 
-/// What the unit is asked for: a page to map, or to unmap.
+/// Request to the unit: a page to map, or to unmap.
 enum Change {
     Map { iova: u64, gpa: u64 },
     Unmap { iova: u64 },
@@ -96,7 +96,7 @@ impl RemappingUnit<Change> for PageMap {
     }
 }
 
-/// Where the queue's first entry is: four words, what (1 map, 2 unmap), IOVA, GPA, answer.
+/// Address of the queue's first entry: four words, kind (1 map, 2 unmap), IOVA, GPA, answer.
 const QUEUE: u64 = 0x8000;
 
 units! {

@@ -1,4 +1,4 @@
-//! What the thread does, one step at a time.
+//! The thread's work, one step at a time.
 
 use std::convert::Infallible;
 

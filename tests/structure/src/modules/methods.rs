@@ -8,7 +8,7 @@ use crate::tokens::after_group;
 pub(super) struct Impl {
     /// The type, as far as it is a path of words.
     pub(super) of: Vec<String>,
-    /// It is of no trait.
+    /// Whether it is of no trait.
     pub(super) is_inherent: bool,
     /// Position of the bracket that opens its body.
     pub(super) open: usize,
@@ -48,7 +48,7 @@ pub(super) fn impl_at(tokens: &[String], at: usize) -> Option<Impl> {
     })
 }
 
-/// What follows the `<` at `open` and its match.
+/// Returns the position behind the `<` at `open` and its match.
 fn after_angles(tokens: &[String], open: usize) -> usize {
     let mut depth = 0;
     let mut at = open;

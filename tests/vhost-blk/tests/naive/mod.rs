@@ -1,4 +1,4 @@
-//! A block server that is simple and obviously correct, unless told to misbehave.
+//! A block server that is simple and obviously correct, unless it is to misbehave.
 //!
 //! It sleeps whenever its rings are empty, asks for a kick by event index or flag, executes what it
 //! took in reverse order, and returns one request at a time (in ring order and in batches with
@@ -19,7 +19,7 @@ use vhost_user::wire::Inflight;
 
 pub const SECTORS: u64 = 2048;
 
-/// How it misbehaves: once, at the request or event of this number, or every so many.
+/// Misbehaviour: once, at the request or event of this number, or every so many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
@@ -314,7 +314,7 @@ impl Service for Naive {
         if any {
             return Next::Again;
         }
-        // Every ring is armed, and none has anything, or nobody sleeps.
+        // Sleeps only if all rings are armed and none has anything.
         let idle: Vec<_> = self
             .rings
             .iter_mut()

@@ -1,5 +1,5 @@
 //! The device's side of rings, simple and obviously correct, with an inflight region or without
-//! one: what tests of the clients serve rings with, as an oracle.
+//! one: tests of the clients serve rings with it, as an oracle.
 //!
 //! A ring that makes no sense panics: the driver is a test's own.
 #![expect(
@@ -41,13 +41,13 @@ pub struct Chain {
     pub id: u16,
     /// Descriptors it takes in the ring.
     pub descs: u16,
-    /// Of an inflight region.
+    /// Slot of an inflight region.
     pub slot: Option<inflight::Slot>,
     /// Address, bytes, and whether the device writes.
     pub segments: Vec<(u64, u32, bool)>,
 }
 
-/// What both kinds of ring do.
+/// Operations of both kinds of ring.
 pub trait Device: Send {
     /// The next chain that the driver made available.
     fn take(&mut self, guest: &Guest) -> Option<Chain>;
@@ -59,7 +59,7 @@ pub trait Device: Send {
     fn disarm(&mut self, guest: &Guest);
     /// Whether the driver wants a call for what was given since it was asked last.
     fn wants_call(&mut self, guest: &Guest) -> bool;
-    /// Where it stands.
+    /// Returns the position of the ring.
     fn base(&self) -> RingBase;
     /// Requests that a predecessor left.
     fn replay(&mut self) -> Vec<Chain>;
@@ -70,7 +70,7 @@ pub trait Device: Send {
 pub struct Part {
     /// The region.
     pub memory: Arc<Memory>,
-    /// Where the part starts.
+    /// Address of the part.
     pub at: usize,
     /// Its bytes.
     pub len: usize,

@@ -6,8 +6,8 @@
 //! while they are off and EVENT_IDX is negotiated, the event index is kept behind the device, so
 //! that a polling driver takes none at all.
 //!
-//! What the device writes is checked: an index or identifier that makes no sense is a
-//! [`RingError`], not a panic, so that a broken server is reported as such.
+//! The device's writes are checked: an index or identifier that makes no sense is a [`RingError`],
+//! not a panic, so that a broken server is reported as such.
 //!
 //! **Left out:** indirect chains inside direct ones, and resizing.
 
@@ -46,7 +46,7 @@ pub struct Segment {
     pub is_writable: bool,
 }
 
-/// Where an indirect table for one request may be written.
+/// Place of an indirect table for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// Offset in the memory.
@@ -64,7 +64,7 @@ pub struct Used {
     pub len: u32,
 }
 
-/// What a device may not do.
+/// Violation of the specification by a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// A used element names nothing that is outstanding.
@@ -76,14 +76,14 @@ pub enum RingError {
     /// The used index ran past what was made available.
     #[error("the device says {used} requests are used of {outstanding} outstanding")]
     TooManyUsed {
-        /// By its index.
+        /// Number by the device's index.
         used: u16,
-        /// By our count.
+        /// Number by our count.
         outstanding: u16,
     },
 }
 
-/// Where a ring's three areas start, as offsets in the memory.
+/// Starts of a ring's three areas, as offsets in the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
     /// Descriptor table or ring.

@@ -169,7 +169,7 @@ impl Packed {
         }
     }
 
-    /// What the device says came back next, where something did: identifier and bytes.
+    /// Returns the next used descriptor, where there is one: identifier and bytes.
     #[inline]
     pub(super) fn used_element(&self, memory: &Memory) -> Result<(u32, u32), RingError> {
         let at = self.desc_at(self.next_used);

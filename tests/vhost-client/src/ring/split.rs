@@ -11,8 +11,8 @@ use crate::memory::Memory;
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY.
 const NO_EVENTS: u16 = 1;
-/// How far behind the device a polling driver parks its event index, and after how many completions
-/// it does so anew.
+/// Distance behind the device at which a polling driver parks its event index, and number of
+/// completions after which it does so anew.
 const PARK_STEP: u16 = 1 << 14;
 
 /// A split ring. Everything here is the driver's own; the device's words are loaded when needed.
@@ -30,13 +30,13 @@ pub struct Split {
     free: u16,
     /// Next entry of the available ring to fill.
     avail_idx: u16,
-    /// What the device has been shown of it.
+    /// Index up to which the available ring is published to the device.
     published: u16,
     last_used: u16,
     /// The used index as last loaded.
     seen_used: u16,
     is_armed: bool,
-    /// Where the event index was parked when calls went off.
+    /// Position at which the event index was parked when calls went off.
     parked_at: u16,
 }
 
@@ -150,7 +150,7 @@ impl Split {
         }
     }
 
-    /// What the device says came back next, where something did: head and bytes.
+    /// Returns the next used element, where there is one: head and bytes.
     #[inline]
     pub(super) fn used_element(&self, memory: &Memory) -> Result<(u32, u32), RingError> {
         let used = self.seen_used.wrapping_sub(self.last_used);

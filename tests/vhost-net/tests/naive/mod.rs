@@ -1,4 +1,4 @@
-//! A network server that is simple and obviously correct, unless told to misbehave: it sends each
+//! A network server that is simple and obviously correct, unless it is to misbehave: it sends each
 //! frame back over the pair it came by, in their order, buffer by buffer.
 
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use vhost_client::loopback::{Guest, Next, Service, kick_fd};
 use vhost_client::naive::{Chain, Device, device};
 use vhost_user::backend::{RingBase, RingConfig};
 
-/// How it misbehaves: every so many frames.
+/// Misbehaviour: every so many frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]

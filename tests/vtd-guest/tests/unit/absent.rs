@@ -1,6 +1,6 @@
-//! Memory that may be absent, under everything that the unit reads and writes: it waits, and goes
-//! on; where that could not be brought in it does what it does where there is no RAM; and what a
-//! reset has forgotten changes nothing.
+//! Memory that may be absent, under everything that the unit reads and writes. The unit waits, and
+//! goes on when the memory is there. Memory that could not be brought in is treated as no RAM.
+//! Answers to requests from before a reset change nothing.
 
 use fake_mem::PagedMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, PAGE_SIZE, Perm, PhysMem, Stop, Ticket};

@@ -1,4 +1,4 @@
-//! What the caches must not mix up: widths, buses, domains, and one epoch with another.
+//! Keys that the caches must not mix up: widths, buses, domains, and one epoch with another.
 
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Perm, SourceId, Stop};

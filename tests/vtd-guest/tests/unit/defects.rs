@@ -1,5 +1,5 @@
-//! Every applicable defect seen in other implementations, and every classic mistake, as a test
-//! whose name says it in words.
+//! Every applicable defect seen in other implementations, and every classic mistake, as a test that
+//! is named after it.
 
 use fake_mem::ArrayMem;
 use guest_mem::{DmaFault, Gpa, Iommu, Iova, Leases, Perm, PhysMem, SourceId, Stop};

@@ -217,7 +217,7 @@ fn search(
     unit.next_mapping(mem, DISK, Iova::new(from), Iova::new(last), budget)
 }
 
-/// Where to go on after a mapping.
+/// Returns the address at which to go on after a mapping.
 fn after(found: &Found, last: u64) -> Option<u64> {
     let after = found.iova.checked_add(found.len)?;
     Some(after.raw()).filter(|after| *after <= last)
@@ -315,7 +315,7 @@ struct ChangingMem {
 #[derive(Default)]
 struct Changing {
     loads: usize,
-    /// Which values were read where.
+    /// Values that were read, by address.
     read: BTreeMap<u64, BTreeSet<u64>>,
     /// Loads since the stores before, and what is stored in front of that load; the next one last.
     stores: Vec<(usize, Vec<(u64, u64)>)>,

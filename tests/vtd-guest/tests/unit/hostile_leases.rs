@@ -1,6 +1,6 @@
 //! A guest that makes invalidations as dear as it can: 16,384 leases, and a full queue of
-//! page-selective invalidations. What is counted are looks at leases, so that nothing here depends
-//! on the machine's speed.
+//! page-selective invalidations. Looks at leases are counted, so that nothing here depends on the
+//! machine's speed.
 
 use fake_mem::ArrayMem;
 use guest_mem::{Budget, Gpa, Iommu, Iova, LEASE_SPAN, Leases, Perm};
@@ -11,9 +11,9 @@ use vtd_guest::*;
 const LEASES: u64 = 16384;
 /// Most that a queue of 2^7 pages holds.
 const DESCRIPTORS: u64 = 32767;
-/// Where it lies.
+/// Its address.
 const LONG_QUEUE: u64 = 0x80_0000;
-/// Of a step, in ns: what `unit::STEP_BUDGET` says.
+/// Duration of a step, in ns: the value of `unit::STEP_BUDGET`.
 const STEP_NS: u64 = 30_000;
 /// A step finishes what it has begun: one table walk, or one flush of 256 pages.
 const REST_NS: u64 = 300;

@@ -81,7 +81,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Where a page goes, and what is allowed there.
+/// Target of a page, and the access allowed to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Answer {
     gpa: u64,
@@ -124,7 +124,7 @@ fn levels(domain: usize) -> u32 {
 }
 
 fn did(domain: usize) -> u16 {
-    // Equal in the low byte, in case someone tags by that.
+    // Equal in the low byte, in case tags have only that.
     [1, 257, 7][domain]
 }
 
@@ -385,7 +385,7 @@ impl Model {
                 self.machine.unit.leases().stale() > 0,
                 "held back by nothing"
             );
-            // The revoked ones first; then whatever else the engine found stale.
+            // The revoked ones first; then the others that the engine found stale.
             let revoked = self.leases.iter().position(|lease| lease.must_drain);
             let lease = self.leases.swap_remove(revoked.unwrap_or(0));
             self.machine.unit.leases_mut().end(lease.id);

@@ -238,8 +238,8 @@ fn a_status_clear_is_not_lost_beside_a_new_fault_wherever_the_sweep_is() {
             page.store32(reg::FSTS, 0x83);
         });
         s.settle();
-        // Record 0 is free again, record 1 shows, and the guest was told of it after its clear, or
-        // had it in view when it cleared.
+        // Record 0 is free again and record 1 shows. The guest was notified of record 1 after its
+        // clear, or saw it before it cleared.
         assert_eq!(s.page.page.load32(FRCD + 12) & 0x8000_0000, 0, "load {at}");
         assert_eq!(
             s.page.page.load32(FRCD + 16 + 12) & 0x8000_0000,

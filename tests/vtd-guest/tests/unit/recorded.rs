@@ -71,7 +71,7 @@ fn faults(rest: &[Access]) -> Vec<(SourceId, u64, Perm)> {
     RECORDS.step_by(16).filter_map(of_record).collect()
 }
 
-/// What a guest did.
+/// Actions of a guest.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Did {
     submissions: usize,

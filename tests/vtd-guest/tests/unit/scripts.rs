@@ -78,8 +78,8 @@ impl<M: PhysMem + HasRam> Scene<M> {
         self.seen.push(Seen::Record(dwords));
     }
 
-    /// What can be read at the end. CAP and the like included; GCMD is write-only, RTADDR to IVA
-    /// are the guest's own values, FECTL.IP is not shown in `shared`.
+    /// Returns everything that can be read at the end. CAP and the like included; GCMD is
+    /// write-only, RTADDR to IVA are the guest's own values, FECTL.IP is not shown in `shared`.
     fn finish(mut self) -> Vec<Seen> {
         self.rest();
         for offset in [reg::VER, reg::GSTS, reg::FSTS, reg::ICS] {
@@ -241,7 +241,7 @@ fn a_second_identical_srtp_is_seen_and_precedes_the_flushes_behind_it() {
     assert!(seen.contains(&Seen::Translated(Ok(run))));
 }
 
-/// What Linux's fault handler does: FSTS, records from FRI on, each cleared, then FSTS.
+/// Does what Linux's fault handler does: FSTS, records from FRI on, each cleared, then FSTS.
 fn handle_faults<M: PhysMem + HasRam>(s: &mut Scene<M>) {
     s.rest();
     s.read4(reg::FSTS);
@@ -324,8 +324,9 @@ fn queue_errors_stop_and_resume_the_same_in_every_mode() {
     agrees_everywhere::<QueueError>();
 }
 
-/// The order within a sweep, seen by a guest that looks at memory between our stores: whoever sees
-/// the status word sees IQH behind its descriptor, and IQE repaired before IQH moves.
+/// Memory of a guest that looks at it between the unit's stores, to check the order within a sweep:
+/// a guest that sees the status word sees IQH behind its descriptor, and IQE repaired before IQH
+/// moves.
 struct Watcher {
     mem: ArrayMem,
     page: RegisterPage,

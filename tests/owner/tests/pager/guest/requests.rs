@@ -1,4 +1,4 @@
-//! Requests: made, handed to devices, and what comes of them.
+//! Requests: made, handed to devices, and checked when they end.
 
 use fake_driver::AnyDriver;
 use guest_mem::Gpa;
@@ -105,7 +105,7 @@ impl Guest {
         Some((What::Send { frame }, 12 + len))
     }
 
-    /// Where in its buffer `len` bytes lie.
+    /// Returns the parts of its buffer in which `len` bytes lie.
     fn parts(&mut self, len: u64) -> Vec<(u64, u32)> {
         let mut parts = Vec::new();
         let mut left = len;
@@ -292,7 +292,7 @@ impl Guest {
             What::Read { .. } if is_ok => {
                 assert_eq!(u64::from(len), flying.len() + 1, "{flying:?}");
                 let mut data = own.contents[from..to].to_vec();
-                // What nobody knows is whatever has been read.
+                // For sectors of unknown content any data is right: what was read is taken for it.
                 if !known.iter().all(|known| *known) {
                     let seen = self.seen(function, at, flying);
                     let known = &self.functions[function].known[range.start as usize..];
@@ -350,7 +350,7 @@ impl Guest {
         self.check(NET, at, &flying.what);
     }
 
-    /// What lies in a request's parts now.
+    /// Returns the bytes that lie in a request's parts now.
     fn seen(&self, function: usize, at: usize, flying: &Flying) -> Vec<u8> {
         let mut bytes = vec![0; BUFFER as usize];
         let gpa = Self::slot_page(function, at) * PAGE;
@@ -358,7 +358,7 @@ impl Guest {
         parts_of(&bytes, flying)
     }
 
-    /// What was known to lie there.
+    /// Returns the bytes that were known to lie there before the request.
     fn before(&self, function: usize, at: usize, flying: &Flying) -> Vec<u8> {
         parts_of(&self.functions[function].slots[at].bytes, flying)
     }
