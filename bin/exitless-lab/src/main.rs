@@ -19,6 +19,7 @@ use harness::{
     assign_lab, demo, eli, lab_cmd, pviommu_lab, selftest, serve_lab, serve_net_lab, swap_figures,
     swap_lab,
 };
+use vio_faults::scan::{SCANNING_ID, ScanDisk};
 use vmm::{log, program, run, serve};
 
 use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Faulty, Program};
@@ -128,7 +129,8 @@ enum Command {
     Selftest(selftest::SelftestArgs),
     /// Run a virtual machine as `exitless run` does, with parts that fail on purpose.
     Run(Box<RunArgs>),
-    /// Be the device model of one disk of a machine, as `exitless device-worker` is.
+    /// Be the device model of one disk of a machine, as `exitless device-worker` is. One whose
+    /// serial number is scan-memory attacks its process's memory when it is asked to.
     #[command(hide = true)]
     DeviceWorker(vmm::device_worker::DeviceWorkerArgs),
     /// Serve block devices as `exitless serve` does, with parts that fail on purpose.
@@ -210,7 +212,12 @@ fn run(command: Command) -> anyhow::Result<u8> {
             let faults = Faults::parse(Program::Machine, &args.fault)?;
             run::main(&args.run, &(Arc::new(Faulty::new(faults)) as _))
         }
-        Command::DeviceWorker(args) => vmm::device_worker::main(&args),
+        Command::DeviceWorker(args) => {
+            vmm::device_worker::main(&args, |disk| match args.id == SCANNING_ID {
+                true => Box::new(ScanDisk::new(disk)),
+                false => disk,
+            })
+        }
         Command::Serve(args) => {
             let faults = Faults::parse(Program::Daemon, &args.fault)?;
             serve::main(&args.serve, &Faulty::new(faults))

@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use confine::Limits;
 use guest_mem::SharedFile;
 use rustix::event::{PollFd, PollFlags, poll};
-use vio::blk::{BlkConfig, BlkWorker, RawDisk, RawDiskOptions, Transfer, UringRefusal};
+use vio::blk::{BlkConfig, BlkWorker, BlockIo, RawDisk, RawDiskOptions, Transfer, UringRefusal};
 use worker_area::{FACTS, Worker};
 
 use crate::values::block::serial;
@@ -98,11 +98,14 @@ impl Confined {
     }
 }
 
-/// Runs `device-worker` until its owner ends it.
+/// Runs `device-worker` until its owner ends it. Its disk is what `wrap` makes of the image's.
 ///
 /// # Errors
 /// It was not started by a machine, or cannot start.
-pub fn main(args: &DeviceWorkerArgs) -> Result<u8> {
+pub fn main(
+    args: &DeviceWorkerArgs,
+    wrap: impl FnOnce(Box<dyn BlockIo>) -> Box<dyn BlockIo>,
+) -> Result<u8> {
     confine::die_with_parent(args.owner)?;
     let given = descriptors::receive(io::stdin().as_fd())
         .context("device-worker is started by `exitless run --disk path=FILE,worker=on`")?;
@@ -123,7 +126,7 @@ pub fn main(args: &DeviceWorkerArgs) -> Result<u8> {
     } = given;
     let len = rustix::fs::fstat(&area).context("the area")?.st_size;
     let mut area = Worker::open(area, u64::try_from(len).context("the area")?)?;
-    let begun = begin(args, image, &area, namespaces);
+    let begun = begin(args, image, wrap, &area, namespaces);
     let (worker, facts) = match begun {
         Ok(begun) => begun,
         Err(error) => {
@@ -146,6 +149,7 @@ pub fn main(args: &DeviceWorkerArgs) -> Result<u8> {
 fn begin(
     args: &DeviceWorkerArgs,
     image: OwnedFd,
+    wrap: impl FnOnce(Box<dyn BlockIo>) -> Box<dyn BlockIo>,
     area: &Worker<SharedFile>,
     namespaces: u64,
 ) -> Result<(BlkWorker, [u64; FACTS])> {
@@ -167,7 +171,7 @@ fn begin(
         serial: serial(&args.id),
         ..BlkConfig::default()
     };
-    let worker = BlkWorker::new(&config, Box::new(disk), area)?;
+    let worker = BlkWorker::new(&config, wrap(Box::new(disk)), area)?;
     let disk = worker.facts().words();
     confine::set_limits(Limits {
         address_space: ADDRESS_SPACE,
