@@ -1,5 +1,5 @@
-//! What one core has at hand: its free lists, and the directory's blocks with the chunks in which
-//! those ranges lie.
+//! Cache of one core: its free lists, and the directory's blocks with the chunks in which those
+//! ranges lie.
 //!
 //! ```text
 //!              reclaim, acquire              make_ready, convert               take
@@ -27,7 +27,7 @@ use super::zone::{MAX_ZONES, Zone};
 use crate::{CHUNK_PAGES, CoreId, IovaRange, Request};
 pub(super) use refill::Want;
 
-/// What one core has at hand.
+/// Free lists and cached directory blocks of one core.
 #[derive(Debug)]
 pub(super) struct CoreCache {
     id: CoreId,
@@ -41,11 +41,11 @@ pub(super) struct CoreCache {
     lasts: [u64; MAX_ZONES],
     ready: Ready,
     single: Single,
-    /// How many free chunks it has taken from the space since [`Self::take_fresh`] was called.
+    /// Number of free chunks taken from the space since the last [`Self::take_fresh`].
     fresh: u32,
 }
 
-/// Takes what was kept last.
+/// Takes the range that was kept last.
 #[inline(always)]
 fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<IovaRange> {
     let page = ready.newest()?;
@@ -54,7 +54,7 @@ fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<Io
     Some(IovaRange::within_space(page, pages_of(order)))
 }
 
-/// What became of a free that looked only at what is at hand.
+/// Outcome of a free that accessed only this cache.
 #[derive(Clone, Copy)]
 pub(super) enum Freed {
     Done,
@@ -69,8 +69,8 @@ pub(super) enum Freed {
 /// Which zone's pages have a place of their own ([`Ready::singles`]).
 #[derive(Debug)]
 struct Single {
-    /// What this core's chunks of that zone are tagged with that have no marks; no tag where its
-    /// frees need a fence.
+    /// Tag of this core's chunks of that zone that have no marks; no chunk's tag where its frees
+    /// need a fence.
     tag: u64,
     /// The limit with which they were last asked for when there were none: a device's, which does
     /// not change.
@@ -130,7 +130,7 @@ impl CoreCache {
         self.owner
     }
 
-    /// The chunk of a page if it is in mind.
+    /// Returns the chunk of a page if it is cached.
     #[inline(always)]
     pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
         self.hot.known(page)
@@ -142,7 +142,7 @@ impl CoreCache {
         !self.hot.is_giver() && self.ready.is_clear()
     }
 
-    /// How many free chunks it has taken from the space since this was last asked.
+    /// Returns and resets the number of free chunks taken from the space.
     pub(super) fn take_fresh(&mut self) -> u32 {
         core::mem::take(&mut self.fresh)
     }
@@ -314,14 +314,14 @@ impl CoreCache {
         self.hot.free_foreign(shared, self.owner, range)
     }
 
-    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another
-    /// core, if this core is the chunk's designated remote freer; whether it did.
+    /// Frees the allocated range at a page, which is in this state, in a cached chunk of another
+    /// core, if this core is the chunk's designated remote freer. Returns whether it did.
     #[inline(always)]
     pub(super) fn give(&self, page: u64, state: State) -> bool {
         self.hot.give(self.owner, page, state)
     }
 
-    /// Pins a range of this core's, in a chunk that is in mind and has no marks; whether it did.
+    /// Pins a range of this core's, in a cached chunk without marks. Returns whether it did.
     #[inline(always)]
     pub(super) fn pin(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
@@ -343,7 +343,7 @@ impl CoreCache {
         chunk.is_some_and(|chunk| chunk.pin_marked(self.owner, range))
     }
 
-    /// Lets go of what this core has pinned; whether it had.
+    /// Releases a pin of this core. Returns whether there was one.
     #[inline(always)]
     pub(super) fn unpin(&mut self, range: IovaRange) -> bool {
         let page = range.first().raw();

@@ -1,5 +1,5 @@
-//! What is out: a map by first page, which knows what overlaps, and from which a range to free is
-//! picked.
+//! Ranges that are out: a map by first page, which finds overlaps, and from which a range to free
+//! is picked.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -8,7 +8,7 @@ use super::{Random, Victim};
 use crate::wanted::{place, range_at};
 use crate::{Aperture, IovaRange};
 
-/// How a range is out.
+/// State of a range that is out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
     /// Allocated.

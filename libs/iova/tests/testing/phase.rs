@@ -110,8 +110,8 @@ impl Phase {
         }
     }
 
-    /// What the next allocation asks for. One request in 256 may be as large as the world has them,
-    /// one in 16 is aligned to more than its size.
+    /// The next allocation. One request in 256 may be as large as the world has them, one in 16 is
+    /// aligned to more than its size.
     pub fn request(&self, random: &mut Random, world: &World) -> Request {
         let largest = match random.one_in(256) {
             true => world.largest,

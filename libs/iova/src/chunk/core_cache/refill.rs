@@ -19,7 +19,7 @@ use crate::chunk::trim::RetainEmpty;
 use crate::chunk::zone::MAX_ZONES;
 use crate::{CHUNK_PAGES, IovaPfn, IovaRange};
 
-/// What is wanted: a range of an order, or, of whole chunks, so many pages.
+/// Requirements of a request: a range of an order, or, for whole chunks, a number of pages.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::chunk) struct Want {
     pub(in crate::chunk) pages: u64,
