@@ -337,7 +337,7 @@ fn ranges_past_the_width_are_errors_that_name_it() {
             let unmap = Err(UnmapError::IovaTooWide { range, width });
             assert_eq!(table.unmap(range), unmap);
             assert_eq!(table.lookup(range.last().start()), None);
-            // SAFETY: nobody else uses the table.
+            // SAFETY: the table has no other user.
             assert_eq!(unsafe { table.retire_leaf(range) }, None);
         }
         let last = pages(end - 1, 1);
@@ -396,7 +396,7 @@ fn a_retired_leaf_table_makes_way_for_a_large_leaf() {
     let chunk = pages(512, 512);
     let phys = PhysAddr::new(0x4000_0000);
     table.map(pages(600, 1), phys, Access::Read).unwrap();
-    // SAFETY: nobody else uses the table.
+    // SAFETY: the table has no other user.
     let retire = |range| unsafe { table.retire_leaf(range) };
     assert_eq!(retire(chunk), None, "not empty");
     table.unmap(pages(600, 1)).unwrap();
@@ -508,7 +508,7 @@ fn the_tables_that_are_missing_are_counted_exactly() {
     }
 }
 
-/// What a memory was asked for.
+/// A memory that counts its allocations.
 struct Asked(HostMemory, AtomicU64);
 
 // SAFETY: every call goes to the host's memory.
@@ -583,7 +583,7 @@ fn tables_may_lie_elsewhere_for_the_device_and_all_go_back() {
     // SAFETY: the layout's size is not 0.
     let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
     let base = PhysAddr::new(0x1_0000_0000);
-    // SAFETY: the region is freed below, after the table, and nobody else writes it.
+    // SAFETY: the region is freed below, after the table, and has no other writer.
     let region = unsafe { RegionMemory::new(base, memory, 8) };
     let table =
         IoPageTable::<VtdSecondLevel, _>::new(&region, config(4, LeafSizes::FOUR_K)).unwrap();

@@ -37,9 +37,9 @@
 //!
 //! Ranges are in pages of 4 KiB; ends are inclusive. The feature `testing` runs any allocator in
 //! phases beside a naive model; `parts` has the building blocks of allocators elsewhere.
-//! Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through
-//! the crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and
-//! those of more cores with shuttle (`tests/schedules.rs`).
+//! Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through the
+//! crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and those
+//! of more cores with shuttle (`tests/schedules.rs`).
 //!
 //! **Left out**: guard pages between ranges, boundaries that a range must not cross, NUMA.
 #![cfg_attr(not(test), no_std)]

@@ -121,7 +121,7 @@ fn look_twice(operations: u64) {
 }
 
 #[test]
-fn what_was_unmapped_before_a_barrier_is_out_of_reach_after_it() {
+fn mappings_unmapped_before_a_barrier_are_out_of_reach_after_it() {
     look_twice(if cfg!(debug_assertions) {
         100_000
     } else {

@@ -1,5 +1,5 @@
 //! Cores that map and give tables back, and a device that walks all the while: it keeps the address
-//! of each leaf table that it went through until it sees an invalidation.
+//! of each leaf table on its walks until it sees an invalidation.
 #![expect(
     unsafe_code,
     reason = "a memory whose pages tell their past, and an owner who gives tables back"
@@ -19,11 +19,11 @@ use lines::{AtomicU64, Ordering};
 use random_schedules::{any, fail, finds, has_failed, holds, thread};
 
 const LEVELS: u32 = 3;
-/// Chunks of one owner each, and one more that all map in and nobody takes away.
+/// Chunks of one owner each, and one more that all map in and no owner retires.
 const OWNERS: u64 = 4;
 const COMMON: u64 = OWNERS;
 const ROUNDS: usize = 3;
-/// Where page *n* is mapped to, whoever maps it.
+/// Memory to which page *n* is mapped, by any core.
 const PHYS: u64 = 0x1000_0000;
 
 /// Pages that are given out once, fresh, and are never really freed.
@@ -213,7 +213,7 @@ fn model(release: Release) -> impl Fn() + Send + Sync + 'static {
         if has_failed() {
             return;
         }
-        // A root, the table below it, and the leaf table of the chunk that nobody takes away.
+        // A root, the table below it, and the leaf table of the chunk that no owner retires.
         let stats = world.table.stats();
         if (stats.pages(), stats.retired) != (3, 0) {
             fail(format!("tables are left over: {stats:?}"));

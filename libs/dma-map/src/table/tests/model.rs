@@ -4,8 +4,8 @@
 //! Beside the cores that map runs a **device**, which reads entries as hardware does, keeps the
 //! address of a leaf table that it walked through, and forgets it only when it sees an
 //! invalidation, which it then acknowledges. The pages of the model memory hold [`STALE`] before
-//! they are first given out and [`FREED`] after they come back: a walker who meets either has been
-//! let in too early or left in too long.
+//! they are first given out and [`FREED`] after they come back: a walker that finds either was let
+//! in too early or left in too long.
 //!
 //! The two mistakes that matter must be caught: a table installed by a relaxed swap
 //! (`tests/mutants/dma-map/relaxed-install`), and a table that its user releases before the
@@ -25,9 +25,9 @@ use super::{
     IoMap, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
 };
 
-/// What a page holds before its first use: no table, in any format.
+/// Contents of a page before its first use: no table, in any format.
 const STALE: u64 = u64::MAX;
-/// What a page holds after its release.
+/// Contents of a page after its release.
 const FREED: u64 = u64::MAX - 0x1000;
 
 pub(crate) struct ModelMemory {
