@@ -41,7 +41,7 @@ impl DmaBuffer {
         self.0.len()
     }
 
-    /// What a mapper is asked to map.
+    /// The segment for a mapper to map.
     ///
     /// # Panics
     /// They do not lie in the buffer.
