@@ -27,7 +27,7 @@ const CORES: usize = 3;
 const SPACE: u64 = 2048;
 const MASKED: u64 = 1024;
 const MASK_BITS: u32 = 22;
-/// Pages of memory that everybody maps, from this one on.
+/// Pages of memory that all cores map, from this one on.
 const MEMORY: u64 = 64;
 /// Memory of which each page is mapped once, far above.
 const FAR: u64 = 0x10_0000;

@@ -1,8 +1,8 @@
-//! IO page tables against a naive model: a map from page to what it is mapped to.
+//! IO page tables against a naive model: a map from page to memory.
 //!
-//! Every call, hostile ones among them, must give the value that the model gives, and leave every
-//! page where the model says. Leaf sizes are learned from the table (and checked to be legal),
-//! because which size is possible depends on tables that earlier calls left behind.
+//! Every call, hostile ones among them, must return the model's value, and leave every page as in
+//! the model. Leaf sizes are read from the table (and checked to be legal), because the possible
+//! sizes depend on tables that earlier calls left behind.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -446,8 +446,8 @@ fn without_memory_for_tables_nothing_is_mapped_and_none_is_kept() {
     assert_eq!(memory.pages_in_use(), 0);
 }
 
-/// With so many pages as the range needs tables, counted one by one, it is mapped; with one page
-/// less it says how many.
+/// With exactly as many pages as the range needs tables, it is mapped; with one page less the error
+/// has the number that is missing.
 #[test]
 fn the_tables_that_are_missing_are_counted_exactly() {
     const GIB: u64 = 512 * 512;

@@ -87,7 +87,7 @@ impl Play {
         }
     }
 
-    /// Where a range is that the core must be able to have.
+    /// Returns the start of a range that the core must be able to allocate.
     fn find(&self, core: usize, wanted: &Wanted) -> Option<u64> {
         let mut is_taken = self.is_out.clone();
         let at = |page: u64| (page - self.first) as usize;

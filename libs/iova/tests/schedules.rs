@@ -82,8 +82,8 @@ fn given_back() {
             })
         })
         .collect();
-    // It looks for what came back before it takes one more chunk. There are more than it asks for:
-    // a core that finds nothing gives everything up, and others take it.
+    // It collects remote frees before it takes one more chunk. There are more than it needs: a core
+    // that finds nothing gives all its chunks up, and others take them.
     for _ in 0..any(40) {
         out.push(owner.alloc(request).expect("more than this"));
     }
@@ -224,10 +224,10 @@ fn frees_at_once_while_others_collect() {
     frees_at_once(pages, role, [any(3) == 0, any(3) == 0], any(2) == 0);
 }
 
-/// Which core is the designated remote freer of the chunk.
+/// The designated remote freer of the chunk.
 #[derive(Clone, Copy)]
 enum Giver {
-    /// That which frees at once with the owner.
+    /// The core that frees at once with the owner.
     Contender,
     Another,
     None,

@@ -169,7 +169,7 @@ impl Interruptions {
     /// Shorter ones are part of a request's latency, longer ones are it.
     pub const FROM: Duration = Duration::from_micros(5);
 
-    /// Spins on `cpu` for `time`, and looks how long it was away between two looks at the clock.
+    /// Spins on `cpu` for `time`, and measures each interruption between two readings of the clock.
     ///
     /// # Errors
     /// The CPU cannot be used.

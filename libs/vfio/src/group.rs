@@ -188,7 +188,7 @@ impl Container {
         Ok(IommuInfo::parse(&self.info_bytes()?)?)
     }
 
-    /// The same as the kernel says it: `struct vfio_iommu_type1_info` with its capabilities.
+    /// The same in the kernel's bytes: `struct vfio_iommu_type1_info` with its capabilities.
     ///
     /// # Errors
     /// [`VfioError::Call`].

@@ -244,7 +244,7 @@ impl Registers {
     access!(read32, write32, u32);
     access!(read64, write64, u64);
 
-    /// Where a register is.
+    /// Returns the address of a register.
     fn place<T>(&self, offset: usize) -> *mut T {
         let size = size_of::<T>();
         assert!(

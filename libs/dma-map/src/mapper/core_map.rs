@@ -177,8 +177,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
         };
-        // Its numbers one by one: as a whole it would lie in memory for those who are seldom
-        // called.
+        // Field by field: a copy of the whole would be spilled to memory for the rarely called
+        // functions.
         let limits = self.limits(device);
         if segment.len > limits.max_segment {
             return Err(too_long(segment.len, limits.max_segment));
@@ -208,10 +208,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((iova, len, allocated, key))
     }
 
-    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds
-    /// what the device is to be told to `out`: one element for segments that meet, cut where
-    /// `device`, which narrows the mapper's own limits as in [`map_for`](Self::map_for), takes no
-    /// more.
+    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds the
+    /// device's elements to `out`: one for segments that meet, cut where `device`, which narrows
+    /// the mapper's own limits as in [`map_for`](Self::map_for), takes no more.
     ///
     /// # Errors
     /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
@@ -286,8 +285,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (iova, allocated) = self.place(limits, request, segments, direction)?;
         let room = limits.room_at(iova);
         if len > room {
-            // Without translation, where nothing was mapped: with it, the request sees to the
-            // boundary.
+            // Only without translation, where nothing was mapped: with it, the request keeps within
+            // the boundary.
             return Err(too_long(len, room));
         }
         let len = NonZeroU64::new(len).expect("every segment has a byte");
@@ -324,8 +323,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((Iova::new(iova), allocated.pages()))
     }
 
-    /// Where a device finds the segments if the first is in the page of `first`. Without
-    /// translation, where they are.
+    /// Returns the device's elements for the segments, if the first is in the page of `first`.
+    /// Without translation, their own addresses.
     fn elements(&self, first: Iova, segments: &[Segment]) -> impl Iterator<Item = DeviceSegment> {
         let is_off = self.shared.policy.is_off;
         let mut page = first.align_down(PAGE_SIZE).raw();

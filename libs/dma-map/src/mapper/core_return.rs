@@ -172,8 +172,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// [`DmaMapper::flush`](super::DmaMapper::flush).)
     ///
     /// # Errors
-    /// [`InvalidateError`]: what it should have covered waits, counted in [`Risk`](crate::Risk), for
-    /// the next flush, and for the next call here.
+    /// [`InvalidateError`]: what it should have covered waits, counted in [`Risk`](crate::Risk),
+    /// for the next flush, and for the next call here.
     pub fn park(&mut self) -> Result<(), InvalidateError> {
         let given = self.give_back();
         self.publish();

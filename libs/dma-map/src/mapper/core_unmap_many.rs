@@ -84,15 +84,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         result
     }
 
-    /// Ends some of the first mappings, at least one where nothing is refused; how many, and which
-    /// was not ended, or not completely.
+    /// Ends some of the first mappings, at least one where nothing is refused. Returns their
+    /// number, and the refusal of the one that was not ended, or not completely.
     fn unmap_group(&mut self, mappings: &[Mapping]) -> (usize, Result<(), Refused<T::Error>>) {
         let is_grouped = self.is_grouped();
         let (mut group, mut first, mut ended) = (Group::EMPTY, 0, 0);
         let mut refused = None;
         for mapping in mappings {
-            // If the invalidation fails each needs a place in the queue; that there is one,
-            // `begin_unmap` sees to.
+            // If the invalidation fails each needs a place in the queue; `begin_unmap` ensures that
+            // there is one.
             if group.len == GROUP || (group.len > 0 && self.queue.room() <= group.len) {
                 break;
             }

@@ -31,9 +31,10 @@ pub(super) struct OwnerLine {
     pub(super) queued: AtomicU64,
     /// Chunks it has retired, ever.
     pub(super) retired: AtomicU64,
-    /// When the oldest that waits was unmapped, or earlier. Written before `queued`.
+    /// Time at which the oldest waiting mapping was unmapped, or earlier, in nanoseconds. Written
+    /// before `queued`.
     pub(super) oldest_ns: AtomicU64,
-    /// When the oldest chunk that waits was retired, or earlier.
+    /// Time at which the oldest waiting chunk was retired, or earlier, in nanoseconds.
     pub(super) retired_ns: AtomicU64,
 }
 

@@ -277,8 +277,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// of them.
     ///
     /// # Errors
-    /// [`InvalidateError`]: some windows stay open, and are counted in [`risk`](Self::risk); a later flush that succeeds
-    /// closes them.
+    /// [`InvalidateError`]: some windows stay open, and are counted in [`risk`](Self::risk); a later
+    /// flush that succeeds closes them.
     pub fn flush(&self) -> Result<(), InvalidateError> {
         let drained = self.0.drain();
         self.0.flush_if(|| true).and(drained)

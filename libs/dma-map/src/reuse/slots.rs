@@ -168,7 +168,7 @@ impl<T: Default> SlotMap<T> {
         }
     }
 
-    /// Where `top` was found the chain leads to `place` from now on.
+    /// Makes the chain lead to `place` where `top` was found.
     #[inline(always)]
     fn set_top(&mut self, top: Found, place: u32) {
         match self.nodes.get_mut(top.before as usize) {
@@ -184,7 +184,7 @@ impl<T: Default> SlotMap<T> {
         (found.place != NIL).then_some(found)
     }
 
-    /// How to take out an indexed place.
+    /// Returns the position of an indexed place, for its removal.
     pub fn locate(&self, place: u32) -> Found {
         Found {
             place,
@@ -192,7 +192,7 @@ impl<T: Default> SlotMap<T> {
         }
     }
 
-    /// Makes the place unfindable.
+    /// Removes the place from the index.
     #[inline(always)]
     fn unindex(&mut self, found: Found) {
         let &Node {

@@ -104,7 +104,7 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
         Ok(tree)
     }
 
-    /// Where its pages come from.
+    /// The memory of its pages.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -211,7 +211,7 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
             if let Entry::Table(child) = node.behind(entry) {
                 self.free_below(child);
                 // SAFETY: named by an entry, so live by the invariant; called from `drop` only,
-                // which is alone with the tree and does not look at this entry again. Devices: see
+                // which is alone with the tree and does not read this entry again. Devices: see
                 // `PageTable::root`.
                 unsafe { self.memory.free(F::phys(entry)) };
             }

@@ -243,7 +243,7 @@ fn the_next_owners_ticket_does_not_cover_what_a_dropped_core_left() {
             "A is reached, and forgotten"
         );
     }
-    // A tick sees to it when its time has come, although no core has anything to flush.
+    // A tick flushes it when its age is reached, although no core has anything to flush.
     next.park().expect("the hardware answers");
     world.time.0.pass(11 * MS);
     world.mapper.tick(11 * MS).expect("the hardware answers");

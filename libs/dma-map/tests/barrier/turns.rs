@@ -165,7 +165,7 @@ impl Cores {
         }
         RUNNING.set(core.stop);
         let result = core.coroutine.resume(());
-        // The first turn has told.
+        // The first turn has set it.
         core.stop = RUNNING.replace(ptr::null());
         match result {
             CoroutineResult::Yield(place) => Some(place),

@@ -86,7 +86,7 @@ struct World {
     done: AtomicU64,
 }
 
-/// When the page of a table goes back.
+/// Time at which the page of a table goes back.
 #[derive(Clone, Copy, PartialEq)]
 enum Release {
     AfterInvalidation,
@@ -113,7 +113,7 @@ fn map_and_unmap(world: &World, pfn: u64) {
     }
 }
 
-/// A core: maps in its own chunk and in everybody's, and takes its leaf table away.
+/// A core: maps in its own chunk and in the common one, and retires its leaf table.
 fn owner(world: &World, id: u64, release: Release) {
     for _ in 0..ROUNDS {
         for _ in 0..1 + any(2) {

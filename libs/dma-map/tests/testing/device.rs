@@ -195,7 +195,7 @@ impl Invalidator for ModelIotlb {
         let ticket = cached.issued;
         if cached.dead > 0 {
             cached.dead -= 1;
-            // No entry in `pending`, and the top bit says why.
+            // No entry in `pending`; the top bit marks the reason.
             return Ok(Ticket(ticket | 1 << 63));
         }
         cached.pending.insert(ticket, commands.to_vec());
@@ -247,8 +247,8 @@ impl<F: Format> ModelDevice<F> {
         }
     }
 
-    /// Where an access to `iova` for `access` goes, by whatever is remembered, else by a walk,
-    /// which is remembered.
+    /// Returns the memory that an access to `iova` for `access` reaches, by a cached translation,
+    /// else by a walk, which is cached.
     ///
     /// # Errors
     /// [`DeviceFault`].

@@ -66,7 +66,8 @@ pub(super) enum Freed {
     Unknown,
 }
 
-/// Which zone's pages have a place of their own ([`Ready::singles`]).
+/// The zone whose single pages have a stack of their own ([`Ready::singles`]), with the limits for
+/// which it is used.
 #[derive(Debug)]
 struct Single {
     /// Tag of this core's chunks of that zone that have no marks; no chunk's tag where its frees
@@ -158,9 +159,9 @@ impl CoreCache {
         (0..MAX_ZONES).find(|lane| last >= self.lasts[*lane])
     }
 
-    /// A range that is kept ready in the highest zone all of which lies within the limit. It calls
-    /// nothing, nor does
-    /// [`Self::free_ready`]: what is inlined of them saves no registers.
+    /// Takes a range from the free lists of the highest zone all of which lies within the limit.
+    /// Calls no function, nor does [`Self::free_ready`], so that their inlined code saves no
+    /// registers.
     #[inline(always)]
     pub(super) fn take(&mut self, request: &Request) -> Option<IovaRange> {
         let (align_order, last) = (usize::from(request.align_order), request.last.raw());
@@ -200,8 +201,8 @@ impl CoreCache {
         self.single = Single::of(lane, self.unfenced_owner, &self.lasts, last);
     }
 
-    /// Keeps a range of ours ready that is allocated or, where the caller says that it `is_pinned`,
-    /// pinned.
+    /// Puts a range of this core's into its free list. The range is allocated or, where
+    /// `is_pinned`, pinned.
     #[inline(always)]
     pub(super) fn free_ready(&mut self, range: IovaRange, is_pinned: bool) -> Freed {
         let page = range.first().raw();
@@ -262,8 +263,8 @@ impl CoreCache {
         true
     }
 
-    /// Keeps a range ready in a chunk of this core with marks, and tells how it was tagged; `None`
-    /// where a remote core has marked the range itself.
+    /// Puts a range of a marked chunk of this core's into its free list. Returns the chunk's tag;
+    /// `None` where a remote core has marked the range itself.
     #[inline(always)]
     pub(super) fn keep_marked(
         &mut self,

@@ -79,7 +79,7 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
     1,
 ];
 
-/// The bits that a range of an order has which starts at the first page of a word of a class, at
+/// Returns the bits of a range of an order that starts at the first page of a word of a class, at
 /// most that order.
 const fn span(order: usize, class: usize) -> u64 {
     assert!(class <= MAX_ORDER, "a range lies in a word of no class");
@@ -213,7 +213,7 @@ pub(super) const fn pending(word: usize) -> u64 {
     1 << (PENDING_SHIFT as usize + word % WORDS)
 }
 
-/// How the chunks of a lane are tagged that have this owner and no marks.
+/// Returns the tag of a lane's chunks that have this owner and no marks.
 pub(super) const fn tag_in(lane: usize, owner: u64) -> u64 {
     (lane as u64) << LANE_SHIFT | owner
 }
@@ -415,8 +415,8 @@ impl Chunk {
         })
     }
 
-    /// Where free ranges of an order start in a word of a class at most that: those that end at or
-    /// before page `most` of the word. Owner only.
+    /// Returns the starts of free ranges of an order in a word of a class at most that: those that
+    /// end at or before page `most` of the word. Owner only.
     pub(super) fn free_starts(&self, word: usize, order: usize, most: u64) -> u64 {
         let class = self.order(word);
         let free = FULL[class] & !get(self.held(word));
@@ -428,7 +428,7 @@ impl Chunk {
         }
     }
 
-    /// Makes a word serve a smaller class than before, with what is out and kept ready of it. Owner
+    /// Makes a word serve a smaller class than before, with its allocated and cached ranges. Owner
     /// only.
     pub(super) fn split(&self, word: usize, order: usize) {
         // Each range's bit becomes those of its parts: there are no carries.
@@ -448,7 +448,7 @@ impl Chunk {
         Some(at)
     }
 
-    /// Nothing is allocated or cached in it.
+    /// Returns whether nothing is allocated or cached in it.
     pub(super) fn is_empty(&self) -> bool {
         self.open() == ALL_WORDS
     }

@@ -341,8 +341,8 @@ impl Shared {
     /// Counts for the owner of a chunk that the chunk has marks now.
     fn tell(&self, owner: u64) {
         let core = usize::try_from(owner.wrapping_sub(1)).unwrap_or(usize::MAX);
-        // Owners that are no core (none, [`AWAY`](layout::AWAY)) have no counter. Release: the mark
-        // happens before it is counted.
+        // Owners that are no core (none, `AWAY`) have no counter. Release: the mark happens before
+        // it is counted.
         if let Some(core) = self.cores.get(core) {
             core.marked.fetch_add(1, Ordering::Release);
         }
@@ -400,7 +400,7 @@ impl Shared {
 
 /// A counter that one core writes and others read now and then.
 fn bump(counter: &AtomicU64) {
-    // Release: who sees it sees what it counts.
+    // Release: the counted event happens before a core sees the count.
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
 }
 

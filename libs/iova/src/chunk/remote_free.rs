@@ -225,7 +225,7 @@ impl CoreZones {
     }
 
     /// Takes back the words of a chunk of this core in which remote cores have freed everything.
-    /// `PENDING` stays set for the rest. `tag` is as it was read.
+    /// `PENDING` stays set, so that the rest is not missed. `tag` is as it was read.
     fn drain_emptied(&mut self, chunk: &Chunk, page: u64, lane: usize, tag: u64) {
         for word in 0..WORDS {
             let given = chunk.given(word).load(Ordering::Acquire);

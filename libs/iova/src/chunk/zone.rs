@@ -18,8 +18,9 @@ use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of, new_block
 use crate::wanted::range_at;
 use crate::{Aperture, CHUNK_PAGES, IovaRange};
 
-/// Where zones end and the next lower one may begin: the address limits of 39 bits (the least a
-/// VT-d unit translates), 36 and 32 get zones of their own, and what is above them.
+/// Ends of the zones, below which the next lower one may begin: the address limits of 39 bits (the
+/// least a VT-d unit translates), 36 and 32 get zones of their own, and so does the space above
+/// them.
 const ENDS: [u64; MAX_ZONES + 1] = [1 << 52, 1 << (39 - 12), 1 << (36 - 12), 1 << (32 - 12), 0];
 
 /// Blocks by which each zone begins further below its end than the one above it.
@@ -128,12 +129,12 @@ impl Zone {
         let align = 1_u64.checked_shl(order)?;
         let offset = (align - self.origin / CHUNK_PAGES % align) % align;
         let take = |set: &Bitmap| set.take_run(count, order, offset as usize, highest);
-        // Those first that still have their leaf tables. To find none costs a look at every word.
+        // First those that still have their leaf tables. Finding none costs a scan of every word.
         if self.has_spent.load(Ordering::Relaxed) {
             if let Some(index) = take(&self.spent) {
                 return Some(index);
             }
-            // Hides one that is put in meanwhile, until the next is, or until the look below.
+            // Hides one that is put in meanwhile, until the next is put, or until the search below.
             self.has_spent.store(false, Ordering::Relaxed);
         }
         take(&self.free).or_else(|| take(&self.spent))

@@ -34,7 +34,7 @@ impl Live {
         (hash >> (u64::BITS - self.slots.len().ilog2())) as usize
     }
 
-    /// Where the word of `first` is, or would be.
+    /// Returns the slot of the word of `first`, or the free one for it.
     fn slot_of(&self, first: u64) -> usize {
         let mut slot = self.home(first);
         while self.slots[slot].1 != 0 && self.slots[slot].0 != first {

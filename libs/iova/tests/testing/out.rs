@@ -23,9 +23,9 @@ pub(super) enum How {
 struct Entry {
     pages: u64,
     how: How,
-    /// Where it is in `allocated`, if it is there.
+    /// Its index in `allocated`, if it is there.
     at: usize,
-    /// Which allocation it was.
+    /// Number of the allocation.
     number: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Out {
 /// Ranges that are freed one after the other.
 #[derive(Clone, Copy, Default)]
 struct Stretch {
-    /// Where it goes on, for how many ranges, and in which direction.
+    /// Its next position, the number of ranges left, and its direction.
     at: u64,
     left: u64,
     is_upwards: bool,

@@ -59,7 +59,7 @@ fn a_device_reaches_what_is_unmapped_until_it_is_invalidated() {
     assert_eq!(map.lookup(Iova::new(0x1_0123)), None);
     assert!(map.kernel().reaches(16));
     assert_eq!(map.mappings(), mappings(0, 1));
-    // Not to be given to anybody else before.
+    // Not to be given to any other mapping before.
     let again = map.map(range(16, 1), phys, Access::Read);
     let (iova, leaf_pages) = (Iova::new(0x1_0000), 1);
     assert_eq!(again, Err(MapError::AlreadyMapped { iova, leaf_pages }));

@@ -98,8 +98,8 @@ fn a_mapping_of_a_dropped_domain_is_refused_by_the_next_at_its_address() {
     core.unmap(decoy).unwrap();
 }
 
-/// A device that does not answer: the unmap says so, the IOVA is not given out, and comes back when
-/// it answers.
+/// A device that does not answer: the unmap returns an error, the IOVA is not allocated again, and
+/// comes back when the device answers.
 #[test]
 fn an_invalidation_that_times_out_keeps_the_iova() {
     for policy in [Policy::STRICT, Policy::STRICT_COMBINING] {
@@ -181,8 +181,8 @@ fn a_dead_device_fills_the_queue_and_then_unmaps_are_refused() {
     );
 }
 
-/// More of them than are torn down together. Another core has their IOVAs once they are out of
-/// reach, whether or not anybody has the dropped one's number again.
+/// More of them than are torn down together. Another core gets their IOVAs once they are out of
+/// reach, whether or not the dropped core's number is claimed again.
 #[test]
 fn idle_mappings_of_a_dead_device_stay_reported_and_others_adopt_them() {
     const COUNT: u64 = 100;

@@ -105,7 +105,7 @@ fn map(table: &ModelTable, pfn: u64, phys: PhysAddr) {
         .expect("no stale entry in a new table");
 }
 
-/// The IOMMU: looks at entries, and keeps the address of one leaf table.
+/// The IOMMU: reads entries, and keeps the address of one leaf table.
 struct Device {
     table: &'static ModelTable,
     cached: Option<PhysAddr>,
@@ -119,7 +119,7 @@ impl Device {
         }
     }
 
-    /// Where `pfn`, 0 or 1, goes: through the cached leaf table if there is one.
+    /// Translates `pfn`, 0 or 1: through the cached leaf table if there is one.
     fn access(&mut self, pfn: usize) -> Option<PhysAddr> {
         let memory = self.table.memory();
         if self.cached.is_none() {
@@ -159,7 +159,7 @@ fn two_cores_install() {
     }
 }
 
-/// When the table page goes back.
+/// Time at which the table page goes back.
 #[derive(Clone, Copy, PartialEq)]
 enum Release {
     AfterInvalidation,
@@ -227,7 +227,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Two who both believe that a large leaf is theirs.
+/// Two cores that both take a large leaf for their own.
 #[test]
 fn model_of_two_that_unmap_one_large_leaf_one_does() {
     explore(|| {
