@@ -6,8 +6,8 @@
 //!   knows which, and converts by name.
 //!
 //! A crate with address spaces of its own makes types of the same shape with [`address_space!`].
-//! Crossing from one space to another is a named function of whoever knows how, never `as`; there
-//! is no `+`: a step names its overflow ([`Iova::checked_add`]).
+//! Crossing from one space to another is a named function of the code that knows the mapping, never
+//! `as`. There is no `+`: a step names its overflow ([`Iova::checked_add`]).
 //!
 //! ```
 //! use address::{Iova, PAGE_SIZE};
@@ -106,11 +106,11 @@ macro_rules! address_space {
 }
 
 address_space! {
-    /// I/O virtual address: what a device puts on the bus.
+    /// I/O virtual address: the address that a device puts on the bus.
     Iova, "Iova"
 }
 address_space! {
-    /// What an IO page table translates to; whose physical address it is, the owner of the table
-    /// knows.
+    /// Address to which an IO page table translates. The owner of the table knows whether it is
+    /// host-physical or guest-physical.
     PhysAddr, "PhysAddr"
 }

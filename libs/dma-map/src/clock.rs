@@ -1,15 +1,15 @@
-//! Time, in nanoseconds of one monotonic clock for all cores.
+//! Monotonic time in nanoseconds, one clock for all cores.
 //!
-//! Map and unmap never read a precise clock: what they stamp may be as old as the last
+//! Map and unmap never read a precise clock: their time stamps may be as old as the last
 //! [`Clock::advance`]. A coarse time lags and never leads, so whatever is stamped with it looks
 //! older than it is: windows close early, never late, and the durations reported are too long by at
-//! most the period of whoever ticks, never too short.
+//! most the period of `DmaMapper::tick`, never too short.
 //!
-//! Called by every core and by whoever calls `DmaMapper::tick`. Left out: wall-clock time, and
-//! timers; something outside (a thread, the owner of an event loop) calls `tick`. A timer interrupt
-//! must not, since that waits and allocates: it asks `DmaMapper::is_due`, and wakes somebody who
-//! may. Cost: [`Clock::coarse`] of a [`TickClock`] is one load of a line that changes once per
-//! tick.
+//! Called by every core and by the threads that call `DmaMapper::tick`. Left out: wall-clock time,
+//! and timers; something outside (a thread, the owner of an event loop) calls `tick`. A timer
+//! interrupt must not, since `tick` waits and allocates: it asks `DmaMapper::is_due`, and wakes a
+//! thread that may. Cost: [`Clock::coarse`] of a [`TickClock`] is one load of a line that changes
+//! once per tick.
 
 use core::ops::Deref;
 
@@ -26,8 +26,8 @@ pub trait Clock: Send + Sync {
         self.now()
     }
 
-    /// Somebody knows that it is `now` nanoseconds: what [`coarse`](Self::coarse) may answer from.
-    /// May be called in an interrupt: waits for nobody.
+    /// Reports that it is `now` nanoseconds, so that [`coarse`](Self::coarse) may return this. May
+    /// be called in an interrupt: never waits.
     #[inline]
     fn advance(&self, now: u64) {
         let _ = now;
@@ -51,7 +51,7 @@ impl<P: Deref<Target: Clock> + Send + Sync> Clock for P {
     }
 }
 
-/// A precise clock (a closure) behind a coarse one that ticks advance.
+/// A precise clock (a closure) with a coarse one that [`advance`](Clock::advance) sets.
 ///
 /// ```
 /// use dma_map::{Clock, TickClock};
@@ -63,7 +63,7 @@ impl<P: Deref<Target: Clock> + Send + Sync> Clock for P {
 /// ```
 pub struct TickClock<F> {
     precise: F,
-    /// Written by whoever ticks, read by all.
+    /// Written by the threads that tick, read by all.
     coarse: CachePadded<AtomicU64>,
 }
 
@@ -94,7 +94,7 @@ impl<F: Fn() -> u64 + Send + Sync> Clock for TickClock<F> {
     }
 }
 
-/// Time that stands still until it is told otherwise: for tests and simulations.
+/// Clock that stands still until it is advanced: for tests and simulations.
 #[derive(Debug, Default)]
 pub struct ManualClock(CachePadded<AtomicU64>);
 

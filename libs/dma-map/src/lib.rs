@@ -1,17 +1,20 @@
 //! IO page tables, invalidation, and the policies between map and unmap.
 //!
-//! * [`IoMap`]: what a mapper changes translations through: tables, or a kernel's interface.
+//! * [`IoMap`]: the interface through which a mapper changes translations: tables, or a kernel's
+//!   interface.
 //! * [`table`]: the tables that a device's requests walk, mapped and unmapped by many cores without
 //!   locks.
-//! * [`invalidate`]: making the IOMMU forget, one command or many cores' at a time.
+//! * [`invalidate`]: invalidation of cached translations, by one core at a time or combined for
+//!   many.
 //! * [`mapper`]: [`DmaMapper`], which turns memory into addresses for a device under a [`Policy`].
-//! * [`risk`]: what stale mappings there were, beside what is promised.
-//! * `testing` (a feature of that name): a domain of models, for tests of what is built on this.
+//! * [`risk`]: stale mappings, observed and promised.
+//! * `testing` (a feature of that name): a domain of models, for tests of code that uses this
+//!   crate.
 //!
 //! `address` and `iova`, whose types it takes, are re-exported. Three kinds of users:
 //!
 //! **A kernel**, two cores of a driver under [`Policy::DEFERRED`]: an unmap returns at once, a tick
-//! makes the device forget, and what it could reach meanwhile is counted.
+//! invalidates, and the mappings that the device could reach meanwhile are counted.
 //!
 //! ```
 //! use dma_map::address::PhysAddr;
@@ -35,32 +38,34 @@
 //! core.unmap(packet)?;
 //! assert_eq!(mapper.risk().stale_now, 1); // the device may still reach it
 //!
-//! // Each millisecond or so. A timer interrupt asks, and has a thread tick.
+//! // Each millisecond or so. A timer interrupt asks, and wakes a thread that ticks.
 //! let now = 10_000_000;
 //! assert!(mapper.is_due(now));
 //! mapper.tick(now)?;
 //! assert_eq!(mapper.risk().stale_now, 0);
 //!
-//! // Before memory is given to somebody else: a barrier. The other core's work is covered by it too.
+//! // Before memory is given to another user: a barrier. It covers the other core's work too.
 //! let mut other = mapper.core(CoreId(1))?;
 //! let buffer = other.map(&[Segment::new(PhysAddr::new(0x9000), 4096)], Direction::FromDevice)?;
 //! other.unmap(buffer)?;
 //! mapper.flush()?;
 //! let risk = mapper.risk();
 //! assert_eq!(risk.stale_now, 0);
-//! risk.check(1_000_000)?; // what was promised held, with ticks a millisecond apart
+//! risk.check(1_000_000)?; // the promise held, with ticks a millisecond apart
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! **A user-space driver** over VFIO or iommufd, whose [`IoMap`] is three functions. A list for a
-//! controller that takes no element across 64 KiB; what it says where it fails bears the ioctl's
-//! errno.
+//! controller that takes no element across 64 KiB; an error bears the ioctl's errno.
 //!
 //! ```
 //! use dma_map::address::PhysAddr;
 //! use dma_map::invalidate::Invalidator;
 //! use dma_map::iova::IovaAllocator;
-//! use dma_map::{Clock, DeviceLimits, DeviceSegment, Direction, DmaMapError, IoMap, MapperCore, Mapping, Segment};
+//! use dma_map::{
+//!     Clock, DeviceLimits, DeviceSegment, Direction, DmaMapError, IoMap, MapperCore, Mapping,
+//!     Segment,
+//! };
 //!
 //! fn read_into<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock>(
 //!     core: &mut MapperCore<A, T, I, C>,
@@ -75,9 +80,9 @@
 //! }
 //! ```
 //!
-//! **A VMM** that gives a device the guest's memory, and translates what a device model is told:
-//! under a policy that tears down at once, since [`translate`](MapperCore::translate) finds what an
-//! optimistic one still maps after its unmap.
+//! **A VMM** that gives a device the guest's memory, and translates the addresses that a device
+//! model receives. Its policy tears down at once, since [`translate`](MapperCore::translate) finds
+//! mappings that an optimistic one keeps after their unmap.
 //!
 //! ```
 //! # use dma_map::address::PhysAddr;
@@ -88,7 +93,10 @@
 //! # let domain = ModelDomain::new(space, Policy::STRICT, DeviceLimits::default(), 64);
 //! # let mut core = domain.core(0);
 //! // Two pieces of host memory, next to each other for the device.
-//! let ram = [Segment::new(PhysAddr::new(0x20_0000), 0x8000), Segment::new(PhysAddr::new(0x70_0000), 0x8000)];
+//! let ram = [
+//!     Segment::new(PhysAddr::new(0x20_0000), 0x8000),
+//!     Segment::new(PhysAddr::new(0x70_0000), 0x8000),
+//! ];
 //! let mapping = core.map_coherent(&ram, Direction::Bidirectional)?;
 //! let at = mapping.iova().checked_add(0x8010).expect("inside");
 //! let found = core.translate(at).expect("mapped");

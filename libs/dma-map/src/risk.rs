@@ -1,5 +1,5 @@
-//! Risk, measured: which stale mappings there were, and for how long, beside what the policy
-//! promises.
+//! Risk, measured: stale mappings and the duration of their windows, beside the bounds that the
+//! policy promises.
 //!
 //! A mapping is *stale* from its unmap (with optimistic teardown: although its entries still stand)
 //! until no device can use it any more: until the invalidation that covers it is known to be
@@ -19,7 +19,7 @@ use core::fmt;
 use lines::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// What one mapper let go stale, and what it may.
+/// Stale mappings of one mapper, observed and promised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Risk {
     /// No translation at all: the device reaches everything, always. The other figures mean nothing
@@ -29,9 +29,10 @@ pub struct Risk {
     pub stale_now: u64,
     /// Most stale mappings at one time, or more.
     pub stale_max: u64,
-    /// How long mappings were stale, longest and histogram; those still stale are not in it.
+    /// Times for which mappings were stale: longest and histogram. Mappings that are still stale
+    /// are not in it.
     pub windows: Windows,
-    /// What is promised, for all cores together.
+    /// Promised bounds, for all cores together.
     pub contract: RiskContract,
 }
 
@@ -46,9 +47,9 @@ impl Risk {
         self.contract.check(stale_max, &self.windows, slack_ns)
     }
 
-    /// A guest's mapper over its host's: what the guest unmapped stays in reach until both have let
-    /// go of it, so counts and windows are summed. The histogram holds the windows of both, one
-    /// beside the other.
+    /// Combines a guest's mapper with its host's: memory that the guest unmapped stays in reach
+    /// until both have released it, so counts and windows are summed. The histogram holds the
+    /// windows of both, one beside the other.
     pub fn over(&self, host: &Self) -> Self {
         let mut windows = self.windows;
         windows.add(&host.windows);
@@ -63,8 +64,8 @@ impl Risk {
     }
 }
 
-/// What is promised: more stale mappings, or older ones, there never are, also where a core makes
-/// no further call.
+/// Promised bounds: there are never more stale mappings, nor older ones, even where a core makes no
+/// further call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RiskContract {
     /// Most mappings that are stale at one time; `None`: no bound.
@@ -136,8 +137,8 @@ impl RiskContract {
     }
 }
 
-/// How long mappings were stale: a histogram by powers of two. `{:?}` names the buckets that count
-/// something by where they begin.
+/// Times for which mappings were stale: a histogram by powers of two. `{:?}` names the non-empty
+/// buckets by their lower bounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
     /// Longest, ns.
@@ -214,7 +215,7 @@ impl Default for Windows {
     }
 }
 
-/// What the reuse of mappings has done, and what it holds.
+/// Counts of the reuse of mappings, and of the mappings held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Maps that found a mapping.
@@ -225,7 +226,7 @@ pub struct Counts {
     pub stale: u64,
     /// Most stale mappings at one time.
     pub stale_max: u64,
-    /// How long mappings were stale, those that were found again included.
+    /// Times for which mappings were stale, including those that were found again.
     pub windows: Windows,
     /// Mappings known now, live ones included.
     pub entries: u64,
@@ -238,7 +239,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds what was counted elsewhere; of the most at one time, the sum of both.
+    /// Adds the counts of another cache; of the most at one time, the sum of both.
     pub fn add(&mut self, other: &Self) {
         self.hits += other.hits;
         self.misses += other.misses;
@@ -261,7 +262,7 @@ impl Counts {
     }
 }
 
-/// One core's counts: written by the core alone, read by anybody. Loads and stores, no
+/// One core's counts: written by the core alone, read by any thread. Loads and stores, no
 /// read-modify-write.
 pub(crate) struct Counters {
     stale_max: AtomicU64,
@@ -280,7 +281,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// So many were stale at one time.
+    /// Records the number of mappings that were stale at one time.
     #[inline]
     pub(crate) fn saw(&self, stale: u64) {
         if stale > self.stale_max.load(Ordering::Relaxed) {
@@ -288,7 +289,7 @@ impl Counters {
         }
     }
 
-    /// `count` mappings were stale for `ns`.
+    /// Records that `count` mappings were stale for `ns`.
     pub(crate) fn closed(&self, ns: u64, count: u64) {
         if ns > self.longest_ns.load(Ordering::Relaxed) {
             self.longest_ns.store(ns, Ordering::Relaxed);
@@ -297,7 +298,7 @@ impl Counters {
         bucket.store(bucket.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
 
-    /// Adds what was counted to `windows`; gives the most at one time.
+    /// Adds these counts to `windows`. Returns the most at one time.
     pub(crate) fn add_to(&self, windows: &mut Windows) -> u64 {
         windows.add(&Windows {
             max_ns: self.longest_ns.load(Ordering::Relaxed),

@@ -1,5 +1,5 @@
 //! Every policy over every kind of allocator: random operations by three cores, hostile ones among
-//! them, against a map of what is mapped.
+//! them, against a map of all mappings.
 //!
 //! Hostile are: unmaps twice, of a part, of too much, of nothing, of no bytes, past the end of the
 //! space, above the device's mask, and of another domain's mapping; maps of no bytes, past the end
@@ -27,7 +27,7 @@ const CORES: usize = 3;
 const SPACE: u64 = 2048;
 const MASKED: u64 = 1024;
 const MASK_BITS: u32 = 22;
-/// Pages of memory that everybody maps, from this one on.
+/// Pages of memory that all cores map, from this one on.
 const MEMORY: u64 = 64;
 /// Memory of which each page is mapped once, far above.
 const FAR: u64 = 0x10_0000;
@@ -56,7 +56,7 @@ struct Live {
     direction: Direction,
 }
 
-/// What the naive model knows of a page of IOVA.
+/// The naive model's record of a page of IOVA.
 #[derive(Clone, Copy)]
 struct Known {
     phys: u64,
@@ -66,13 +66,13 @@ struct Known {
 
 struct Run<A: IovaAllocator> {
     world: ModelDomain<A>,
-    /// Another domain, of which these cores are told.
+    /// Another domain, whose mappings are passed to these cores.
     other: ModelDomain<TreeAllocator>,
     cores: Vec<ModelCore<A>>,
     random: Random,
     live: Vec<Live>,
     known: BTreeMap<u64, Known>,
-    /// Pages unmapped, and when.
+    /// Pages unmapped, and the time.
     gone: BTreeMap<u64, u64>,
     /// The last unmaps: where, and how many bytes.
     ended: Vec<(Iova, u64)>,
@@ -281,11 +281,11 @@ impl<A: IovaAllocator> Run<A> {
         }
     }
 
-    /// What must be refused, and change nothing.
+    /// Makes calls that must be refused, and change nothing.
     fn attack(&mut self) {
         let core = self.core();
         let kind = self.random.below(9);
-        // Sixty-five thousand looks each: some are enough.
+        // Sixty-five thousand searches each: some are enough.
         if self.is_patient && ![0, 1, 5, 6].contains(&kind) && self.random.below(16) > 0 {
             return;
         }
@@ -380,7 +380,7 @@ impl<A: IovaAllocator> Run<A> {
         assert!(is_right, "{refused:?}");
     }
 
-    /// What the device gets at a page agrees with the model, within the window.
+    /// Checks that the device's access to a page agrees with the model, within the window.
     fn reach(&mut self, page: u64) {
         let want = match self.random.below(3) {
             0 => Access::Read,

@@ -1,8 +1,8 @@
-//! IO page tables against a naive model: a map from page to what it is mapped to.
+//! IO page tables against a naive model: a map from page to memory.
 //!
-//! Every call, hostile ones among them, must give the value that the model gives, and leave every
-//! page where the model says. Leaf sizes are learned from the table (and checked to be legal),
-//! because which size is possible depends on tables that earlier calls left behind.
+//! Every call, hostile ones among them, must return the model's value, and leave every page as in
+//! the model. Leaf sizes are read from the table (and checked to be legal), because the possible
+//! sizes depend on tables that earlier calls left behind.
 #![cfg(not(any(loom, shuttle)))]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -337,7 +337,7 @@ fn ranges_past_the_width_are_errors_that_name_it() {
             let unmap = Err(UnmapError::IovaTooWide { range, width });
             assert_eq!(table.unmap(range), unmap);
             assert_eq!(table.lookup(range.last().start()), None);
-            // SAFETY: nobody else uses the table.
+            // SAFETY: the table has no other user.
             assert_eq!(unsafe { table.retire_leaf(range) }, None);
         }
         let last = pages(end - 1, 1);
@@ -396,7 +396,7 @@ fn a_retired_leaf_table_makes_way_for_a_large_leaf() {
     let chunk = pages(512, 512);
     let phys = PhysAddr::new(0x4000_0000);
     table.map(pages(600, 1), phys, Access::Read).unwrap();
-    // SAFETY: nobody else uses the table.
+    // SAFETY: the table has no other user.
     let retire = |range| unsafe { table.retire_leaf(range) };
     assert_eq!(retire(chunk), None, "not empty");
     table.unmap(pages(600, 1)).unwrap();
@@ -446,8 +446,8 @@ fn without_memory_for_tables_nothing_is_mapped_and_none_is_kept() {
     assert_eq!(memory.pages_in_use(), 0);
 }
 
-/// With so many pages as the range needs tables, counted one by one, it is mapped; with one page
-/// less it says how many.
+/// With exactly as many pages as the range needs tables, it is mapped; with one page less the error
+/// has the number that is missing.
 #[test]
 fn the_tables_that_are_missing_are_counted_exactly() {
     const GIB: u64 = 512 * 512;
@@ -508,7 +508,7 @@ fn the_tables_that_are_missing_are_counted_exactly() {
     }
 }
 
-/// What a memory was asked for.
+/// A memory that counts its allocations.
 struct Asked(HostMemory, AtomicU64);
 
 // SAFETY: every call goes to the host's memory.
@@ -583,7 +583,7 @@ fn tables_may_lie_elsewhere_for_the_device_and_all_go_back() {
     // SAFETY: the layout's size is not 0.
     let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
     let base = PhysAddr::new(0x1_0000_0000);
-    // SAFETY: the region is freed below, after the table, and nobody else writes it.
+    // SAFETY: the region is freed below, after the table, and has no other writer.
     let region = unsafe { RegionMemory::new(base, memory, 8) };
     let table =
         IoPageTable::<VtdSecondLevel, _>::new(&region, config(4, LeafSizes::FOUR_K)).unwrap();

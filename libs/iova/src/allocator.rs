@@ -28,7 +28,7 @@ pub struct Stats {
 /// An IOVA space of one domain. All cores share it; each works through a handle of its own.
 pub trait IovaAllocator: Send + Sync {
     /// The handle of one core. It may move to another thread but not be shared: no operation takes
-    /// a lock only to find out that nobody else is there.
+    /// a lock only to find that it is uncontended.
     type Core: CoreAllocator;
 
     /// The handle of `core`. It comes back when it is dropped, which parks it first.
@@ -50,14 +50,14 @@ pub trait IovaAllocator: Send + Sync {
             })
     }
 
-    /// How many cores it was made for.
+    /// Number of cores it was made for.
     fn cores(&self) -> usize;
 
     /// The space.
     fn aperture(&self) -> &Aperture;
 
-    /// What is allocated and cached; reads every core's state, so it is slow and, while others
-    /// work, approximate.
+    /// Counts of allocated and cached pages and chunks. Reads every core's state, so it is slow
+    /// and, while other cores work, approximate.
     fn stats(&self) -> Stats;
 
     /// Forgets every allocation, as a device reset does.
@@ -69,7 +69,7 @@ pub trait IovaAllocator: Send + Sync {
 
 /// One core's way into an IOVA space.
 pub trait CoreAllocator: Send {
-    /// Which core this is.
+    /// The core of this handle.
     fn core(&self) -> CoreId;
 
     /// A free range. It may be larger than asked for (rounded up to a power of two): all of it is
@@ -102,9 +102,9 @@ pub trait CoreAllocator: Send {
     }
 
     /// Checks that `range` is allocated exactly so, and keeps it from being freed or pinned by
-    /// another core until [`free_pinned`](Self::free_pinned) or [`unpin`](Self::unpin). What lies
-    /// behind it (its leaf table) stays meanwhile. This is the first half of an unmap; the second
-    /// follows when no device can use it.
+    /// another core until [`free_pinned`](Self::free_pinned) or [`unpin`](Self::unpin). Its leaf
+    /// table stays meanwhile. This is the first half of an unmap; the second follows when no device
+    /// can use it.
     ///
     /// An allocator whose owners pin without a read-modify-write
     /// ([`ChunkAllocator`](crate::ChunkAllocator)) may let two cores pin one range if they do so in
@@ -114,10 +114,10 @@ pub trait CoreAllocator: Send {
     /// As [`free`](Self::free).
     fn pin(&mut self, range: IovaRange) -> Result<Pinned, FreeError>;
 
-    /// Frees what was pinned, by this core or another of the same space.
+    /// Frees a pinned range, pinned by this core or another of the same space.
     ///
     /// # Panics
-    /// Where it was pinned in another space (as far as 1,024 spaces are told apart); so do
+    /// Where it was pinned in another space (as far as 1,024 spaces are distinguished); so do
     /// [`unpin`](Self::unpin) and [`recycle`](Self::recycle).
     fn free_pinned(&mut self, pinned: Pinned);
 
@@ -127,7 +127,7 @@ pub trait CoreAllocator: Send {
         self.free_pinned(pinned);
     }
 
-    /// Lets go of what this core pinned: it is allocated as before.
+    /// Releases a pin of this core: the range is allocated as before.
     fn unpin(&mut self, pinned: Pinned);
 
     /// Gives everything cached back to the space. The handle remains usable.
@@ -146,7 +146,7 @@ pub trait CoreAllocator: Send {
     }
 }
 
-/// A range that nobody else can free, map over or lose the leaf table of.
+/// A range that no other core can free or map over, and whose leaf table cannot be retired.
 // Two words, so that it goes through registers: with the flag in a byte of its own, storing the
 // parts and loading the whole would stall every unmap.
 #[derive(Debug, PartialEq, Eq)]
@@ -157,8 +157,8 @@ pub struct Pinned {
     pages: NonZeroU64,
 }
 
-/// Which space something came from: one of 1,024, in turn. What lies where a range's size has no
-/// bits.
+/// Number of the space of a pinned range or a retired chunk: one of 1,024, in turn. Lies in bits
+/// that a range's size does not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceId(u64);
 
@@ -172,7 +172,7 @@ impl SpaceId {
         Self((SPACES.fetch_add(1, Ordering::Relaxed) % Self::COUNT) << Self::SHIFT)
     }
 
-    /// Of allocators that do not look.
+    /// For allocators that do not check.
     #[cfg(feature = "parts")]
     pub(crate) const NONE: Self = Self(0);
 }
@@ -214,7 +214,7 @@ impl Pinned {
     }
 }
 
-/// Pages of a chunk: what one leaf table maps.
+/// Pages of a chunk: as many as one leaf table maps.
 pub const CHUNK_PAGES: u64 = 512;
 
 /// A chunk out of circulation: 512 pages, aligned, none of them allocated.

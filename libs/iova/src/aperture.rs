@@ -1,4 +1,4 @@
-//! Which pages there are: first and last, reserved regions, and how many cores will ask.
+//! Pages of a space: first and last, and reserved regions.
 
 use alloc::vec::Vec;
 
@@ -83,7 +83,8 @@ impl Aperture {
         &self.reserved
     }
 
-    /// What is neither outside nor reserved: ascending, disjoint, with a gap between any two.
+    /// The pages that are neither outside nor reserved: ascending, disjoint, with a gap between any
+    /// two.
     pub fn usable(&self) -> &[IovaRange] {
         &self.usable
     }

@@ -1,4 +1,4 @@
-//! Which cores have their handles.
+//! Flags of the cores that have their handles.
 
 use alloc::{boxed::Box, vec::Vec};
 
@@ -22,7 +22,7 @@ impl Claims {
         Ok(Self((0..cores).map(|_| AtomicBool::new(false)).collect()))
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     pub fn cores(&self) -> usize {
         self.0.len()
     }
@@ -42,7 +42,7 @@ impl Claims {
         }
     }
 
-    /// Gives back what [`Self::claim`] took.
+    /// Gives back the handle of `core` that [`Self::claim`] took.
     pub fn release(&self, core: CoreId) {
         self.0[core.0].store(false, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! What can go wrong. Every error leaves the allocator as it was.
+//! Errors of allocators. Every error leaves the allocator as it was.
 
 use core::fmt;
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{CoreId, IovaPfn, IovaRange};
 
-/// Why no range was given.
+/// Reason why no range was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AllocError {
     /// Zero pages, or an alignment or size that no range of the space can have.
@@ -29,7 +29,8 @@ pub enum AllocError {
         last: IovaPfn,
         /// Cores that may hold free ranges only they can return (those in their free lists, and
         /// those of their chunks that others freed under a pin); they do at their next operation or
-        /// when they park. This core itself is one of them where it has not looked everywhere yet:
+        /// when they park. This core itself is one of them where it has not searched everywhere
+        /// yet:
         /// it does at latest at the attempt whose number is that of the chunks in use. With 0
         /// another attempt is useless until something is freed (but see
         /// [`Request::aligned`](crate::Request::aligned)).
@@ -37,7 +38,7 @@ pub enum AllocError {
     },
 }
 
-/// Why a range was not taken back.
+/// Reason why a range was not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FreeError {
     /// Some page lies outside the aperture, or in a reserved region: no range of this allocator.
@@ -61,7 +62,7 @@ pub enum FreeError {
     },
 }
 
-/// Why a core's handle was not given out.
+/// Reason why a core's handle was not given out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ClaimError {
     /// The core has its handle already.
@@ -75,18 +76,18 @@ pub enum ClaimError {
     NoSuchCore {
         /// The core asked for.
         core: CoreId,
-        /// How many there are.
+        /// Number of cores.
         cores: usize,
     },
     /// Every core's handle is in use.
     #[error("{cores} of {cores} handle{} in use", if *cores == 1 { " is" } else { "s are" })]
     NoneLeft {
-        /// How many there are.
+        /// Number of cores.
         cores: usize,
     },
 }
 
-/// Why an allocator cannot be made over this space.
+/// Reason why an allocator cannot be made over this space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ApertureError {
     /// No space has so many bits with at least a page in it besides page 0: there are 13 to 64.
@@ -111,18 +112,18 @@ pub enum ApertureError {
     },
 }
 
-/// A range of several was not freed.
+/// Refusal of one range of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("range {index} of the list")]
 pub struct FreeManyError {
-    /// Its place in the list: those before it are freed, those behind it are as they were.
+    /// Its index in the list: the ranges before it are freed, those after it are as they were.
     pub index: usize,
-    /// Why.
+    /// The reason.
     #[source]
     pub source: FreeError,
 }
 
-/// A reset was refused.
+/// Refusal of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{claimed} cores still have their handles")]
 pub struct ResetError {
@@ -130,12 +131,12 @@ pub struct ResetError {
     pub claimed: usize,
 }
 
-/// The ending of a noun behind a number.
+/// Plural ending of a noun after a number.
 fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// Why there is no page from the first to the last.
+/// Message for a space without a page.
 struct NoPage(IovaPfn, IovaPfn);
 
 impl fmt::Display for NoPage {

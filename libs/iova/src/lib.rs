@@ -1,21 +1,21 @@
 //! Allocators of I/O virtual addresses (IOVAs) that scale with cores.
 //!
-//! A device behind an IOMMU is given addresses of a space of its own. Whoever maps memory for it
-//! needs a free range of that space for every mapping, often millions of times a second on every
+//! A device behind an IOMMU is given addresses of a space of its own. Software that maps memory for
+//! it needs a free range of that space for every mapping, often millions of times a second on every
 //! core. This crate has one interface for it ([`IovaAllocator`], shared, and [`CoreAllocator`], the
-//! handle of one core) and several ways:
+//! handle of one core) and several implementations:
 //!
 //! | allocator | what it is | take it for |
 //! |---|---|---|
 //! | [`ChunkAllocator`] | 2 MiB chunks, one leaf table each, owned by one core | page tables that many cores map in; the default |
 //! | [`TreeAllocator`] | one locked tree, logarithmic, packed to the top | the reference; few, long-lived or huge ranges |
 //!
-//! All of them check what they are told: a range that is freed twice, in part, or with another size
-//! is refused with an error that names it, and nothing changes. So is one of another space, unless
-//! exactly such a range is allocated in this one: ranges are plain numbers. What was pinned or
-//! retired knows its space, and another one panics. All take reserved regions, alignment, a highest
-//! address per request, and sizes from one page to the whole space; all drain their caches before
-//! they say that a space is exhausted, and ask the other cores.
+//! All of them check their arguments: a range that is freed twice, in part, or with another size is
+//! refused with an error that names it, and nothing changes. So is one of another space, unless
+//! exactly such a range is allocated in this one: ranges are plain numbers. A pinned range or a
+//! retired chunk knows its space; passing it to another one panics. All take reserved regions,
+//! alignment, a highest address per request, and sizes from one page to the whole space. All drain
+//! their caches, and ask the other cores to, before they report that a space is exhausted.
 //!
 //! ```
 //! use iova::{Aperture, ChunkAllocator, CoreAllocator, CoreId, IovaAllocator, IovaPfn, Request};
@@ -26,7 +26,7 @@
 //! let ring = core.alloc(Request::pages(4).at_most(IovaPfn::new(0xf_ffff)))?; // below 4 GiB
 //! let packet = core.alloc(Request::pages(1))?;
 //!
-//! // An unmap in two halves: nobody else can free or map over it, until no device can use it any more.
+//! // An unmap in two halves: no other core can free or map over it while a device may use it.
 //! let pinned = core.pin(packet)?;
 //! assert!(core.free(packet).is_err());
 //! core.free_pinned(pinned);
@@ -35,11 +35,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Ranges are in pages of 4 KiB; ends are inclusive. The feature `testing` plays with any
-//! allocator, in phases, beside a naive model; `parts` has what allocators elsewhere are built
-//! from. Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through
-//! the crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and
-//! those of more cores with shuttle (`tests/schedules.rs`).
+//! Ranges are in pages of 4 KiB; ends are inclusive. The feature `testing` runs any allocator in
+//! phases beside a naive model; `parts` has the building blocks of allocators elsewhere.
+//! Concurrency: a handle is one thread's (`&mut`, not `Sync`); what cores share comes through the
+//! crate `lines`, the meetings of cores are modelled with loom (`chunk/tests/model.rs`), and those
+//! of more cores with shuttle (`tests/schedules.rs`).
 //!
 //! **Left out**: guard pages between ranges, boundaries that a range must not cross, NUMA.
 #![cfg_attr(not(test), no_std)]
@@ -49,7 +49,7 @@ extern crate alloc;
 #[cfg(feature = "testing")]
 extern crate std;
 
-/// What addresses are counted in, here and in every signature.
+/// Units of addresses, here and in every signature.
 pub use address;
 
 mod allocator;
@@ -71,8 +71,8 @@ pub use error::{AllocError, ApertureError, ClaimError, FreeError, FreeManyError,
 pub use range::{Access, CoreId, IovaPfn, IovaRange, MAX_CORES, Request};
 pub use tree::{TreeAllocator, TreeCore};
 
-/// What allocators outside this crate are built from, so that they check and refuse as those here
-/// do (feature `parts`). No promise of stability goes with it.
+/// Building blocks of allocators outside this crate, so that these check and refuse as those here
+/// do (feature `parts`). Without a promise of stability.
 #[cfg(feature = "parts")]
 pub mod parts {
     pub use crate::claims::Claims;
@@ -80,7 +80,7 @@ pub mod parts {
     pub use crate::wanted::{Wanted, order_of, place, range_at};
     use crate::{IovaRange, Pinned, allocator::SpaceId};
 
-    /// A range that the allocator which asks has just pinned.
+    /// A range that the calling allocator has just pinned.
     pub fn pinned(range: IovaRange) -> Pinned {
         Pinned::new(range, SpaceId::NONE, false)
     }

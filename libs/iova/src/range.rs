@@ -1,4 +1,4 @@
-//! Who asks, what is asked for and what is given: sizes in pages of 4 KiB, ends inclusive.
+//! Cores, requests, pages and ranges: sizes in pages of 4 KiB, ends inclusive.
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -8,7 +8,8 @@ use address::{Iova, PAGE_SHIFT, PAGE_SIZE};
 /// Most cores one allocator serves.
 pub const MAX_CORES: usize = 4096;
 
-/// A core, or whatever else works for itself: a thread of a pool, an I/O queue, a simulated core.
+/// A core, or another unit that works by itself: a thread of a pool, an I/O queue, a simulated
+/// core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CoreId(pub usize);
 
@@ -149,7 +150,7 @@ impl fmt::Debug for IovaRange {
     }
 }
 
-/// What a range is wanted for.
+/// Size, limit and alignment of a range to allocate.
 ///
 /// A range of `pages` pages is aligned to the power of two that holds it unless more is asked for:
 /// a device that is given 3 pages never sees them cross a 16 KiB boundary.
@@ -161,7 +162,7 @@ pub struct Request {
     pub(crate) asks: bool,
 }
 
-/// What a device may do with a page.
+/// Accesses that a device may make to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Access {
@@ -185,14 +186,14 @@ impl Request {
         }
     }
 
-    /// No page above `last`: what the device's DMA mask allows.
+    /// Allows no page above `last`: the limit of the device's DMA mask.
     #[inline]
     pub const fn at_most(self, last: IovaPfn) -> Self {
         Self { last, ..self }
     }
 
-    /// Where nothing is free, fails without a call to the other cores to give back what they cache:
-    /// for whoever has another limit to try next.
+    /// Where nothing is free, fails without asking the other cores to drain: for a caller that has
+    /// another limit to try next.
     #[inline]
     pub const fn without_drain(self) -> Self {
         Self {

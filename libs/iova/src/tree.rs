@@ -4,16 +4,16 @@
 //! walked along allocated ranges until a gap fitted: linear, and where lifetimes are random, every
 //! time (*Utilizing the IOMMU Scalably*, USENIX ATC 2015, §4.1; *Efficient Intra-Operating System
 //! Protection Against Harmful DMAs*, FAST 2015). Here the free gaps are in a tree that knows the
-//! largest aligned request under each node ([`gaps`]), and what is out is in a hash table by first
-//! page ([`live`]).
+//! largest aligned request under each node ([`gaps`]), and allocated ranges are in a hash table by
+//! first page ([`live`]).
 //!
 //! Flow: `alloc` finds the highest gap that fits at or below the request's limit, takes the highest
 //! aligned place in it, and notes the range; `free` looks the range up exactly, removes it and
 //! joins its pages with the gaps they touch. A range of `p` pages takes `p` pages: nothing is
 //! rounded.
 //!
-//! Who owns what: one [`lines::Lock`] guards everything, and is held for one operation. Handles own
-//! nothing, so that `park` does nothing.
+//! Ownership: one [`lines::Lock`] guards everything, and is held for one operation. Handles own
+//! nothing, so `park` does nothing.
 //!
 //! Cost: one contended line and three or four descents of the tree per allocation and free; for an
 //! allocation that fails one, or 64 where it is aligned to more than its size. `tree_speed` in the
@@ -184,8 +184,8 @@ impl Tree {
         } else if self.pages_at(first) == Some(range.pages())
             || self.gaps.holds(first.raw(), last.raw())
         {
-            // It is free, or pinned by somebody who is about to free it, or is to be unpinned and
-            // was not pinned.
+            // It is free, or pinned by a core that is about to free it, or to be unpinned without
+            // having been pinned.
             FreeError::NotAllocated { range }
         } else {
             FreeError::Mismatch { range }

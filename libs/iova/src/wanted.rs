@@ -1,4 +1,4 @@
-//! A request, checked: what every allocator does with it first.
+//! A checked request: the first step of every allocator.
 
 use crate::{AllocError, Aperture, IovaPfn, IovaRange, Request};
 
@@ -8,7 +8,7 @@ const MAX_ORDER: u8 = 52;
 /// A request that some space could satisfy. `2^order >= pages > 0`.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
     /// The range starts at a multiple of `2^order` pages.
     pub order: u8,
@@ -42,7 +42,7 @@ impl Wanted {
         Ok(Self { pages, order, last })
     }
 
-    /// Why there was no range: none is free now, or none ever will be.
+    /// Error of a request for which there was no range: none is free now, or none ever will be.
     #[cold]
     pub fn failure(&self, aperture: &Aperture, asked: usize) -> AllocError {
         let (pages, align_order) = (self.pages, self.order);

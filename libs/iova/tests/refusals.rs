@@ -1,9 +1,9 @@
-//! What a chunk allocator refuses, beside a naive model of what is free: no request fails for good
+//! Refusals of a chunk allocator, beside a naive model of what is free: no request fails for good
 //! while a range for it is in no core's possession.
 //!
-//! In another core's possession is what it, or a core before it, has live or in its free lists,
-//! with the rest of a chunk that it owns and in which something is. Those two the allocator is
-//! asked for; what is live, the model knows.
+//! In another core's possession are the ranges that it, or a core before it, has live or in its
+//! free lists, with the rest of a chunk that it owns and in which a range is. The allocator reports
+//! the free lists and the owners; the model knows what is live.
 //!
 //! Histories have phases (fill, fragment, clear) of one size or of mixed ones. Ranges have 1 to
 //! 1,024 pages, apertures up to 2^20 with odd ends. Cores fall asleep: from then on they do
@@ -87,7 +87,7 @@ impl Play {
         }
     }
 
-    /// Where a range is that the core must be able to have.
+    /// Returns the start of a range that the core must be able to allocate.
     fn find(&self, core: usize, wanted: &Wanted) -> Option<u64> {
         let mut is_taken = self.is_out.clone();
         let at = |page: u64| (page - self.first) as usize;

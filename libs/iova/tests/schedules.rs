@@ -1,7 +1,8 @@
 //! Chunks under random schedules. Run with
 //!
 //! ```text
-//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test -p iova --release --test schedules
+//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+//!     cargo test -p iova --release --test schedules
 //! ```
 #![cfg(shuttle)]
 
@@ -12,10 +13,10 @@ use random_schedules::{any, fail, holds, thread};
 
 use iova::testing::any::schedules::{Mix, Shared, WATCHED, known, meet};
 
-/// What chunks are there for.
+/// Supply of chunks.
 #[derive(Clone, Copy, PartialEq)]
 enum Chunks {
-    /// More than anybody needs.
+    /// More than the cores need.
     Plenty,
     /// Fewer than cores.
     Scarce,
@@ -38,8 +39,8 @@ fn chunks(supply: Chunks, retires: bool) -> impl Fn() + Send + Sync + 'static {
         let space = ChunkAllocator::with_config(aperture, cores as usize, config).expect("cores");
         let mix = Mix {
             sizes: 5,
-            // An owner's pin is no read-modify-write: a stranger's at the same moment is seen too
-            // late.
+            // An owner's pin is no read-modify-write: a remote core's at the same moment is seen
+            // too late.
             other_pins: 1,
             parks: supply == Chunks::Scarce,
             watches: supply == Chunks::Plenty,
@@ -49,8 +50,8 @@ fn chunks(supply: Chunks, retires: bool) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Strangers give back all that an owner has handed out while it allocates. Nobody parks, so that
-/// only the marks tell it.
+/// Remote cores free all that an owner has allocated while it allocates. No core parks, so that
+/// only the marks report the frees.
 fn given_back() {
     // Two of a word, whose mark is one.
     const GIVEN: usize = (2 * CHUNK_PAGES / WATCHED) as usize;
@@ -81,8 +82,8 @@ fn given_back() {
             })
         })
         .collect();
-    // It looks for what came back before it takes one more chunk. There are more than it asks for:
-    // a core that finds nothing gives everything up, and others take it.
+    // It collects remote frees before it takes one more chunk. There are more than it needs: a core
+    // that finds nothing gives all its chunks up, and others take them.
     for _ in 0..any(40) {
         out.push(owner.alloc(request).expect("more than this"));
     }
@@ -105,7 +106,8 @@ fn given_back() {
     drop(handles);
 }
 
-/// Strangers pin what its owner frees, and the owner retires the chunk: one of them comes too late.
+/// Remote cores pin what its owner frees, and the owner retires the chunk: one of them comes too
+/// late.
 fn pins_and_retires() {
     let strangers = 3 + any(5) as usize;
     let last = IovaPfn::new(2 * CHUNK_PAGES - 1);
@@ -147,8 +149,8 @@ fn pins_and_retires() {
             })
         })
         .collect();
-    // The mistake of a driver: it unmaps what other cores are unmapping. Where it is told so, it
-    // tries again.
+    // The mistake of a driver: it unmaps what other cores are unmapping. Where the free is refused,
+    // it tries again.
     for range in contested {
         while owner.free(range).is_err() {
             lines::spin_loop();
@@ -203,7 +205,7 @@ fn frees_wrongly_while_others_collect() {
         if owner.free(one).is_ok() {
             fail("what another core has pinned was freed");
         }
-        // Once it is another's it may be freed by whoever knows of it.
+        // Once another core owns it, any core that knows of it may free it.
         if owner.free(another).is_ok() && space.owner(another.first()) == Some(CoreId(0)) {
             fail("what another core has freed was freed again");
         }
@@ -222,10 +224,10 @@ fn frees_at_once_while_others_collect() {
     frees_at_once(pages, role, [any(3) == 0, any(3) == 0], any(2) == 0);
 }
 
-/// Which core is the designated remote freer of the chunk.
+/// The designated remote freer of the chunk.
 #[derive(Clone, Copy)]
 enum Giver {
-    /// That which frees at once with the owner.
+    /// The core that frees at once with the owner.
     Contender,
     Another,
     None,
@@ -261,7 +263,7 @@ fn frees_at_once(pages: u64, role: Giver, are_pinned: [bool; 2], allocates: bool
         }
     }
     let searching = thread::spawn(move || {
-        // Of another size: a free of `contested` that comes too late is told from a right one.
+        // Of another size, so that a late free of `contested` is recognised.
         let got: Vec<_> = (0..1 + any(2))
             .map_while(|_| third.alloc(LARGE).ok())
             .collect();

@@ -1,5 +1,5 @@
-//! A pair of fences for two sides of which one runs often and the other seldom: the often one pays
-//! next to nothing.
+//! A pair of fences for two sides of which one runs often and the other seldom: the frequent one
+//! costs next to nothing.
 //!
 //! Each side stores, fences, and loads what the other stores. With two full fences at least one of
 //! them sees the other's store (the pattern of Dekker's lock). Here the frequent side's fence is
@@ -10,7 +10,7 @@
 
 use crate::{Ordering, fence};
 
-/// Which fences two sides use that meet in one place: both must have a copy of the same.
+/// Kind of fences of two sides that synchronize: both must have a copy of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fences {
     /// The kernel makes the rare side's fence one of all CPUs.
@@ -28,18 +28,18 @@ impl Fences {
         is_by_kernel: false,
     };
 
-    /// The cheapest that this process can have. Makes one system call.
+    /// The cheapest fences that this process can have. Makes one system call.
     pub fn new() -> Self {
         Self::by_kernel().unwrap_or(Self::FULL)
     }
 
-    /// Those whose rare side is the kernel's; `None` where the kernel has no such call, or forbids
+    /// Fences whose rare side is the kernel's; `None` where the kernel has no such call, or forbids
     /// it.
     pub fn by_kernel() -> Option<Self> {
         kernel::register().then_some(Self { is_by_kernel: true })
     }
 
-    /// The frequent side's: between its store and its load.
+    /// Fence of the frequent side: between its store and its load.
     #[inline(always)]
     pub fn light(self) {
         if !self.is_by_kernel {
@@ -48,13 +48,14 @@ impl Fences {
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
     }
 
-    /// Whether [`Self::light_by_kernel`] will do. In the models of loom and shuttle it always does.
+    /// Returns whether [`Self::light_by_kernel`] suffices. In the models of loom and shuttle it
+    /// always does.
     pub fn is_by_kernel(self) -> bool {
         self.is_by_kernel || cfg!(any(loom, shuttle))
     }
 
-    /// The frequent side's where the kernel makes the other one ([`Self::is_by_kernel`]): for paths
-    /// that must not even ask. It stops the compiler, and no CPU.
+    /// Fence of the frequent side where the kernel makes the other one ([`Self::is_by_kernel`]):
+    /// for paths that must not even check. It stops the compiler, and no CPU.
     #[inline(always)]
     pub fn light_by_kernel() {
         if cfg!(any(loom, shuttle)) {

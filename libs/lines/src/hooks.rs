@@ -1,18 +1,18 @@
-//! Where a thread takes a lock or waits, told to a test (feature `hooks`): one that runs its cores
-//! as coroutines of one thread switches there, and none of them spins for a lock whose holder does
-//! not run.
+//! Hook at the points where a thread takes a lock or waits (feature `hooks`). A test that runs its
+//! cores as coroutines of one thread switches there, and none of them spins for a lock whose holder
+//! does not run.
 //!
-//! Without a hook, and on every other thread, all is as without the feature, but for a look at a
+//! Without a hook, and on every other thread, all is as without the feature, but for a load of a
 //! thread-local variable.
 
 use std::cell::Cell;
 
-/// What the thread is about to do.
+/// Next step of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// To take a lock, or try.
+    /// Take a lock, or try to.
     Lock,
-    /// To look again for what another thread has not done yet.
+    /// Re-check something that another thread has not done yet.
     Wait,
 }
 
@@ -20,7 +20,7 @@ std::thread_local! {
     static HOOK: Cell<Option<fn(Step)>> = const { Cell::new(None) };
 }
 
-/// From here on `hook` is called at every step of this thread; nothing with `None`.
+/// Sets the function that is called at every step of this thread; `None` removes it.
 pub fn set(hook: Option<fn(Step)>) {
     HOOK.set(hook);
 }
@@ -43,7 +43,7 @@ pub fn spin_loop() {
     }
 }
 
-/// What a lock does between two looks.
+/// Pause of a lock between two attempts.
 pub struct Relax;
 
 impl spin::RelaxStrategy for Relax {

@@ -7,8 +7,8 @@
 //!   `random-schedules`);
 //! * the feature `probe`: ones that count which accesses need another core's cache line (the crate
 //!   `line-probe`);
-//! * the feature `hooks`: the usual ones, but a test is told where a thread takes a lock or waits
-//!   (the module `hooks`);
+//! * the feature `hooks`: the usual ones, which call a test's hook where a thread takes a lock or
+//!   waits (the module `hooks`);
 //! * otherwise those of `core`, and the lock of the crate `spin`.
 //!
 //! With them go [fences](Fences) of which one side pays for both.

@@ -1,4 +1,4 @@
-//! A spinning lock. It disables no interrupts and queues nobody: what must not wait takes
+//! A spinning lock. It disables no interrupts and has no queue: code that must not wait takes
 //! [`Lock::try_lock`].
 
 use core::fmt;
@@ -28,7 +28,7 @@ impl<T> Lock<T> {
         Self(Inner::new(value))
     }
 
-    /// Spins until the value is ours.
+    /// Spins until the lock is taken.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         #[cfg(all(feature = "hooks", not(any(loom, shuttle))))]
@@ -39,7 +39,7 @@ impl<T> Lock<T> {
         Guard(self.0.lock())
     }
 
-    /// The value, if nobody holds it now.
+    /// Takes the lock, if it is free now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         #[cfg(all(feature = "hooks", not(any(loom, shuttle))))]
@@ -50,7 +50,7 @@ impl<T> Lock<T> {
         self.0.try_lock().map(Guard)
     }
 
-    /// The value, which nobody else can hold.
+    /// The value: the exclusive reference excludes other holders.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         #[cfg(any(loom, shuttle))]

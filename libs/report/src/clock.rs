@@ -57,7 +57,7 @@ impl Clock {
         }
     }
 
-    /// When the clock was made.
+    /// Time at which the clock was made.
     pub const fn start(&self) -> Instant {
         self.start
     }

@@ -1,4 +1,5 @@
-//! The machine under the measurement: which it is, its CPUs, and what they cost each other.
+//! The machine under the measurement: its CPUs, kernel and load, and the cost of a cache line
+//! between two CPUs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,18 +11,18 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Measured;
 
-/// What a figure is worth nothing without.
+/// Conditions of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     /// The processor's name.
     pub model: String,
-    /// How many processors this program may use.
+    /// Number of processors that this program may use.
     pub cpus: usize,
     /// Release of the kernel.
     pub kernel: String,
     /// Of the sources: `EXITLESS_COMMIT`, as the makefile exports it.
     pub commit: String,
-    /// Of the last minute: above 1, others use this machine.
+    /// Of the last minute: above 1, other programs use this machine.
     pub load_average: f64,
 }
 
@@ -81,8 +82,8 @@ pub fn cpus() -> io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Round trips per run, and runs: short ones, so that most of them are free of whoever else runs
-/// here.
+/// Round trips per run, and runs: short ones, so that most of them are free of other load on the
+/// machine.
 const TRIPS: u64 = 100;
 const RUNS: usize = 2001;
 
@@ -168,7 +169,7 @@ impl Interruptions {
     /// Shorter ones are part of a request's latency, longer ones are it.
     pub const FROM: Duration = Duration::from_micros(5);
 
-    /// Spins on `cpu` for `time`, and looks how long it was away between two looks at the clock.
+    /// Spins on `cpu` for `time`, and measures each interruption between two readings of the clock.
     ///
     /// # Errors
     /// The CPU cannot be used.

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_no_number_is_null() {
+    fn written_object_reads_back_with_null_for_no_number() {
         let mut object = Object::default();
         object.number("none", f64::NAN);
         object.number("a_ns", 1.5);

@@ -19,7 +19,7 @@ const COLOURS: [&str; 10] = [
 /// Values of one thing, one per label; a missing one is left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// What the legend says.
+    /// Entry in the legend.
     pub name: String,
     /// In the order of the labels.
     pub points: Vec<Option<f64>>,

@@ -2,20 +2,20 @@
 //!
 //! `struct vfio_iommu_type1_info` and `struct vfio_region_info` end with a chain of capabilities,
 //! each with a header: 16-bit id, 16-bit version, 32-bit offset of the next one from the start of
-//! the structure (0 in the last). The kernel writes it, and still no length or offset is believed:
+//! the structure (0 in the last). The kernel writes it, and still no length or offset is trusted:
 //! those that lead outside, back, or in circles are errors, and so is a list that is longer than
-//! what it lies in.
+//! its capability.
 
 use crate::error::{Errno, InfoError};
 
 /// Bytes of a capability's header.
 pub const HEADER: usize = 8;
 
-/// Longest answer that is believed: more than any kernel gives.
+/// Longest answer that is accepted: more than any kernel gives.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// Asks with a buffer that begins with `head`, as long as the answer says in its first word that it
-/// wants one.
+/// Asks with a buffer that begins with `head`, and again with a longer one while the answer's first
+/// word requires it.
 pub fn whole_answer(
     head: &[u8],
     mut ask: impl FnMut(&mut [u8]) -> Result<(), Errno>,
@@ -148,7 +148,7 @@ impl Iterator for Capabilities<'_> {
 mod tests {
     use super::*;
 
-    /// Answers with this many bytes, or says how many there would be.
+    /// Answers with this many bytes, or reports the number there would be.
     fn answer(bytes: usize) -> impl FnMut(&mut [u8]) -> Result<(), Errno> {
         move |buffer| {
             assert_eq!(buffer[4], 7, "what was asked is asked each time");

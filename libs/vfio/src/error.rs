@@ -1,5 +1,4 @@
-//! What can go wrong on the way to a device: what was asked, what the kernel said, and what to do
-//! about it.
+//! Errors on the way to a device: the request, the kernel's answer, and the remedy.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +9,7 @@ use thiserror::Error;
 use crate::irq::IrqIndex;
 use crate::uapi::Call;
 
-/// What a system call failed with.
+/// Error number of a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -35,7 +34,7 @@ impl fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// Why a device cannot be had.
+/// Reason why a device cannot be used.
 #[derive(Debug, Error)]
 pub enum VfioError {
     /// There is no such device, or that is no address of one.
@@ -73,7 +72,7 @@ pub enum VfioError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the call.
         errno: Errno,
     },
     /// Other devices of the group have drivers that are not VFIO's.
@@ -95,12 +94,12 @@ pub enum VfioError {
     Call {
         /// Its name.
         call: &'static str,
-        /// What it concerned.
+        /// Its subject: a file or a device.
         subject: String,
-        /// Why.
+        /// The error of the call.
         errno: Errno,
     },
-    /// What the kernel says of the IOMMU cannot be used.
+    /// The kernel's information about the IOMMU cannot be used.
     #[error("VFIO_IOMMU_GET_INFO")]
     Info(#[from] InfoError),
     /// The kernel's answer about a region cannot be used.
@@ -151,12 +150,12 @@ pub enum VfioError {
         address: String,
         /// Its index: BARs are 0 to 5.
         index: u32,
-        /// What it lacks.
+        /// The missing property.
         problem: &'static str,
     },
 }
 
-/// Reason why what the kernel said of an IOMMU or a region cannot be used.
+/// Reason why the kernel's information about an IOMMU or a region cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InfoError {
     /// It ends in the middle of something.
@@ -164,17 +163,17 @@ pub enum InfoError {
     Short {
         /// Bytes there are.
         len: usize,
-        /// What would be there.
+        /// Name of the missing part.
         what: &'static str,
-        /// Where.
+        /// Its offset in bytes.
         at: usize,
     },
     /// A capability leads to one that is not behind it.
     #[error("the capability at {from:#x} is followed by one at {to:#x}, which is not behind it")]
     NotBehind {
-        /// Where the link stands; 0: in the structure itself.
+        /// Offset of the link; 0: in the structure itself.
         from: usize,
-        /// Where it leads.
+        /// Offset to which it leads.
         to: usize,
     },
     /// A range ends before it begins.

@@ -179,8 +179,8 @@ impl Container {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the kernel says of the IOMMU: to be asked when all groups are attached, since each may
-    /// take away IOVAs.
+    /// The kernel's information about the IOMMU. To be read when all groups are attached, since
+    /// each may take away IOVAs.
     ///
     /// # Errors
     /// [`VfioError`].
@@ -188,7 +188,7 @@ impl Container {
         Ok(IommuInfo::parse(&self.info_bytes()?)?)
     }
 
-    /// The same as the kernel says it: `struct vfio_iommu_type1_info` with its capabilities.
+    /// The same in the kernel's bytes: `struct vfio_iommu_type1_info` with its capabilities.
     ///
     /// # Errors
     /// [`VfioError::Call`].

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::VfioError;
 
-/// Where the kernel shows devices and groups.
+/// Directory in which the kernel shows devices and groups.
 pub const SYSFS: &str = "/sys";
 /// The drivers that a group may have beside VFIO's own, since they use no DMA.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];

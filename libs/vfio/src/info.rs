@@ -1,5 +1,4 @@
-//! What the kernel says of an IOMMU: which IOVAs are allowed, page sizes, how many mappings there
-//! may be.
+//! The kernel's information about an IOMMU: allowed IOVAs, page sizes, and the limit on mappings.
 //!
 //! `VFIO_IOMMU_GET_INFO` fills `struct vfio_iommu_type1_info` and a chain of capabilities behind it
 //! (`chain`).
@@ -22,20 +21,19 @@ pub struct AllowedRange {
     pub last: u64,
 }
 
-/// What the kernel says of a container's IOMMU.
+/// The kernel's information about a container's IOMMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IommuInfo {
     /// A bit for each page size that the tables have; the lowest is the granule of mappings.
     pub page_sizes: u64,
-    /// Allowed IOVAs, as they were said. None before Linux 5.4.
+    /// Allowed IOVAs, in the kernel's order. None before Linux 5.4.
     pub allowed: Option<Vec<AllowedRange>>,
-    /// How many more mappings there may be (`dma_entry_limit` less those there are). None before
-    /// Linux 5.10.
+    /// Number of further mappings (`dma_entry_limit` less those there are). None before Linux 5.10.
     pub mappings_left: Option<u32>,
 }
 
 impl IommuInfo {
-    /// Reads what `VFIO_IOMMU_GET_INFO` wrote, all of its bytes.
+    /// Parses all bytes that `VFIO_IOMMU_GET_INFO` wrote.
     ///
     /// # Errors
     /// [`InfoError`]: it is not what a kernel writes.
@@ -62,7 +60,7 @@ impl IommuInfo {
                 (CAP_DMA_AVAIL, 1) => {
                     info.mappings_left = Some(reader.u32(body, "the number of mappings left")?);
                 }
-                // Of others nothing is known but where they end.
+                // Of others only the end is known.
                 _ => {}
             }
         }
@@ -116,9 +114,9 @@ impl IommuInfo {
     }
 }
 
-/// Ranges that are allowed become an aperture: from the first page to the last, the gaps between
-/// them reserved (on x86 the interrupt window). Pages that are allowed only in part are not used;
-/// nor is page 0, which devices take for "none".
+/// Makes an aperture of allowed ranges: from the first page to the last, the gaps between them
+/// reserved (on x86 the interrupt window). Pages that are allowed only in part are not used; nor is
+/// page 0, which devices take for "none".
 ///
 /// ```
 /// use vfio::{AllowedRange, aperture_of};

@@ -3,22 +3,24 @@
 //! A driver's DMA goes through a `dma_map::DmaMapper`; a virtual machine's devices reach memory
 //! that others own.
 //!
-//! With VFIO the kernel keeps the IO page tables: each map and unmap is a system call. What a
-//! driver takes from `dma-map` is the rest: which IOVAs there are, who has which, what an unmap
-//! waits for, and a stated bound on what stays within the device's reach. This crate joins the two.
+//! With VFIO the kernel keeps the IO page tables: each map and unmap is a system call. `dma-map`
+//! gives a driver the rest: the allocation of IOVAs, the order of invalidation and release in an
+//! unmap, and a stated bound on the memory that stays within the device's reach. This crate joins
+//! the two.
 //!
 //! 1. [`Group`], [`Container`], [`Device`]: the files of `/dev/vfio`, opened in the order that the
-//!    kernel wants.
-//! 2. [`IommuInfo`]: which IOVAs the kernel allows (an [`iova::Aperture`](dma_map::iova::Aperture),
-//!    reserved ranges left out), page sizes, and how many mappings there may be.
+//!    kernel requires.
+//! 2. [`IommuInfo`]: the IOVAs that the kernel allows (an
+//!    [`iova::Aperture`](dma_map::iova::Aperture), reserved ranges left out), page sizes, and the
+//!    limit on mappings.
 //! 3. [`VfioMap`]: the container as the table *and* the invalidator of a mapper. Memory is mapped
 //!    by its address in this process, and only memory that the map knows: [`DmaBuffer`]s, which it
 //!    keeps alive for as long as the device may reach them.
 //! 4. [`LentMap`]: the container as a plain table of memory that others own ([`Lent`]), a virtual
 //!    machine's, without allocator and policy. It keeps that memory alive in the same way.
-//! 5. [`Region`], [`Irq`]: what of a device can be read, written and mapped, and the call that
-//!    hands all eventfds of an interrupt over. [`groups`]: the devices of the host, and what has
-//!    them.
+//! 5. [`Region`], [`Irq`]: the parts of a device that can be read, written and mapped, and the call
+//!    that hands all eventfds of an interrupt over. [`groups`]: the devices of the host, and their
+//!    drivers.
 //!
 //! ```no_run
 //! use dma_map::iova::{ChunkAllocator, CoreId};
@@ -53,18 +55,18 @@
 //!
 //! `examples/nvme` is a whole driver: `cargo run --release -p vfio --example nvme -- --help`.
 //!
-//! # What a policy means here
+//! # Policies over VFIO
 //! The kernel clears entries and invalidates in one call, `VFIO_IOMMU_UNMAP_DMA`, and returns when
 //! no device reaches the memory any more. That call is the *invalidation*: an unmap only takes the
-//! mapping out of the book of [`VfioMap`], and the device reaches the memory until the mapper
+//! mapping out of the record of [`VfioMap`], and the device reaches the memory until the mapper
 //! invalidates.
 //!
-//! | policy | when the call is made | what is saved |
+//! | policy | time of the call | saving |
 //! |---|---|---|
 //! | strict, strict-combining, shared | before unmap returns | combining: mappings of several cores go in one call |
 //! | async | before unmap returns: a call cannot be submitted and waited for later, so this is strict with a queue | nothing |
 //! | deferred | when the window closes, or at `flush` | all mappings of a window between which nothing is in use go in one call |
-//! | optimistic | when an idle mapping is let go of | a buffer that comes round again needs no call at all |
+//! | optimistic | when an idle mapping is torn down | a buffer that comes round again needs no call at all |
 //!
 //! 45,700 commands of that driver took 45,700 calls to unmap under strict, 2,500 to 6,000 under
 //! deferred, and under optimistic 124 to map and 33 to unmap (`make vfio`).
@@ -72,10 +74,10 @@
 //! # Versions, and what is left out
 //! Layouts and numbers are of `include/uapi/linux/vfio.h`, the group interface (`/dev/vfio/N`),
 //! with the second version of type 1, whose mappings are unmapped whole; Linux 5.4 or newer, since
-//! older ones do not say which IOVAs they reserve. Of a processor's ordering towards a device only
-//! x86's is known ([`Bar`]). Left out: the device interface (`/dev/vfio/devices`) with iommufd, hot
-//! reset, migration, dirty pages, and what becomes of an interrupt behind its eventfd (KVM's irqfd
-//! is the hypervisor's).
+//! older ones do not report which IOVAs they reserve. Of a processor's ordering towards a device
+//! only x86's is known ([`Bar`]). Left out: the device interface (`/dev/vfio/devices`) with
+//! iommufd, hot reset, migration, dirty pages, and the delivery of an interrupt behind its eventfd
+//! (KVM's irqfd is the hypervisor's).
 //!
 //! UNSAFETY: denied here and opted into by `sys`, which holds every system call and every access to
 //! memory that a device shares, and by `map`, which answers for the one call after which a device

@@ -1,24 +1,24 @@
-//! A container as what a mapper maps in, and as what makes the device forget.
+//! A container as the table of a mapper, and as its invalidator.
 //!
-//! **The book.** The kernel cannot be asked what is mapped where, so [`VfioMap`] keeps a list:
-//! mappings that are *open*, and those that are *closed*, unmapped by the mapper and within the
-//! device's reach until it invalidates. Map makes a call and an entry; unmap moves entries from one
-//! list to the other; an invalidation makes the calls for closed ones, neighbours together. Each
-//! entry keeps its memory alive, so that is given back only after the call has succeeded, whatever
-//! becomes of the buffer.
+//! **Record.** The kernel has no query for mappings, so [`VfioMap`] keeps a record: mappings that
+//! are *open*, and those that are *closed*, unmapped by the mapper and within the device's reach
+//! until it invalidates. Map makes a call and an entry; unmap moves entries from one list to the
+//! other; an invalidation makes the calls for closed ones, neighbours together. Each entry keeps
+//! its memory alive, so that is given back only after the call has succeeded, even if the buffer is
+//! dropped.
 //!
-//! **Why one call may cover several.** Type 1, version 2, unmaps every mapping that lies in a
-//! range, as long as the range begins and ends with one. So a run of closed mappings, with IOVAs
-//! between them where nothing is mapped, goes in one call; an open one between them ends the run.
+//! **One call for several mappings.** Type 1, version 2, unmaps every mapping that lies in a range,
+//! as long as the range begins and ends with one. So a run of closed mappings, with IOVAs between
+//! them where nothing is mapped, goes in one call; an open one between them ends the run.
 //!
-//! **Threads.** Any; a lock around the book is held while the kernel is called. The kernel has one
-//! such lock for each container itself.
+//! **Threads.** Any; a lock around the record is held while the kernel is called. The kernel has
+//! one such lock for each container itself.
 //!
-//! **Cost.** A call for each map (it pins memory), and one for each run that is invalidated; a look
-//! in a tree beside them.
+//! **Cost.** A call for each map (it pins memory), and one for each run that is invalidated; beside
+//! them, a lookup in a tree.
 //!
 //! UNSAFETY: after a map the device reaches memory that this process names, which no type can
-//! express: the module answers for the memory being known, and alive.
+//! express: the module ensures that the memory is known, and alive.
 #![expect(
     unsafe_code,
     reason = "it answers for the memory that a device reaches"
@@ -50,7 +50,7 @@ use crate::sys::Pages;
 use index::{MappingIndex, extent};
 use kernel::{is_full, unmap_exactly};
 
-/// Why memory was not mapped: what a mapper's error has in it.
+/// Reason why memory was not mapped: the source of a mapper's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refused {
     /// It lies in no buffer of this map, or past the end of one.
@@ -78,9 +78,9 @@ pub struct Mappings {
 /// The table of a mapper that is a VFIO container, and its invalidator: give it a clone for each.
 /// Its "physical" addresses are those of this process.
 ///
-/// Only memory that it knows is mapped, so that no caller can give a device what was not meant for
-/// it. What is mapped when the last clone goes is unmapped; memory that the kernel will not unmap
-/// is never given back.
+/// Only memory that it knows is mapped, so that no caller can expose other memory to a device.
+/// Mappings that are left when the last clone is dropped are unmapped; memory that the kernel will
+/// not unmap is never given back.
 pub struct VfioMap<K: Kernel = Container>(Arc<Shared<K>>);
 
 impl<K: Kernel> Clone for VfioMap<K> {
@@ -100,7 +100,7 @@ struct Shared<K: Kernel> {
     book: Mutex<Book>,
 }
 
-/// What is mapped where. `open` and `closed` have no page in common.
+/// Record of the mappings. `open` and `closed` have no page in common.
 #[derive(Default)]
 struct Book {
     /// Buffers by address; some may be gone.
@@ -115,7 +115,7 @@ struct Book {
 struct Entry {
     phys: PhysAddr,
     access: Access,
-    /// The device may reach it: it stays.
+    /// Keeps the memory alive while the device may reach it.
     memory: Arc<Pages>,
 }
 
@@ -131,7 +131,7 @@ impl VfioMap {
 }
 
 impl<K: Kernel> VfioMap<K> {
-    /// The map of what answers the calls.
+    /// The map over a kernel that answers the calls.
     pub fn over(kernel: K) -> Self {
         let book = Mutex::default();
         Self(Arc::new(Shared { kernel, book }))
@@ -164,7 +164,7 @@ impl<K: Kernel> VfioMap<K> {
         }
     }
 
-    /// The container, or its stand-in.
+    /// The container, or its substitute.
     pub fn kernel(&self) -> &K {
         &self.0.kernel
     }
@@ -203,8 +203,8 @@ impl<K: Kernel> IoMap for VfioMap<K> {
             unsafe { kernel.map_dma(range, phys.raw(), access) }
         };
         let mut mapped = map(&mut book.calls);
-        // What is closed counts for both limits, any core's. What is idle as well, which the mapper
-        // sees to.
+        // Closed mappings of any core count for both limits. So do idle ones, which the mapper
+        // tears down.
         if mapped.is_err_and(is_full)
             && !book.closed.is_empty()
             && book.invalidate(kernel, 0, u64::MAX).is_ok()
@@ -227,8 +227,8 @@ impl<K: Kernel> IoMap for VfioMap<K> {
         Ok(())
     }
 
-    /// Takes the mappings of which `range` consists out of the book: the device reaches them until
-    /// they are invalidated.
+    /// Takes the mappings of which `range` consists out of the record: the device reaches them
+    /// until they are invalidated.
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<Refused>> {
         let mut book = self.0.book();
         let book = &mut *book;
@@ -269,7 +269,7 @@ impl<K: Kernel> IoMap for VfioMap<K> {
 }
 
 impl Book {
-    /// The buffer in which all of that lies.
+    /// Returns the buffer in which all of that memory lies.
     fn memory_at(&self, phys: PhysAddr, pages: u64) -> Option<Arc<Pages>> {
         let (start, memory) = self.memory.range(..=phys.raw()).next_back()?;
         let memory = memory.upgrade()?;
@@ -316,7 +316,7 @@ impl<K: Kernel> Drop for Shared<K> {
         book.closed.append(&mut book.open);
         if book.invalidate(&self.kernel, 0, u64::MAX).is_err() && self.kernel.detach_all().is_err()
         {
-            // A device may reach it: better lost than given to another use.
+            // A device may reach the memory: it is leaked rather than reused.
             book.closed
                 .take()
                 .for_each(|entry| mem::forget(entry.memory));

@@ -13,8 +13,8 @@ use crate::sys::Pages;
 /// those that a mapper maps, and any are [`Lent`](crate::Lent).
 ///
 /// A device may change them at any moment while they are mapped, and after that for as long as the
-/// policy says. So they are seen as atomics, or copied; there is no slice of them. They are locked
-/// in memory by the kernel while they are mapped (`ulimit -l`), and live until this and all
+/// policy allows. So they are accessed as atomics, or copied; there is no slice of them. They are
+/// locked in memory by the kernel while they are mapped (`ulimit -l`), and live until this and all
 /// mappings of them are gone.
 #[derive(Clone, Debug)]
 pub struct DmaBuffer(pub(crate) Arc<Pages>);
@@ -41,7 +41,7 @@ impl DmaBuffer {
         self.0.len()
     }
 
-    /// What a mapper is asked to map.
+    /// The segment for a mapper to map.
     ///
     /// # Panics
     /// They do not lie in the buffer.
@@ -55,8 +55,8 @@ impl DmaBuffer {
         Segment::new(PhysAddr::new(self.0.address() + offset as u64), len as u64)
     }
 
-    /// All of it as words of 8 bytes, in the machine's order. A word that tells that others are
-    /// there is loaded with `Acquire`, before them.
+    /// All of it as words of 8 bytes, in the machine's order. A word that announces others is
+    /// loaded with `Acquire`, before them.
     pub fn words(&self) -> &[AtomicU64] {
         self.0.words()
     }

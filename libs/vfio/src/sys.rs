@@ -1,9 +1,8 @@
 //! Every system call with a pointer, and every access to memory that a device shares.
 //!
 //! Two kinds of mappings are made here and never moved: [`Pages`] of this process, which a device
-//! may read and write at any moment, and therefore are seen as atomics alone; and [`Registers`] of
-//! a device, reached by volatile accesses of the width that is asked for. Both end with their
-//! value.
+//! may read and write at any moment, and therefore are accessed only as atomics; and [`Registers`]
+//! of a device, reached by volatile accesses of the requested width. Both end with their value.
 //!
 //! UNSAFETY: system calls, and pointers to memory that changes by itself.
 #![expect(unsafe_code, reason = "system calls, and memory that a device changes")]
@@ -92,15 +91,15 @@ pub fn with_descriptor(
     })
 }
 
-/// A call that opens what has this name.
+/// A call that opens the file with this name.
 pub fn open_by_name(file: &File, call: &Call<Name>, name: &CStr) -> Result<File, Errno> {
     // SAFETY: the kernel reads a string there, up to its zero byte.
     let opened = answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, name.as_ptr()) })?;
-    // SAFETY: the call answers with a new descriptor, which nobody else knows of.
+    // SAFETY: the call answers with a new descriptor, which has no other owner.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(opened) }))
 }
 
-/// A call that fills a buffer and says in its first word how long it would have to be.
+/// A call that fills a buffer and reports in its first word the length that it would need.
 pub fn with_buffer(file: &File, call: &Call<InfoBuffer>, buffer: &mut [u8]) -> Result<(), Errno> {
     state_len(buffer)?;
     // SAFETY: the kernel reads and writes at most as many bytes as the first word says, which is
@@ -112,7 +111,7 @@ pub fn with_buffer(file: &File, call: &Call<InfoBuffer>, buffer: &mut [u8]) -> R
 ///
 /// # Safety
 /// Until a call that unmaps the IOVAs has succeeded, the memory that is named stays mapped in this
-/// process, and is accessed in no way that its change by somebody else would break.
+/// process, and is accessed in no way that a change by a device would break.
 pub unsafe fn map_dma(container: &File, argument: &DmaMap) -> Result<(), Errno> {
     let argument = DmaMap {
         argsz: DmaMap::zeroed().argsz,
@@ -245,7 +244,7 @@ impl Registers {
     access!(read32, write32, u32);
     access!(read64, write64, u64);
 
-    /// Where a register is.
+    /// Returns the address of a register.
     fn place<T>(&self, offset: usize) -> *mut T {
         let size = size_of::<T>();
         assert!(

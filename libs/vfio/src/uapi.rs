@@ -1,11 +1,11 @@
-//! What `include/uapi/linux/vfio.h` says: numbers of calls and the structures they take, in the
-//! order of that file.
+//! Definitions of `include/uapi/linux/vfio.h`: numbers of calls and the structures they take, in
+//! the order of that file.
 
 use std::marker::PhantomData;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A call: its name for errors, its number, and in the type what its argument is.
+/// A call: its name for errors, its number, and as a type parameter its argument.
 pub struct Call<T> {
     pub name: &'static str,
     pub number: libc::c_ulong,
@@ -54,7 +54,7 @@ pub const IOMMU_GET_INFO: Call<InfoBuffer> = call("VFIO_IOMMU_GET_INFO", 12);
 pub const IOMMU_MAP_DMA: Call<Reach> = call("VFIO_IOMMU_MAP_DMA", 13);
 pub const IOMMU_UNMAP_DMA: Call<DmaUnmap> = call("VFIO_IOMMU_UNMAP_DMA", 14);
 
-/// What `GET_API_VERSION` answers.
+/// Answer of `GET_API_VERSION`.
 pub const API_VERSION: i32 = 0;
 /// Type 1, version 2.
 pub const TYPE1V2_IOMMU: u32 = 3;

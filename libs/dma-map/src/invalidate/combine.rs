@@ -1,68 +1,68 @@
-//! Combining: the unmaps of many cores meet in one batch and one wait, where that is cheaper than a
-//! batch for each.
+//! Combining: unmaps of many cores share one batch and one wait, where that is cheaper than a batch
+//! for each.
 //!
 //! A core that finds the hardware idle submits for itself, and one that finds it busy waits and
-//! then does, as under `strict`. After some such waits in a row it **calls**: it posts in the open
-//! **generation**. Whoever is first there waits until the batch before is complete, and where
-//! nobody has come a little longer; then it, or who comes meanwhile, closes the generation, which
-//! opens the next, and submits one batch for all. It reports the ticket, and everybody waits for
-//! the hardware. Those who meet keep to it for a while; then, and where nobody came, they go alone
-//! again.
+//! then submits, as under `strict`. After some such waits in a row it **calls**: it posts in the
+//! open **generation**. The first core of a generation waits until the batch before is complete,
+//! and if no other core has posted, a little longer. Then it, or a core that posts meanwhile,
+//! closes the generation, which opens the next, and submits one batch for all. The closing core
+//! reports the ticket, and each core of the generation waits for the hardware. Cores that met post
+//! again for a while; after that, or where no other core posted, each submits for itself again.
 //!
 //! As pseudo-code:
 //! ```text
-//! if alone so far          { submit(own) if idle, else wait until idle or somebody calls or it is time to call }
+//! if alone so far          { submit(own) if idle, else wait until idle, until another core posts,
+//!                            or until it is time to call }
 //! (generation, place) = post; put(range)
 //! if place = 0             { wait until batch generation - 1 is complete; await others a little }
-//! if place = 0 or awaited  { count = close(generation) }            // or somebody else has
+//! if place = 0 or awaited  { count = close(generation) }            // unless another core has
 //! closed:  ticket = submit(merge(ranges)); report(generation, ticket); wait(ticket)
 //! others:  wait for report(generation); wait(ticket)                // "alone": flush(own)
 //! ```
-//! **When it is cheaper**, the [`Invalidator`] says ([`meets_from`](Invalidator::meets_from)).
-//! Where no more cores exist than that, and for cores from the 32,768th on, a request costs what it
-//! costs under `strict`. Where fewer have come when a generation is closed, each invalidates for
-//! itself.
+//! [`Invalidator::meets_from`] says **when it is cheaper**. Where no more cores exist than that,
+//! and for cores from the 32,768th on, a request costs what it costs under `strict`. Where fewer
+//! have posted when a generation is closed, each invalidates for itself.
 //!
-//! **Guarantee**: nobody returns before an invalidation is complete that covers its range and was
+//! **Guarantee**: no core returns before an invalidation is complete that covers its range and was
 //! submitted after the call, hence after it cleared the entries. Orderings: a post is a Release
 //! read-modify-write and closing an Acquire one of the same word, so the clearing comes before the
-//! submission; a report is a Release store, a look at it an Acquire load;
-//! [`poll`](Invalidator::poll) acquires what the hardware did. A range that has not come when its
-//! generation is closed makes the batch a domain command, and can no longer be left: its word
-//! belongs to a later generation then. If a submission fails, everybody tries for itself and has
+//! submission; a report is a Release store, and its readers use an Acquire load;
+//! [`poll`](Invalidator::poll) acquires what the hardware did. A range that has not arrived when
+//! its generation is closed makes the batch a domain command, and can no longer be put: its word
+//! belongs to a later generation then. If a submission fails, each core tries for itself and has
 //! its own error.
 //!
 //! **No wait for another core is without a bound.** A core that is stopped for so long that the
-//! report is overwritten invalidates for itself, and anybody may close for a first that is stopped.
-//! Where who has closed a generation is stopped before it reports, the others invalidate each for
-//! itself, and go on so until it does; their posts stay in the open generation, which one of them
-//! closes then. The models check all this.
+//! report is overwritten invalidates for itself, and any core of a generation may close it for a
+//! first core that is stopped. Where the core that has closed a generation is stopped before it
+//! reports, the others invalidate each for itself, and go on so until it reports; their posts stay
+//! in the open generation, which one of them closes then. The models check all this.
 //!
-//! # What was measured
+//! # Measurements
 //! Two cores of an EPYC whose lines take 100 or 375 ns there and back, by run, commands of 500 ns,
 //! a domain as dear as a page: 1.54 to 1.59 times the throughput of a lock around the wait
 //! (`make bench-dma`). Where two do not pay (pages of 500 ns, a domain of 1 us), as much as
 //! `strict`. More than two cores were not measured, nor was a real unit.
 //!
-//! | departure from the plain version | why |
+//! | departure from the plain version | reason |
 //! |---|---|
-//! | going alone is a habit of the core, no word is shared for it | a lone core must not pay for others |
-//! | a core meets only after waits that were not short | where hardware is idle half of the time, coming together costs and brings nothing: 16 % |
-//! | who comes when the first awaits it closes | the first would hear of it a line's transfer later, and submit another later |
+//! | each core decides by itself whether to submit alone; no word is shared for it | a lone core must not pay for others |
+//! | a core joins others only after waits that were not short | where hardware is idle half of the time, joining costs 16 % and brings nothing |
+//! | a core that posts while the first awaits it closes the generation | the first would see the post a line's transfer later, and submit another later |
 //! | tickets are reported at submission | the report travels while the hardware works; all return at once |
-//! | two reports in turn | the next generation's posts do not disturb those who read; a core finds what it read last time |
+//! | two reports in turn | the next generation's posts do not disturb the readers; a core finds the line it read last time |
 //! | the first six ranges lie on the line of the posts | one transfer brings both |
 //!
 //! Cost in line transfers for each request: the post, and the report; from the seventh of a
-//! generation on its range. For each batch: closing, reporting, the look at the report before, and
-//! what the hardware's queue needs. Counted by `bench/dma-lines` with everybody busy (`dstr_busy`):
-//! 1.8 for two cores, 3.1 to 4.0 for four to 32, 2.9 for 64, 2.5 for 128. Above 3: with four cores
-//! two meet at a time, and a batch's five lines count half each; from 16 on, the ranges beyond the
+//! generation on its range. For each batch: closing, reporting, reading the report before, and what
+//! the hardware's queue needs. Counted by `bench/dma-lines` with all cores busy (`dstr_busy`): 1.8
+//! for two cores, 3.1 to 4.0 for four to 32, 2.9 for 64, 2.5 for 128. Above 3: with four cores two
+//! meet at a time, and a batch's five lines count half each; from 16 on, the ranges beyond the
 //! sixth.
 //!
-//! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among those
-//! who go alone, which is the hardware's; merging of adjacent ranges where their number alone would
-//! not pay.
+//! Left out: sleeping; ranges of 16 MiB and more (they make a domain command); order among the
+//! cores that submit alone, which is the hardware's; merging of adjacent ranges where their number
+//! alone would not pay.
 
 mod generations;
 #[cfg(test)]
@@ -79,42 +79,42 @@ use lines::{AtomicU32, AtomicU64, CachePadded, Ordering, Spin};
 use self::generations::{CORES_MAX, Generations, Post, RANGES};
 use super::{Command, InvalidateError, Invalidator, Ticket};
 
-/// After so many looks whoever waits closes the generation itself: the machine may have stopped who
-/// should.
+/// Polls after which a waiting core closes the generation itself: the core that should may have
+/// been stopped.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 3 } else { 1 << 12 };
-/// After so many looks whoever waits for a batch to be submitted invalidates for itself: the
-/// machine may have stopped who has closed the generation.
+/// Polls after which a core that waits for a batch to be submitted invalidates for itself: the core
+/// that has closed the generation may have been stopped.
 const PATIENCE: u32 = 2 * LOOKS;
-/// After so many looks hardware that seems busy is given the batch all the same, and says whether
-/// it is dead.
+/// Polls after which hardware that seems busy is given the batch all the same; its answer shows
+/// whether it is dead.
 const BUSY_LOOKS: u32 = 4 * LOOKS;
-/// Looks for others by a core that finds the hardware idle, and a batch with others would be
-/// cheaper: as long as another that has just had its answer needs to come back, about half a
+/// Polls for others by a core that finds the hardware idle, where a batch with others would be
+/// cheaper: as long as another core that has just had its answer needs to come back, about half a
 /// microsecond. With half as many, two cores met in some builds and not in others.
 pub const GATHER_LOOKS: u32 = 512;
-/// After so many waits for busy hardware in a row, none of them short, a core joins others, and
-/// calls them.
+/// Number of waits for busy hardware in a row, none of them short, after which a core joins others,
+/// and calls them.
 const PRESSED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
-/// After at most so many of them a core that called in vain calls again.
+/// Most such waits before a core whose call no other core joined calls again.
 const PRESSED_MAX: u32 = 256;
-/// How often a core meets others before it sees what it is like without.
+/// Number of generations that a core joins before it tries again to submit alone.
 const MEETINGS: u32 = 256;
-/// A wait is short that is less than this part of what the core's own batch takes.
+/// A wait is short if it is less than this fraction of the time of the core's own batch.
 const SHORT: u32 = 4;
 
-/// What a core has found out about the others, which alone reads and writes this.
+/// Join policy of one core: its estimate of contention. Read and written by that core alone.
 #[derive(Default)]
 struct Habit {
-    /// How often it still meets them.
+    /// Number of generations that it still joins.
     meetings: AtomicU32,
     /// Waits for busy hardware in a row, none of them short.
     pressed: AtomicU32,
-    /// After so many of these it calls; [`PRESSED`] at least.
+    /// Number of such waits after which it calls; [`PRESSED`] at least.
     calls_at: AtomicU32,
-    /// Looks at its own batch, last time alone.
+    /// Polls for its own batch, when it last submitted alone.
     own: AtomicU32,
-    /// The generation that it left unfinished, if it is still the open one: its post is in there. 0
-    /// for none.
+    /// The generation that it left unfinished, with its post in it, if that is still the open one.
+    /// 0 for none.
     left: AtomicU64,
 }
 
@@ -124,7 +124,7 @@ impl Habit {
         self.meetings.load(Ordering::Relaxed) > 0
     }
 
-    /// After how many looks at busy hardware it joins others.
+    /// Number of polls of busy hardware after which it joins others.
     #[inline]
     fn joins_after(&self) -> u32 {
         match self.pressed.load(Ordering::Relaxed) >= PRESSED {
@@ -137,7 +137,8 @@ impl Habit {
         self.calls_at.load(Ordering::Relaxed).max(PRESSED)
     }
 
-    /// Alone: so many looks at busy hardware, and so many at the core's own batch.
+    /// Records a batch submitted alone: the polls of busy hardware, and the polls for the core's
+    /// own batch.
     #[inline]
     fn waited(&self, looks: u32, own: u32) {
         let before = self.pressed.load(Ordering::Relaxed);
@@ -151,7 +152,7 @@ impl Habit {
         self.own.store(own, Ordering::Relaxed);
     }
 
-    /// After a post: whether others were there.
+    /// Records a post: whether other cores had posted.
     fn met(&self, others: bool) {
         let (meetings, pressed, calls_at) = match self.meetings.load(Ordering::Relaxed) {
             _ if !others => (0, 0, (2 * self.calls_at()).min(PRESSED_MAX)),
@@ -165,7 +166,7 @@ impl Habit {
     }
 }
 
-/// Where the unmaps of a domain's cores meet.
+/// Meeting point for the unmaps of a domain's cores.
 pub struct Combiner {
     generations: Generations,
     habits: Box<[CachePadded<Habit>]>,
@@ -173,7 +174,7 @@ pub struct Combiner {
 }
 
 impl Combiner {
-    /// For `cores` cores. One that has called others and is alone when the hardware is idle looks
+    /// For `cores` cores. One that has called others and is alone when the hardware is idle polls
     /// up to `gather_looks` times for them ([`GATHER_LOOKS`]; with 0 as `strict`, and then two
     /// cores seldom meet).
     pub fn new(cores: usize, gather_looks: u32) -> Self {
@@ -190,7 +191,7 @@ impl Combiner {
     /// No other thread calls for the same `core` at the same time.
     ///
     /// # Errors
-    /// What the [`Invalidator`] said of the batch that held the range.
+    /// The error of the [`Invalidator`] for the batch that held the range.
     #[inline]
     pub fn flush<I: Invalidator>(
         &self,
@@ -202,7 +203,7 @@ impl Combiner {
         let enough = invalidator.meets_from();
         let habit = match self.habits.get(core) {
             Some(habit) if enough <= self.habits.len() => habit,
-            // So many never meet.
+            // So many cores never meet.
             _ => return invalidator.flush(&own),
         };
         if !habit.meets()
@@ -214,8 +215,8 @@ impl Combiner {
         self.meet(invalidator, enough, habit, range)
     }
 
-    /// Submits as soon as the hardware is idle, and says after how many looks that was; `None` if
-    /// the core is to meet others instead.
+    /// Submits as soon as the hardware is idle. Returns the ticket and the number of polls; `None`
+    /// if the core is to join others instead.
     #[inline]
     fn go_alone<I: Invalidator>(
         &self,
@@ -244,7 +245,7 @@ impl Combiner {
         }
     }
 
-    /// Posts, and sees to it that the generation is closed, by this core or another.
+    /// Posts, and ensures that the generation is closed, by this core or another.
     fn meet<I: Invalidator>(
         &self,
         invalidator: &I,
@@ -255,10 +256,10 @@ impl Combiner {
         let own = [Command::Pages(range)];
         let all = &self.generations;
         let left = habit.left.load(Ordering::Relaxed);
-        // None: no look at the open one, which would cost each request a line's transfer.
+        // Where none was left, `open` is not read: that would cost each request a line's transfer.
         if left != 0 && left == all.open() {
-            // A second post of one core could make more of them than there is room for. Whoever is
-            // left there as well hears that it is alone.
+            // A second post of one core could make more of them than there is room for. Any other
+            // core that was left in there finds that it is alone.
             let post = Post {
                 generation: left,
                 place: 0,
@@ -277,13 +278,13 @@ impl Combiner {
         }
         let post = all.post();
         let is_next = || all.is_reported(post.generation - 1);
-        // Those who come when a domain command is cheaper anyway need not say.
+        // Beyond this place a domain command is cheaper anyway, and the range is not needed.
         if post.place + 1 < invalidator.whole_domain_from() {
             all.put(post, range);
         }
         let closes = match post.place {
             0 => self.stand_first(invalidator, enough, post.generation),
-            // The first would hear only a line's transfer from now that it is worth it.
+            // The first would see only a line's transfer from now that enough have posted.
             place => post.is_awaited && place + 1 == enough && is_next(),
         };
         let mut closed = closes.then(|| all.close(post)).flatten();
@@ -312,9 +313,9 @@ impl Combiner {
         }
     }
 
-    /// The first of a generation waits until the batch of the last one is complete, or where it had
-    /// none the hardware is idle, and a little for others if they would make a cheaper batch. False
-    /// where somebody else has closed it.
+    /// The first of a generation waits until the batch of the last one is complete, or, where that
+    /// had none, until the hardware is idle; then a little for others if they would make a cheaper
+    /// batch. Returns `false` where another core has closed it.
     fn stand_first<I: Invalidator>(&self, invalidator: &I, enough: usize, generation: u64) -> bool {
         let is_open = || self.generations.outcome(generation).is_pending();
         let mut spin = Spin::default();
@@ -323,7 +324,7 @@ impl Combiner {
             let is_idle = match self.generations.outcome(generation - 1) {
                 Poll::Pending => false,
                 Poll::Ready(_) if looks >= BUSY_LOOKS => true,
-                // An error is for those who are in it.
+                // An error concerns the cores of that generation only.
                 Poll::Ready(Some(ticket)) => invalidator.poll(ticket).unwrap_or(true),
                 Poll::Ready(None) => invalidator.is_idle(),
             };
@@ -347,8 +348,8 @@ impl Combiner {
         true
     }
 
-    /// Carries out a generation of `count`, which this core has closed. Its ranges are taken before
-    /// the report, which whoever closes the next generation has seen.
+    /// Carries out a generation of `count`, which this core has closed. Takes its ranges before the
+    /// report, which the core that closes the next generation has seen.
     fn lead<I: Invalidator>(
         &self,
         invalidator: &I,
@@ -375,8 +376,8 @@ impl Combiner {
     }
 }
 
-/// Sorts ranges and gives the fewest commands, in `to`, that cover them: everything where one is
-/// unknown. `to` begins with that. `to` has room for as many as there are ranges.
+/// Sorts ranges and writes the fewest commands that cover them to `to`; `Domain`, with which `to`
+/// begins, where one range is unknown. `to` has room for as many as there are ranges.
 pub(crate) fn merge<'c>(ranges: &mut [Option<IovaRange>], to: &'c mut [Command]) -> &'c [Command] {
     ranges.sort_unstable_by_key(|range| range.map(IovaRange::first));
     let mut len = 0;
@@ -398,7 +399,7 @@ pub(crate) fn merge<'c>(ranges: &mut [Option<IovaRange>], to: &'c mut [Command])
     &to[..len]
 }
 
-/// Waits without pauses at first; gives the looks it took.
+/// Waits, without pauses at first. Returns the number of polls.
 #[inline]
 fn wait<I: Invalidator>(invalidator: &I, ticket: Ticket) -> Result<u32, InvalidateError> {
     let mut spin = Spin::default();

@@ -1,22 +1,22 @@
-//! Invalidation: making the IOMMU forget what its IOTLB and its page-walk caches remember.
+//! Invalidation of the translations in the IOMMU's IOTLB and page-walk caches.
 //!
-//! An [`Invalidator`] belongs to one domain. Work flows: a batch of [`Command`]s is submitted and
-//! answers with a [`Ticket`]; the ticket is polled or waited for; from then on no device access
-//! uses what the commands name, as long as the entries were cleared before the submission. (The
-//! shape is VT-d's queued invalidation: descriptors, then a wait descriptor; AMD's COMPLETION_WAIT
-//! and SMMUv3's CMD_SYNC are alike.)
+//! An [`Invalidator`] belongs to one domain. A batch of [`Command`]s is submitted, which returns a
+//! [`Ticket`]; the ticket is polled or waited for. From then on no device access uses what the
+//! commands name, as long as the entries were cleared before the submission. (The shape is VT-d's
+//! queued invalidation: descriptors, then a wait descriptor; AMD's COMPLETION_WAIT and SMMUv3's
+//! CMD_SYNC are alike.)
 //!
 //! | implementation | for |
 //! |---|---|
-//! | `testing::ModelIotlb` (feature `testing`) | caches translations *and table pointers*, and serves them until it is told to forget |
+//! | `testing::ModelIotlb` (feature `testing`) | caches translations *and table pointers*, and serves them until they are invalidated |
 //! | [`NullInvalidator`] | no hardware caches anything |
 //!
 //! [`Combiner`] lets the unmaps of many cores meet in one batch and one wait.
 //!
-//! Who calls: `DmaMapper` and its cores, on any thread, from several at once. An implementation
-//! must not call back into the mapper. A wait may fail ([`InvalidateError`]): what it should have
-//! covered is then as stale as before. Left out: device TLBs (ATS) and PASIDs; an implementation
-//! for such a device adds them to the same commands.
+//! Callers: `DmaMapper` and its cores, on any thread, from several at once. An implementation must
+//! not call back into the mapper. A wait may fail ([`InvalidateError`]): the translations that it
+//! should have covered are then as stale as before. Left out: device TLBs (ATS) and PASIDs; an
+//! implementation for such a device adds them to the same commands.
 
 mod combine;
 
@@ -26,7 +26,7 @@ pub use combine::{Combiner, GATHER_LOOKS};
 use iova::IovaRange;
 use thiserror::Error;
 
-/// What to forget, within the domain of the [`Invalidator`].
+/// Translations to invalidate, within the domain of the [`Invalidator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// The translations of these pages. Cached table pointers may stay (VT-d: page-selective with
@@ -38,30 +38,31 @@ pub enum Command {
     Global,
 }
 
-/// What completes a batch. Tickets of one invalidator complete in no particular order unless it
-/// says so. Any number of threads may poll one, at the same time and after it is complete.
+/// Identifies a submitted batch. Tickets of one invalidator complete in no particular order unless
+/// it says so. Any number of threads may poll one, at the same time and after it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Why an invalidation is not known to be complete. The translations it named may still be in use.
+/// Reason why an invalidation is not known to be complete. The translations it named may still be
+/// in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum InvalidateError {
     /// The hardware did not answer in time (VT-d: ITE in the fault status register, or no wait
     /// status).
     #[error("an invalidation was not answered for {waited_ns} ns")]
     TimedOut {
-        /// How long it was waited for, in nanoseconds.
+        /// Duration of the wait, in nanoseconds.
         waited_ns: u64,
     },
     /// The hardware refused a command or has stopped its queue (VT-d: IQE, ICE).
     #[error("the invalidation queue stopped with status {status:#x}")]
     Stopped {
-        /// What the hardware says, raw.
+        /// The hardware's status, raw.
         status: u64,
     },
 }
 
-/// The hardware that caches translations of one domain, as seen by whoever changes them.
+/// The hardware that caches translations of one domain, as seen by software that changes them.
 ///
 /// # Contract
 /// After a ticket is complete, no access of a device of the domain uses a translation that a
@@ -71,7 +72,7 @@ pub enum InvalidateError {
 pub trait Invalidator: Send + Sync {
     /// Hands the hardware a batch. The caller polls or waits for the ticket; a slow or full queue
     /// is waited for here. Stores made before the call are visible to the hardware's walks when it
-    /// obeys.
+    /// carries the batch out.
     ///
     /// # Errors
     /// [`InvalidateError`]; some commands may have been carried out.
@@ -120,13 +121,13 @@ pub trait Invalidator: Send + Sync {
         }
     }
 
-    /// From how many [`Command::Pages`] in one batch on a [`Command::Domain`] is cheaper.
+    /// Number of [`Command::Pages`] in one batch from which on a [`Command::Domain`] is cheaper.
     fn whole_domain_from(&self) -> usize {
         32
     }
 
-    /// From how many cores on, each with a [`Command::Pages`], one batch for all is cheaper than a
-    /// batch for each; `usize::MAX` where it never is.
+    /// Number of cores, each with a [`Command::Pages`], from which on one batch for all is cheaper
+    /// than a batch for each; `usize::MAX` where it never is.
     fn meets_from(&self) -> usize {
         2
     }

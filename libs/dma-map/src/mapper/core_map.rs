@@ -1,4 +1,4 @@
-//! One core's handle, and how it maps.
+//! Handle of one core, with its map operations.
 
 use alloc::{collections::VecDeque, sync::Arc, vec::Vec};
 use core::{cell::Cell, iter::once, marker::PhantomData, num::NonZeroU64};
@@ -25,30 +25,31 @@ use crate::table::{IoMap, MapError, RetiredTable};
 /// The parts of a [`Mapping`]: address, length, pages allocated, key.
 type Parts = (Iova, NonZeroU64, u64, Option<Key>);
 
-/// Places of the queue under policies that queue only what an invalidation failed for.
+/// Places of the queue under policies that queue only mappings whose invalidation failed.
 const STRICT_ROOM: usize = 64;
 
-/// One core's way to map and unmap. It may move to another thread, and is used by one at a time.
+/// Handle through which one core maps and unmaps. It may move to another thread, and is used by one
+/// at a time.
 ///
-/// Dropping it gives everything back; what an invalidation that fails then keeps from being given
-/// back is adopted by the other cores after a later one.
+/// Dropping it gives everything back. Work that a failed invalidation keeps from being given back
+/// is taken over by the other cores after a later one.
 pub struct MapperCore<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> {
     pub(super) shared: Arc<Shared<A, T, I, C>>,
     pub(super) alloc: A::Core,
     pub(super) core: usize,
-    /// Ours of the mapper's lines.
+    /// This core's lines of the mapper.
     pub(super) line: Arc<CoreLines>,
     pub(super) queue: Queue,
     /// Chunks without a table that devices may still walk.
     pub(super) quarantine: VecDeque<(RetiredChunk, RetiredTable)>,
     pub(super) cache: Cache,
-    /// What our line said when we last looked.
+    /// Value of the line's `notices` that this core last handled.
     pub(super) notices: u64,
-    /// When the queue's oldest entry has to be flushed, in nanoseconds.
+    /// Time at which the queue's oldest entry has to be flushed, in nanoseconds.
     pub(super) due_ns: u64,
-    /// Mappings freed since chunks were last looked for.
+    /// Mappings freed since chunks were last searched.
     pub(super) freed: u32,
-    /// When the reuse cache last reported what it has counted.
+    /// Time at which the reuse cache last published its counts, in nanoseconds.
     pub(super) published_ns: u64,
     /// Not `Sync`: one thread at a time.
     is_not_sync: PhantomData<Cell<()>>,
@@ -60,7 +61,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         shared.used.fetch_max(core + 1, Ordering::AcqRel);
         let line = Arc::clone(&shared.lines[core]);
         let policy = &shared.policy;
-        // Whoever had the handle before left nothing in a queue, and nothing open on the line.
+        // The last owner of the handle left nothing in a queue, and nothing open on the line.
         let queue = Queue::new(
             policy.window().map_or(STRICT_ROOM, |window| window.entries),
             line.owner.queued.load(Ordering::Relaxed),
@@ -82,7 +83,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         };
         Self {
             due_ns: 0,
-            // Not what it says now: what was left there is looked at once.
+            // Not the current value: notices left there are handled once.
             notices: line.flusher.notices.load(Ordering::Relaxed).wrapping_sub(1),
             shared,
             alloc,
@@ -176,8 +177,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (Some(pages), Some(len)) = (segment.pages(), NonZeroU64::new(segment.len)) else {
             return Err(no_segment(0, segment));
         };
-        // Its numbers one by one: as a whole it would lie in memory for those who are seldom
-        // called.
+        // Field by field: a copy of the whole would be spilled to memory for the rarely called
+        // functions.
         let limits = self.limits(device);
         if segment.len > limits.max_segment {
             return Err(too_long(segment.len, limits.max_segment));
@@ -207,10 +208,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((iova, len, allocated, key))
     }
 
-    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds
-    /// what the device is to be told to `out`: one element for segments that meet, cut where
-    /// `device`, which narrows the mapper's own limits as in [`map_for`](Self::map_for), takes no
-    /// more.
+    /// Maps a list whose segments may begin and end anywhere, in one stretch of pages, and adds the
+    /// device's elements to `out`: one for segments that meet, cut where `device`, which narrows
+    /// the mapper's own limits as in [`map_for`](Self::map_for), takes no more.
     ///
     /// # Errors
     /// [`DmaMapError`]; nothing is mapped then, and `out` is as it was.
@@ -285,8 +285,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (iova, allocated) = self.place(limits, request, segments, direction)?;
         let room = limits.room_at(iova);
         if len > room {
-            // Without translation, where nothing was mapped: with it, the request sees to the
-            // boundary.
+            // Only without translation, where nothing was mapped: with it, the request keeps within
+            // the boundary.
             return Err(too_long(len, room));
         }
         let len = NonZeroU64::new(len).expect("every segment has a byte");
@@ -323,8 +323,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok((Iova::new(iova), allocated.pages()))
     }
 
-    /// Where a device finds the segments if the first is in the page of `first`. Without
-    /// translation, where they are.
+    /// Returns the device's elements for the segments, if the first is in the page of `first`.
+    /// Without translation, their own addresses.
     fn elements(&self, first: Iova, segments: &[Segment]) -> impl Iterator<Item = DeviceSegment> {
         let is_off = self.shared.policy.is_off;
         let mut page = first.align_down(PAGE_SIZE).raw();
@@ -422,20 +422,21 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             return Err(DmaMapError::Alloc(error));
         }
         self.shared.ask_others(self.core);
-        // A failed invalidation leaves less to be given back; the allocator says whether it
-        // suffices.
+        // A failed invalidation leaves less to be given back; the result of the allocation below
+        // shows whether it suffices.
         let _ = self.give_back();
-        // What others have unmapped can be freed as soon as they run.
+        // Mappings that other cores have unmapped can be freed as soon as those cores run.
         let shared = &self.shared;
         let is_stale = || shared.lines().iter().any(|line| line.stale() > 0);
         let _ = shared.flush_if(|| is_stale() || shared.orphans.lock().stale() > 0);
-        // What dropped cores left, which that flush or an earlier one has covered, is free with it.
+        // The deferred work of dropped cores that this flush or an earlier one has covered becomes
+        // free with it.
         self.process_notices();
         self.alloc.alloc(request).map_err(DmaMapError::Alloc)
     }
 
-    /// The back end refused `range`: where it has no room, what nobody needs is given back first.
-    /// If that does not help, what was mapped before it goes too.
+    /// Retries after the back end refused `range`: where it has no room, idle mappings are given
+    /// back first. If that does not help, the pages mapped before `range` are unmapped too.
     #[cold]
     #[inline(never)]
     fn map_again(
@@ -461,7 +462,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         })
     }
 
-    /// What a device of the domain can take, and without one the mapper's own limits.
+    /// Returns the limits of a device of the domain, or the mapper's own limits without one.
     #[inline(always)]
     pub(super) fn limits(&self, device: Option<&DeviceLimits>) -> DeviceLimits {
         match device {
@@ -470,9 +471,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// Tells the mapper what the reuse cache has counted, for
-    /// [`DmaMapper::risk`](super::DmaMapper::risk). Done by itself whenever mappings are torn down
-    /// or the core parks.
+    /// Publishes the counts of the reuse cache, for [`DmaMapper::risk`](super::DmaMapper::risk).
+    /// Happens by itself whenever mappings are torn down or the core parks.
     pub fn publish(&mut self) {
         let Cache::Idle(cache) = &self.cache else {
             return;

@@ -38,11 +38,11 @@ use crate::clock::Clock;
 use crate::invalidate::Invalidator;
 use crate::table::{IoMap, RetiredTable, Translation};
 
-/// Most looks for empty chunks that an unmap pays for beyond those it has emptied itself, and most
-/// chunks that wait for an invalidation before one is carried out for them. A core that parks knows
-/// no bound.
+/// Most attempts to retire an empty chunk that an unmap makes beyond those for chunks it has
+/// emptied itself, and most chunks that wait for an invalidation before one is carried out for
+/// them. A core that parks has no such bound.
 pub(super) const CHUNKS: usize = 16;
-/// Unmaps that wait for no queue between two looks for empty chunks.
+/// Unmaps that wait for no queue between two searches for empty chunks.
 const LOOK_EVERY: u32 = 512;
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {

@@ -1,4 +1,5 @@
-//! How what a core has unmapped comes back, and everything else that it keeps.
+//! Return of everything that a core keeps: unmapped IOVAs, idle mappings, cached IOVAs, empty
+//! tables.
 
 use iova::{CoreAllocator, IovaAllocator};
 use lines::Ordering;
@@ -16,21 +17,21 @@ use crate::table::IoMap;
 /// Time between two reports of a reuse cache, in nanoseconds.
 const PUBLISH_NS: u64 = 100_000_000;
 
-/// Which idle mappings of a core are to go.
+/// Scope of a teardown of idle mappings of a core.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
-    /// Those that are due, and where none is and no place is free, the oldest; none where somebody
-    /// else tears down some of the core's at the moment.
+    /// Those that are due, and where none is and no place is free, the oldest; none while another
+    /// thread tears down some of the core's.
     Due,
-    /// All; none where somebody else tears down some.
+    /// All; none while another thread tears down some.
     AllUnlessBusy,
-    /// All, after whoever else tears down some.
+    /// All, after waiting for another thread that tears down some.
     All,
 }
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
-    /// Does what others have left for this core: frees what flushes covered, idle mappings that
-    /// were torn down, tables; gives back what it caches where it was asked to.
+    /// Handles the notices of other cores: frees what flushes covered, idle mappings that were torn
+    /// down, and tables; gives back cached IOVAs if it was asked to.
     #[cold]
     #[inline(never)]
     pub(super) fn process_notices(&mut self) {
@@ -48,7 +49,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         if line.flusher.is_asked.load(Ordering::Relaxed) {
             line.flusher.is_asked.store(false, Ordering::Relaxed);
             if let Ok(false) = self.tear_down_idle(Idle::AllUnlessBusy) {
-                // Whoever is at it leaves a notice when it is done: then again.
+                // The thread that does so leaves a notice when it is done: this core tries again
+                // then.
                 let line = &self.line;
                 line.flusher.is_asked.store(true, Ordering::Relaxed);
             }
@@ -57,7 +59,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.retire_chunks(looks);
     }
 
-    /// Frees the covered part of the queue. Gives for how many chunks it is worth to look.
+    /// Frees the covered part of the queue. Returns the number of chunks to consider for
+    /// retirement.
     fn free_covered(&mut self) -> usize {
         let line = &self.line;
         // Acquire, and before the time: pairs with the flusher's stores in the other order.
@@ -91,11 +94,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     /// Tears down idle mappings of this core, with one invalidation for each batch of them; before
-    /// that, what waits since an invalidation failed. False where somebody else tears down some,
-    /// who was not to be waited for.
+    /// that, those whose invalidation failed earlier. Returns `false` where another thread tears
+    /// down some, and `which` says not to wait for it.
     ///
     /// # Errors
-    /// [`InvalidateError`]: what was to go waits, counted as stale, for whoever tears down some of this core's next.
+    /// [`InvalidateError`]: the mappings wait, counted as stale, for the next teardown of some of
+    /// this core's.
     #[cold]
     pub(super) fn tear_down_idle(&mut self, which: Idle) -> Result<bool, InvalidateError> {
         let Cache::Idle(cache) = &mut self.cache else {
@@ -141,7 +145,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok(true)
     }
 
-    /// Gives back what can be: idle mappings, the queue, cached IOVAs, empty tables.
+    /// Gives back all that it can: idle mappings, the queue, cached IOVAs, empty tables.
     #[cold]
     pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
         let drained = self.tear_down_idle(Idle::All);
@@ -163,13 +167,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// The handle remains usable.
     ///
     /// A barrier for this core: when it returns `Ok`, no device reaches anything that was unmapped
-    /// through this handle before, also where a tick or a flush is in the middle of tearing it
-    /// down, who is waited for. (What other cores have unmapped stays theirs:
+    /// through this handle before. If a tick or a flush is in the middle of tearing some of it
+    /// down, the call waits for that. (What other cores have unmapped stays theirs:
     /// [`DmaMapper::flush`](super::DmaMapper::flush).)
     ///
     /// # Errors
-    /// [`InvalidateError`]: what it should have covered waits, counted in [`Risk`](crate::Risk), for the next flush, and
-    /// for the next call here.
+    /// [`InvalidateError`]: what it should have covered waits, counted in [`Risk`](crate::Risk),
+    /// for the next flush, and for the next call here.
     pub fn park(&mut self) -> Result<(), InvalidateError> {
         let given = self.give_back();
         self.publish();
@@ -177,23 +181,24 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 }
 
-/// As [`park`](MapperCore::park), and waits as it does. What an invalidation that fails keeps from
+/// As [`park`](MapperCore::park), and waits as it does. Work that a failed invalidation keeps from
 /// being given back stays counted in [`Risk`](crate::Risk) until a later one covers it: a tick's, a
 /// flush's, or another core's.
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A, T, I, C> {
     fn drop(&mut self) {
-        // What that leaves behind is counted below.
+        // Work that this leaves behind is counted below.
         let _ = self.give_back();
         self.publish();
         let now = self.shared.clock.coarse();
         let line = &self.line;
-        // A tick may have been at it since; from here on nobody else has any of this core's.
+        // A tick may have torn some down since; from here on no other thread takes any of this
+        // core's.
         let mut leaving = line.leaving.lock();
         let mut orphans = self.shared.orphans.lock();
         let mut wait = |pinned, since_ns| orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
         if let Cache::Idle(cache) = &mut self.cache {
-            // What is in the batch is cleared; what is idle yet will be, and waits for the same
-            // flush.
+            // The mappings in the batch are cleared; those that are still idle will be, and wait
+            // for the same flush.
             let batch = leaving.batch();
             loop {
                 cache.give_up(batch, &mut wait);

@@ -1,4 +1,4 @@
-//! How a core unmaps, and where a mapping goes.
+//! Unmap operations of a core.
 
 use core::iter::once;
 
@@ -17,7 +17,7 @@ use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use crate::reuse::Key;
 use crate::table::{IoMap, UnmapError};
 
-/// Completed invalidations that one unmap gives IOVAs back for.
+/// Completed invalidations for which one unmap gives IOVAs back.
 const POLLS: u32 = 4;
 
 impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C> {
@@ -43,8 +43,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// The first half of an unmap: checks, room in the queue for one, and the pin. `None` where
-    /// nothing is to be torn down: others use the mapping still, or there is no translation.
+    /// The first half of an unmap: checks, room in the queue for one, and the pin. Returns `None`
+    /// where nothing is to be torn down: others still use the mapping, or there is no translation.
     #[inline(always)]
     pub(super) fn begin_unmap(
         &mut self,
@@ -83,7 +83,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok(Some((range, pinned)))
     }
 
-    /// One use of a shared mapping ends; whether it was not the last.
+    /// Ends one use of a shared mapping. Returns whether others remain.
     #[inline(never)]
     fn is_used_by_others(&mut self, key: Key, range: IovaRange) -> bool {
         match &self.cache {
@@ -95,11 +95,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Ends the mapping of `len` bytes at `iova`, for callers that keep only these. Any `iova` and
     /// `len` that touch the same pages name the same mapping.
     ///
-    /// Under a policy that shares, each user ends its use once; who ends another's is not found
-    /// out.
+    /// Under a policy that shares, each user ends its use once; a user that ends another's use is
+    /// not detected.
     ///
     /// # Errors
-    /// [`DmaUnmapError`]: nothing, or something else, is mapped there. Nothing has changed, except where it says so.
+    /// [`DmaUnmapError`]: nothing, or something else, is mapped there. Nothing has changed, except
+    /// where it says so.
     pub fn unmap_at(&mut self, iova: Iova, len: u64) -> Result<(), DmaUnmapError<T::Error>> {
         let range = range_of(iova, len).ok_or(DmaUnmapError::NoRange { iova, len })?;
         if self.shared.policy.is_off {
@@ -116,8 +117,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         let pinned = self.pin_found(range)?;
         let key = match self.cache {
-            // Pinned, so that what is kept is what is mapped, whatever a caller's mistake has ended
-            // meanwhile.
+            // Pinned, so that the mapping that is kept is the one that is mapped, whatever an
+            // erroneous caller has ended meanwhile.
             Cache::Idle(_) => self.key_of(range),
             Cache::Never | Cache::Shared(_) => None,
         };
@@ -127,7 +128,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// What a reuse cache knows the mapping of `range` by; `None` where it is not one stretch of
+    /// Returns the reuse key of the mapping of `range`; `None` where it is not one stretch of
     /// memory, or not all mapped.
     fn key_of(&mut self, range: IovaRange) -> Option<Key> {
         if range.pages() > Key::MAX_PAGES {
@@ -147,7 +148,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     }
 
     /// Pins the allocation of which exactly `range` is mapped: that range, or the power of two that
-    /// holds it, which some allocators give instead.
+    /// holds it, to which some allocators round up.
     fn pin_found(&mut self, range: IovaRange) -> Result<Pinned, DmaUnmapError<T::Error>> {
         let refused = match self.alloc.pin(range) {
             Ok(pinned) => return Ok(pinned),
@@ -170,8 +171,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Err(DmaUnmapError::Partial { range, last })
     }
 
-    /// A mapping that ends stays, idle, where the policy keeps such and the cache has room; else it
-    /// is torn down.
+    /// Keeps a mapping that ends, idle, where the policy keeps such and the cache has room; else
+    /// tears it down.
     #[inline(always)]
     fn keep(
         &mut self,
@@ -191,17 +192,17 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok(())
     }
 
-    /// Other idle mappings are due, or no place is free for the next.
+    /// Tears down other idle mappings: they are due, or no place is free for the next.
     #[cold]
     #[inline(never)]
     fn make_idle_room(&mut self) {
-        // Where it fails what goes stays counted as stale, and the next unmap, tick or flush tries
-        // again.
+        // Where it fails, the mappings stay counted as stale, and the next unmap, tick or flush
+        // tries again.
         let _ = self.tear_down_idle(Idle::Due);
     }
 
-    /// No place is free, since somebody else was tearing some down when others should have gone, or
-    /// could not: this one goes, and makes room for the next.
+    /// Tears a mapping down for which no place is free, since another thread was tearing some down
+    /// when others were to be, or since that failed. Makes room for the next.
     #[cold]
     #[inline(never)]
     fn refuse(
@@ -214,7 +215,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.tear_down_here(iova, range, pinned)
     }
 
-    /// [`tear_down`](Self::tear_down), where another call of it is the one that matters.
+    /// [`tear_down`](Self::tear_down), out of line, so that only the other call of it is inlined.
     #[inline(never)]
     fn tear_down_here(
         &mut self,
@@ -225,7 +226,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.tear_down(iova, range, pinned)
     }
 
-    /// Clears the entries and lets the policy decide when the IOVA is free.
+    /// Clears the entries. The policy decides when the IOVA is free.
     #[inline(always)]
     fn tear_down(
         &mut self,
@@ -249,7 +250,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         done.map_err(|source| DmaUnmapError::NotInvalidated { iova, source })
     }
 
-    /// It stays as it is.
+    /// Leaves the mapping as it is.
     #[cold]
     #[inline(never)]
     pub(super) fn not_mapped(
@@ -270,8 +271,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.free_invalidated(once(pinned), done)
     }
 
-    /// Frees what was invalidated at once; where that failed it waits in the queue, in which there
-    /// is room for each.
+    /// Frees mappings that were invalidated at once. Where that failed they wait in the queue, in
+    /// which there is room for each.
     #[inline]
     pub(super) fn free_invalidated(
         &mut self,
@@ -286,21 +287,21 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         gone.for_each(|pinned| self.free(pinned));
         if !self.queue.is_empty() {
-            // The hardware answers again: what it did not answer for can go.
+            // The hardware answers again: mappings that an earlier failure left can be freed.
             let _ = self.flush_queue();
         }
         Ok(())
     }
 
-    /// Asynchronous: the ticket goes into the queue; what has completed comes out.
+    /// Asynchronous: the ticket goes into the queue; completed entries come out.
     #[inline]
     fn submit(&mut self, range: IovaRange, pinned: Pinned) -> Result<(), InvalidateError> {
         let submitted = self.shared.invalidator.submit(&[Command::Pages(range)]);
         self.queue_submitted(once(pinned), submitted)
     }
 
-    /// What was submitted at once goes into the queue, in which there is room for each; what has
-    /// completed comes out.
+    /// Queues mappings that were submitted at once, for each of which there is room; frees
+    /// completed entries.
     #[inline]
     pub(super) fn queue_submitted(
         &mut self,
@@ -344,8 +345,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             self.set_oldest(self.queue.oldest_ns());
             let line = &self.line;
             line.counters.closed(now.saturating_sub(since_ns), 1);
-            // What is not stale any more is as good as covered; only flushers and this core's own
-            // tickets raise the number, under no common lock, hence the maximum.
+            // A mapping that is not stale any more is as good as covered. Only flushers and this
+            // core's own tickets raise the number, under no common lock, hence the maximum.
             line.flusher
                 .covered
                 .fetch_max(self.queue.first(), Ordering::Relaxed);
@@ -354,7 +355,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok(true)
     }
 
-    /// Adds to the queue, in which [`make_ready`](Self::make_ready) has seen room. Gives the time.
+    /// Adds to the queue, in which [`make_ready`](Self::make_ready) has ensured room. Returns the
+    /// time.
     #[inline(always)]
     fn enqueue(&mut self, pinned: Pinned) -> u64 {
         let now = self.shared.clock.coarse();
@@ -370,8 +372,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         now
     }
 
-    /// The oldest entry of the queue went in at that time. (Where there is none the line says what
-    /// it said, which means nothing.)
+    /// Publishes the time at which the oldest entry of the queue was pushed. (Where there is none
+    /// the line keeps its old value, which means nothing.)
     pub(super) fn set_oldest(&mut self, since_ns: Option<u64>) {
         let Some(since_ns) = since_ns else {
             return;
@@ -380,14 +382,14 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         self.due_ns = since_ns.saturating_add(self.shared.age_ns);
     }
 
-    /// Whether the queue, which is not empty, is full, or its oldest entry too old.
+    /// Returns whether the queue, which is not empty, is full, or its oldest entry too old.
     #[inline(always)]
     fn is_flush_due(&self, now: u64) -> bool {
         self.queue.is_full() || now >= self.due_ns
     }
 
-    /// Waits until a flush has covered some of the queue, ours if it has to be, and frees what is
-    /// covered.
+    /// Waits until a flush has covered some of the queue, ours if necessary, and frees the covered
+    /// entries.
     #[cold]
     #[inline(never)]
     fn flush_queue(&mut self) -> Result<(), InvalidateError> {
@@ -400,12 +402,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         flushed
     }
 
-    /// Looks whether others have left something for us, and sees to it that the queue has room for
-    /// one.
+    /// Handles notices of other cores, and ensures that the queue has room for one.
     #[inline(always)]
     fn make_ready(&mut self, iova: Iova) -> Result<(), DmaUnmapError<T::Error>> {
         let line = &self.line.flusher;
-        // Acquire: what was written before the notice is seen.
+        // Acquire: the stores before the notice are seen.
         if line.notices.load(Ordering::Acquire) != self.notices {
             self.process_notices();
         }
@@ -416,7 +417,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         Ok(())
     }
 
-    /// Sees to it that the queue has room for one.
+    /// Ensures that the queue has room for one.
     #[cold]
     #[inline(never)]
     pub(super) fn make_room(&mut self) -> Result<(), InvalidateError> {
@@ -428,8 +429,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
     }
 
-    /// What was allocated is not needed: its first `mapped` pages, which the device may have used,
-    /// go as after an unmap.
+    /// Frees an allocation that is not needed: its first `mapped` pages, which the device may have
+    /// used, are torn down as after an unmap.
     #[cold]
     pub(super) fn undo(&mut self, allocated: IovaRange, mapped: u64) {
         let pinned = self.alloc.pin(allocated);
@@ -440,7 +441,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         };
         let cleared = self.shared.table.unmap(range);
         debug_assert!(cleared.is_ok(), "this core has just mapped it: {cleared:?}");
-        // Where that fails it waits in the queue, in which `make` has seen room, counted as stale.
+        // Where that fails it waits in the queue, in which there is room, counted as stale.
         let _ = self.invalidate_now(range, pinned);
     }
 }

@@ -7,12 +7,12 @@
 //! ```
 //! A group has one submission and one ticket, and neighbouring ranges of it one command. That every
 //! entry was cleared before the submission is program order, as in [`unmap`](MapperCore::unmap).
-//! What is grouped has a place in the queue in reserve, so that a failed invalidation leaves each
-//! of them where a single unmap would.
+//! Each mapping of a group has a place in the queue in reserve, so that a failed invalidation
+//! leaves each of them where a single unmap would.
 //!
 //! Policies that do not invalidate for a single unmap have nothing to group: deferred ones queue
-//! each mapping, optimistic ones keep it, and what they tear down goes in batches anyway. Groups do
-//! not combine with other cores' unmaps: a group is a batch already.
+//! each mapping, and optimistic ones keep it and tear down in batches anyway. Groups do not combine
+//! with other cores' unmaps: a group is a batch already.
 
 use alloc::vec::Vec;
 
@@ -26,7 +26,7 @@ use crate::clock::Clock;
 use crate::invalidate::{Command, InvalidateError, Invalidator, merge};
 use crate::table::IoMap;
 
-/// Most mappings that share a submission: what a VT-d queue of one page takes eight times.
+/// Most mappings that share a submission; a VT-d queue of one page holds eight times as many.
 const GROUP: usize = 32;
 
 /// Mappings whose entries are cleared, before the invalidation that they share.
@@ -84,15 +84,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         result
     }
 
-    /// Ends some of the first mappings, at least one where nothing is refused; how many, and which
-    /// was not ended, or not completely.
+    /// Ends some of the first mappings, at least one where nothing is refused. Returns their
+    /// number, and the refusal of the one that was not ended, or not completely.
     fn unmap_group(&mut self, mappings: &[Mapping]) -> (usize, Result<(), Refused<T::Error>>) {
         let is_grouped = self.is_grouped();
         let (mut group, mut first, mut ended) = (Group::EMPTY, 0, 0);
         let mut refused = None;
         for mapping in mappings {
-            // If the invalidation fails each needs a place in the queue; that there is one,
-            // `begin_unmap` sees to.
+            // If the invalidation fails each needs a place in the queue; `begin_unmap` ensures that
+            // there is one.
             if group.len == GROUP || (group.len > 0 && self.queue.room() <= group.len) {
                 break;
             }

@@ -1,5 +1,5 @@
-//! What can go wrong between a driver and its device. Errors leave mappings, tables and allocators
-//! as they were, except where they say otherwise.
+//! Errors of mapping and unmapping. Errors leave mappings, tables and allocators as they were,
+//! except where they say otherwise.
 
 use core::convert::Infallible;
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::invalidate::InvalidateError;
 use crate::table;
 
-/// Why memory was not mapped. `E` is the back end's own error
+/// Reason why memory was not mapped. `E` is the back end's own error
 /// ([`IoMap::Error`](crate::IoMap::Error)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaMapError<E = Infallible> {
@@ -76,7 +76,7 @@ pub enum DmaMapError<E = Infallible> {
     Invalidation(#[source] InvalidateError),
 }
 
-/// Why a mapping was not ended, or not completely. `E` as in [`DmaMapError`].
+/// Reason why a mapping was not ended, or not completely. `E` as in [`DmaMapError`].
 ///
 /// Under a policy that shares, the caller's use has ended where this is `NotAllocated`, `Partial`
 /// or `Table`: it ends before anything is pinned. If it was the last, what is mapped there is found
@@ -119,35 +119,35 @@ pub enum DmaUnmapError<E = Infallible> {
     NoRoom {
         /// First byte of the mapping.
         iova: Iova,
-        /// Why nothing could be invalidated.
+        /// The failed invalidation.
         #[source]
         source: InvalidateError,
     },
-    /// The entries are cleared, but devices may still use what they remember: the invalidation
+    /// The entries are cleared, but devices may still use cached translations: the invalidation
     /// failed. The IOVA stays out of circulation until a later one succeeds, and counts as stale
     /// until then.
     #[error("{iova:#x} is unmapped and may still be used by the device")]
     NotInvalidated {
         /// First byte of the mapping.
         iova: Iova,
-        /// Why.
+        /// The failed invalidation.
         #[source]
         source: InvalidateError,
     },
 }
 
-/// Why not all mappings of a list were ended, or not completely. `E` as in [`DmaMapError`].
+/// Reason why not all mappings of a list were ended, or not completely. `E` as in [`DmaMapError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("mapping {index} of the list")]
 pub struct UnmapManyError<E = Infallible> {
     /// Its place in the list as it was given: those before it have ended.
     pub index: usize,
-    /// Why.
+    /// The reason.
     #[source]
     pub source: DmaUnmapError<E>,
 }
 
-/// Why a mapper was not made.
+/// Reason why a mapper was not made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DomainError {
     /// The device cannot address a single page of the allocator's space.

@@ -1,11 +1,11 @@
-//! What a device can take, for each mapping.
+//! Limits of a device, for each mapping.
 
 use address::{Iova, PAGE_SHIFT, PAGE_SIZE};
 use iova::{IovaPfn, Request};
 
 use super::{DeviceSegment, DmaMapError, Segment};
 
-/// What a device can address, and takes in one element.
+/// Addresses that a device can use, and sizes that it takes in one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     pub(super) last: Iova,
@@ -61,7 +61,7 @@ impl DeviceLimits {
         }
     }
 
-    /// What both allow.
+    /// Returns the limits that satisfy both.
     pub(super) fn and(self, other: &Self) -> Self {
         Self {
             last: self.last.min(other.last),
@@ -71,7 +71,7 @@ impl DeviceLimits {
         }
     }
 
-    /// For one element of so many pages.
+    /// Returns the request for one element of so many pages.
     #[inline(always)]
     pub(super) fn request<E>(self, pages: u64) -> Result<Request, DmaMapError<E>> {
         let order = match self.boundary {

@@ -1,16 +1,16 @@
-//! What cores and flushers tell each other: one line written by the core, one by whoever flushes.
+//! Lines shared by cores and flushers: one written by the core, one by the flushing thread.
 //!
 //! Each core numbers what it unmaps. A flush, by any thread, notes every core's number (Acquire:
 //! the entries up to it were cleared before, since the core stores the number with Release after it
 //! cleared them), carries out one invalidation, and writes the noted numbers back as *covered*. So
-//! an unmap pays one plain store, no fence, and no look at a shared epoch; a flush pays two lines
+//! an unmap pays one plain store, no fence, and no load of a shared epoch; a flush pays two lines
 //! per core that has anything waiting. The noted numbers are the start of an epoch, the covered
 //! ones its end.
 //!
-//! Numbers belong to one handle. What is not covered when it is dropped goes to the orphans. Of
-//! mappings the line then says that none is open, so that the core's next handle may raise what is
-//! covered when tickets of its own complete. Of chunks, whose number flushers alone raise, it goes
-//! on to say that they are open, until the next flush.
+//! Numbers belong to one handle. What is not covered when it is dropped becomes abandoned work of
+//! the mapper. Of mappings the line then says that none is open, so that the core's next handle may
+//! raise what is covered when tickets of its own complete. Of chunks, whose number flushers alone
+//! raise, it goes on to say that they are open, until the next flush.
 
 use alloc::sync::Arc;
 
@@ -24,31 +24,32 @@ use crate::risk::{Counters, Counts};
 /// Mappings that a core tears down together.
 pub(super) const BATCH: usize = 64;
 
-/// Written by the core alone.
+/// Words written by the core alone.
 #[derive(Default)]
 pub(super) struct OwnerLine {
     /// Mappings it has unmapped and left for a flush, ever.
     pub(super) queued: AtomicU64,
     /// Chunks it has retired, ever.
     pub(super) retired: AtomicU64,
-    /// When the oldest that waits was unmapped, or earlier. Written before `queued`.
+    /// Time at which the oldest waiting mapping was unmapped, or earlier, in nanoseconds. Written
+    /// before `queued`.
     pub(super) oldest_ns: AtomicU64,
-    /// When the oldest chunk that waits was retired, or earlier.
+    /// Time at which the oldest waiting chunk was retired, or earlier, in nanoseconds.
     pub(super) retired_ns: AtomicU64,
 }
 
-/// Written by whoever holds the flush lock. `notices` and `is_asked` are anybody's, `covered` is
-/// raised by the core as well.
+/// Words written by the holder of the flush lock, except that any thread writes `notices` and
+/// `is_asked`, and the core also raises `covered`.
 #[derive(Default)]
 pub(super) struct FlusherLine {
-    /// Grows when the core should look at the rest: Release after it was written.
+    /// Grows when the core should read the rest: Release after it was written.
     pub(super) notices: AtomicU64,
-    /// Unmapped mappings that no device can use any more: the first so many.
+    /// Number of unmapped mappings, the first ones, that no device can use any more.
     pub(super) covered: AtomicU64,
     /// The same of chunks.
     pub(super) retired_covered: AtomicU64,
-    /// When that became known, in nanoseconds. Written before `covered`, so that whoever reads it
-    /// after sees this time or a later one.
+    /// Time at which that became known, in nanoseconds. Written before `covered`, so that a core
+    /// that reads it after `covered` sees this time or a later one.
     pub(super) closed_ns: AtomicU64,
     /// Another core found the space exhausted.
     pub(super) is_asked: AtomicBool,
@@ -60,19 +61,19 @@ impl FlusherLine {
     }
 }
 
-/// Idle mappings of one core on their way out. Whoever takes some out of the core's cache, its
-/// owner included, holds the lock from before the first is taken until they are torn down, or left
-/// here because their invalidation failed. So whoever gets the lock knows where each is: idle, or
-/// in this batch, or gone.
+/// Idle mappings of one core on their way out. A thread that takes some out of the core's cache,
+/// its owner included, holds the lock from before the first is taken until they are torn down, or
+/// left here because their invalidation failed. So the holder of the lock knows where each is:
+/// idle, or in this batch, or gone.
 #[derive(Default)]
 pub(super) struct Leaving {
-    /// Not empty when the lock is free: cleared, and the invalidation failed. To be invalidated
-    /// before more is taken.
+    /// If not empty when the lock is free: cleared mappings whose invalidation failed. To be
+    /// invalidated before more are taken.
     batch: Option<Batch>,
 }
 
 impl Leaving {
-    /// What an invalidation failed for, or nothing yet.
+    /// The mappings whose invalidation failed; empty if there are none.
     pub(super) fn batch(&mut self) -> &mut Batch {
         self.batch.get_or_insert_with(|| Batch::with_room(BATCH))
     }
@@ -83,17 +84,17 @@ impl Leaving {
 pub(super) struct CoreLines {
     pub(super) owner: CachePadded<OwnerLine>,
     pub(super) flusher: CachePadded<FlusherLine>,
-    /// Written by the core when it looks up what may not be its own.
+    /// Written by the core when it looks up addresses that may not be its own.
     pub(super) walks: CachePadded<Walks>,
     /// Written by the core when it gives IOVAs back.
     pub(super) counters: CachePadded<Counters>,
-    /// How any thread may take this core's idle mappings; none where it keeps none.
+    /// Access of any thread to this core's idle mappings; none where it keeps none.
     pub(super) expirer: Lock<Option<Arc<Slab>>>,
     pub(super) leaving: CachePadded<Lock<Leaving>>,
-    /// What the core last told of its idle mappings, beyond what their slab counts.
+    /// Counts of its idle mappings that the core last published, beyond those of their slab.
     pub(super) reuse: Lock<Counts>,
-    /// What its last owner reused mappings with, empty: the next one goes on with it, and with what
-    /// it has counted.
+    /// The empty reuse cache of the core's last owner: the next one goes on with it, and with its
+    /// counts.
     pub(super) left: Lock<Cache>,
 }
 
@@ -102,7 +103,7 @@ impl CoreLines {
         self.expirer.lock().clone()
     }
 
-    /// What was counted of this core's idle mappings, `stale_max` no less than there are.
+    /// Counts of this core's idle mappings, `stale_max` no less than there are.
     pub(super) fn reuse_counts(&self) -> Counts {
         let mut counts = *self.reuse.lock();
         if let Some(slab) = self.expirer() {
@@ -112,22 +113,21 @@ impl CoreLines {
         counts
     }
 
-    /// The core is dropped, and all of its queue that is not covered is counted among the orphans:
-    /// from here on its numbers are nobody's. Otherwise the first ticket of the core's next handle
-    /// that completes would cover them.
+    /// Called when the core is dropped, and all of its queue that is not covered is counted as
+    /// abandoned work: from here on its numbers belong to no handle. Otherwise the first ticket of
+    /// the core's next handle that completes would cover them.
     pub(super) fn settle(&self) {
         let queued = self.owner.queued.load(Ordering::Relaxed);
-        // Release: pairs with `stale`. Whoever does not find them here any more finds them among
-        // the orphans.
+        // Release: pairs with `stale`. A thread that no longer finds them here finds them among the
+        // abandoned work.
         self.flusher.covered.fetch_max(queued, Ordering::Release);
     }
 
     /// Stale mappings of the core's queue, as others see them: as many as there were at one moment
     /// of the call.
     ///
-    /// Asks again while a flush ends in between: a thread that the machine stops between the two
-    /// numbers would count all that was unmapped and flushed meanwhile, many times what the queue
-    /// has room for.
+    /// Reads again while a flush ends in between: a thread that is stopped between the two numbers
+    /// would count all that was unmapped and flushed meanwhile, many times the room of the queue.
     pub(super) fn stale(&self) -> u64 {
         // Acquire: pairs with `settle`, and keeps the three loads in their order. What is covered
         // only grows, so where it is the same before and after, it is what was covered when
@@ -154,7 +154,8 @@ impl CoreLines {
             || has_chunks && is_old(&self.owner.retired_ns)
     }
 
-    /// Whether idle mappings are to be torn down at `now`, or somebody looks at them.
+    /// Returns whether idle mappings are to be torn down at `now`, or another thread is reading
+    /// them.
     pub(super) fn is_idle_due(&self, now: u64) -> bool {
         let Some(expirer) = self.expirer.try_lock() else {
             return true;

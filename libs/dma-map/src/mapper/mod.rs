@@ -2,7 +2,7 @@
 //!
 //! A [`DmaMapper`] is one domain: an IOVA space, a table, an invalidator, a clock, and a
 //! [`Policy`]. All cores share it; each maps and unmaps through a [`MapperCore`] of its own, which
-//! takes no lock to find out that it is alone.
+//! takes no lock only to find it uncontended.
 //!
 //! | policy | unmap returns | stale mappings |
 //! |---|---|---|
@@ -14,61 +14,63 @@
 //! | [`optimistic`](Policy::optimistic) | at once; the mapping stays for its next user | ≤ quota per core, 10 ms |
 //! | [`OFF`](Policy::OFF) | at once; no translation | everything, always |
 //!
-//! **An unmap**: pin the IOVA (the allocator: it is allocated exactly so, nobody else frees it, its
-//! leaf table stays) → clear the entries → invalidate, or queue → free the IOVA. Between the
-//! clearing and the end of an invalidation that began after it, the IOVA is never given out again.
+//! **An unmap**: pin the IOVA (the allocator checks that it is allocated exactly so; no other core
+//! can free it, and its leaf table stays) → clear the entries → invalidate, or queue → free the
+//! IOVA. Between the clearing and the end of an invalidation that began after it, the IOVA is never
+//! allocated again.
 //!
 //! **Many at once**: [`MapperCore::unmap_many`] clears a list first and invalidates once for up to
 //! 32 of it (`core_unmap_many.rs`).
 //!
-//! **Deferred**: a core's queue fills until it is full or its oldest entry too old, then whoever
-//! notices flushes for everybody (`lines.rs` says how cores and flushers meet).
-//! [`DmaMapper::tick`], from any thread, flushes for cores that are quiet and expires their idle
-//! mappings; their IOVAs come back when they next run.
+//! **Deferred**: a core's queue fills until it is full or its oldest entry too old; then the core
+//! or the tick that finds this flushes for all cores (`lines.rs` describes the protocol between
+//! cores and flushers). [`DmaMapper::tick`], from any thread, flushes for cores that are quiet and
+//! expires their cached mappings; their IOVAs come back when they next run.
 //!
-//! **Exhaustion**: a map that finds no IOVA gives back what its own core keeps, flushes, frees what
-//! dropped cores left, and asks the others. A core that does not run keeps then, of IOVAs, those in
-//! its queue and those of its idle mappings, torn down or not (at most what
-//! [`contract`](DmaMapper::contract) says for one core; none where the policy is strict and nothing
-//! has failed), with the rest of the chunks in which they lie for the chunks' owners alone, and
-//! what the allocator keeps for it ([`iova::chunk`]). What it has mapped and others have unmapped
-//! is its own as well until it runs once more, or parks: they unmap under pins (`iova::chunk` says
-//! why that matters). An owner of mappings that goes idle parks.
+//! **Exhaustion**: a map that finds no IOVA gives back what its own core keeps, flushes, frees the
+//! deferred work of dropped cores, and asks the other cores to drain. A core that does not run then
+//! still keeps these IOVAs: those in its queue and those of its cached mappings, torn down or not
+//! (at most what [`contract`](DmaMapper::contract) says for one core; none where the policy is
+//! strict and nothing has failed), the rest of the chunks in which they lie, which only the chunks'
+//! owners may use, and what the allocator keeps for it ([`iova::chunk`]). It also keeps what it has
+//! mapped and others have unmapped until it runs once more, or parks: they unmap under pins
+//! (`iova::chunk` gives the reason). An owner of mappings that goes idle parks.
 //!
 //! **Table pages** come back by chunks (`core_reclaim.rs`), with the invalidation that the queue
 //! waits for anyway.
 //!
-//! **Failures**: every error says what and where and leaves things as they were, but for a failed
-//! invalidation: entries are cleared then, and the IOVA waits, counted as stale, in the same queue
-//! until a later invalidation succeeds. When the queue is full of such, unmaps are refused.
+//! **Failures**: every error names the operation and the place, and leaves things as they were,
+//! except for a failed invalidation: entries are cleared then, and the IOVA waits, counted as
+//! stale, in the same queue until a later invalidation succeeds. When the queue is full of such,
+//! unmaps are refused.
 //!
 //! **Barriers**: [`DmaMapper::flush`] for what any core has unmapped, [`MapperCore::park`] and
 //! dropping it for what that core has. When they return `Ok` (a drop that counts nothing as left
-//! behind), no device reaches what was unmapped before, whatever others are in the middle of. Each
-//! mapping that was unmapped and is not yet out of reach is in one of these:
-//! * a queue: its number is noted by any flush that begins later, whoever else flushes or waits for
-//!   a ticket;
-//! * the orphans, where its core was dropped after an invalidation had failed: noted by a flush as
-//!   well;
-//! * a reuse cache, idle: taken by whoever drains with the core's `leaving` lock held;
-//! * on its way out of one: whoever takes it, a tick, a flush or the owner that makes room, has
-//!   held that lock since before, and gives it up when the mapping is invalidated, or, where the
-//!   invalidation failed, lies cleared in the lock's value.
+//! behind), no device reaches what was unmapped before, whatever other threads are in the middle
+//! of. Each mapping that was unmapped and is not yet out of reach is in one of these:
+//! * a queue: its number is noted by any flush that begins later, even while other threads flush or
+//!   wait for a ticket;
+//! * the deferred work of a dropped core, where an invalidation had failed before the drop: noted
+//!   by a flush as well;
+//! * a reuse cache, idle: taken by the thread that drains with the core's `leaving` lock held;
+//! * on its way out of one: the thread that takes it, in a tick, a flush or the owner that makes
+//!   room, has held that lock since before, and releases it when the mapping is invalidated, or,
+//!   where the invalidation failed, lies cleared in the lock's value.
 //!
 //! So a barrier waits for `flush` and for each core's `leaving`, one at a time, and does the rest
 //! itself. A tick takes neither where it would have to wait, and leaves the core to the next tick;
 //! nor does an owner that makes room, whose mapping is torn down at once then.
 //!
 //! **Locks**, in the order in which they are waited for:
-//! 1. `flush`, of the mapper, or `leaving`, of a core, for the teardown of its idle mappings: never
-//!    two of these. The hardware is waited for with them.
-//! 2. `orphans`, of the mapper; `expirer`, of a core, and `outside`, of its slab: for a short look,
-//!    one at a time.
+//! 1. `flush`, of the mapper, or `leaving`, of a core, for the teardown of its cached mappings:
+//!    never two of these. The hardware is waited for with them held.
+//! 2. That of the deferred work of dropped cores, of the mapper; `expirer`, of a core, and
+//!    `outside`, of its slab: held briefly, one at a time.
 //! 3. `reuse` and `left`, of a core, and a shard of the sharing table: with no other.
 //!
-//! A map or an unmap takes none but, where pages are shared, that of a shard, and what it needs
-//! when something is due, or space, places or table memory are exhausted: any of these. Cores that
-//! combine meet at a word, which nobody holds. Nothing that a mapper works with (table, allocator,
+//! A map or an unmap takes none but, where pages are shared, that of a shard. When something is
+//! due, or space, places or table memory are exhausted, it takes any of these as needed. Cores that
+//! combine meet at a word, which no core locks. Nothing that a mapper works with (table, allocator,
 //! invalidator, clock) may call back: locks may be held.
 //!
 //! A [`MapperCore`] is one thread's at a time. Deferred map and unmap cost two allocator calls, two
@@ -124,19 +126,19 @@ use crate::table::{IoMap, PageTable, TableStats};
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
 
-/// What a mapper works with.
+/// Parts that a mapper works with.
 pub struct Domain<A, T, I, C> {
     /// IOVAs.
     pub allocator: A,
-    /// Their translation. Nobody else maps or unmaps in it.
+    /// Their translation. Only this mapper maps or unmaps in it.
     pub table: T,
-    /// What makes the hardware forget it.
+    /// Invalidation of the hardware's caches.
     pub invalidator: I,
     /// Time.
     pub clock: C,
 }
 
-/// Maps memory for the devices of one domain. Clones are the same mapper.
+/// Maps memory for the devices of one domain. Clones share one mapper.
 ///
 /// ```
 /// use dma_map::invalidate::NullInvalidator;
@@ -238,11 +240,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         Ok(MapperCore::new(Arc::clone(&self.0), claimed))
     }
 
-    /// It is `now` nanoseconds: closes every window that has been open for the policy's age, for
-    /// cores that are quiet as well, and expires idle mappings. To be called by one thread or
-    /// several, about every millisecond: the period adds to the age that mappings reach. A busy
-    /// core waits for nothing here but its flush; what somebody else is flushing or tearing down is
-    /// not waited for, but left to the next tick.
+    /// Advances the time to `now` nanoseconds: closes every window that has been open for the
+    /// policy's age, for cores that are quiet as well, and expires idle mappings. To be called by
+    /// one thread or several, about every millisecond: the period adds to the age that mappings
+    /// reach. A busy core waits for nothing here but its flush. The call never waits for a flush or
+    /// teardown by another thread, but leaves it to the next tick.
     ///
     /// For threads, not for interrupts: it waits for the hardware and for short locks that a core
     /// may hold when it is interrupted, and it allocates. An interrupt asks
@@ -254,36 +256,37 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         self.0.tick(now)
     }
 
-    /// It is `now` nanoseconds: whether a [`tick`](Self::tick) would find something to do, or
-    /// cannot be told since somebody has locked what has to be looked at. Once it has answered no,
-    /// a tick of the same time does nothing but for what is unmapped meanwhile.
+    /// Returns whether a [`tick`](Self::tick) at `now` nanoseconds would find something to do; also
+    /// `true` where another thread holds a lock that the answer needs. Once it has returned
+    /// `false`, a tick of the same time does nothing except for what is unmapped meanwhile.
     ///
     /// For interrupts: it may interrupt whatever a core, a tick or a flush is in the middle of. It
-    /// waits for nobody, takes a lock only if that is free, allocates nothing, and calls nobody but
-    /// [`Clock::advance`].
+    /// never waits, takes a lock only if that is free, allocates nothing, and calls nothing of the
+    /// domain but [`Clock::advance`].
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         self.0.is_due(now)
     }
 
     /// A barrier: when it returns `Ok`, no device reaches anything that was unmapped before the
-    /// call, on whichever core, idle mappings and what dropped cores left behind included.
+    /// call, on any core, including idle mappings and the deferred work of dropped cores.
     ///
-    /// It waits for whoever is in the middle of tearing down or flushing some of it, a tick or a
-    /// core, as long as that one waits for the hardware: for threads that may wait, and not to be
-    /// called by the [`Invalidator`], nor from an interrupt that may have interrupted one of them.
+    /// It waits for a thread that is in the middle of tearing down or flushing some of it, a tick
+    /// or a core, as long as that one waits for the hardware. It is for threads that may wait, and
+    /// not to be called by the [`Invalidator`], nor from an interrupt that may have interrupted one
+    /// of them.
     ///
     /// # Errors
-    /// [`InvalidateError`]: some windows stay open, and are counted in [`risk`](Self::risk); a later flush that succeeds
-    /// closes them.
+    /// [`InvalidateError`]: some windows stay open, and are counted in [`risk`](Self::risk); a later
+    /// flush that succeeds closes them.
     pub fn flush(&self) -> Result<(), InvalidateError> {
         let drained = self.0.drain();
         self.0.flush_if(|| true).and(drained)
     }
 
-    /// What went stale, and what may. Reads the lines of all cores. Windows of idle mappings that
-    /// were found again, and the most at one time, are as their cores last told them: see
-    /// [`MapperCore::publish`].
+    /// Stale mappings, observed and promised. Reads the lines of all cores. Windows of idle
+    /// mappings that were found again, and the most at one time, are as their cores last published
+    /// them: see [`MapperCore::publish`].
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
         let mut windows = Windows::EMPTY;
@@ -297,7 +300,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             stale_max += idle.stale_max;
             windows.add(&idle.windows);
         }
-        // After the lines: what is on its way from there to here is counted twice rather than not
+        // After the lines: a mapping on its way from there to here is counted twice rather than not
         // at all.
         let orphans = shared.orphans.lock();
         windows.add(&orphans.windows);
@@ -313,9 +316,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         }
     }
 
-    /// What was reused, and let go of. What cores do with their idle mappings is as they last told
-    /// it: see [`MapperCore::publish`]. All 0 where nothing is reused; `stale_max` is the sum of
-    /// the cores'.
+    /// Counts of reused and released mappings. The counts of cores' idle mappings are as they last
+    /// published them: see [`MapperCore::publish`]. All 0 where nothing is reused; `stale_max` is
+    /// the sum of the cores'.
     pub fn reuse_counts(&self) -> Counts {
         let sharing = self.0.sharing.as_ref();
         let mut sum = sharing.map_or_else(Counts::default, |table| table.counts());
@@ -325,7 +328,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         sum
     }
 
-    /// What the policy promises for all cores together.
+    /// Bounds that the policy promises for all cores together.
     pub fn contract(&self) -> RiskContract {
         let policy = &self.0.policy;
         if policy.is_off {
@@ -350,7 +353,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
         self.0.policy
     }
 
-    /// What is allocated and cached; slow and, while others work, approximate.
+    /// Counts of allocated and cached pages and chunks; slow and, while other cores work,
+    /// approximate.
     pub fn allocator_stats(&self) -> iova::Stats {
         self.0.allocator.stats()
     }
@@ -367,18 +371,20 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     /// # Safety
     /// The allocator gives out no page of a chunk between `retire` and `recycle`, and no range that
     /// is allocated. The invalidator keeps its contract. Table and allocator are this mapper's own:
-    /// whoever kept a way to them (a shared pointer inside) uses it neither to look up, map or
-    /// unmap, nor to allocate or reset. Where the allocator does not exclude two pins of the same
-    /// moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended by two cores at
-    /// once: [`Mapping`]s see to that, [`unmap_at`](MapperCore::unmap_at) leaves it to its callers.
+    /// a caller that kept access to them (a shared pointer inside) uses it neither to look up, map
+    /// or unmap, nor to allocate or reset. Where the allocator does not exclude two pins of the
+    /// same moment ([`pin`](iova::CoreAllocator::pin) says so), no mapping is ended by two cores at
+    /// once: [`Mapping`]s ensure that, [`unmap_at`](MapperCore::unmap_at) leaves it to its callers.
     ///
-    /// The mapper keeps its side: it lends neither. Where an address goes is answered by
-    /// [`MapperCore::translate`], which tables wait for; what the table and the allocator count, by
-    /// [`table_stats`](Self::table_stats) and [`allocator_stats`](Self::allocator_stats).
+    /// The mapper in turn lends neither. [`MapperCore::translate`] looks addresses up, and the
+    /// release of tables waits for it; [`table_stats`](Self::table_stats) and
+    /// [`allocator_stats`](Self::allocator_stats) return the counts of table and allocator.
     ///
     /// ```compile_fail,E0599
     /// # use dma_map::{Clock, DmaMapper, iova, invalidate::Invalidator, table::PageTable};
-    /// fn walk<A: iova::IovaAllocator, T: PageTable, I: Invalidator, C: Clock>(mapper: &DmaMapper<A, T, I, C>) {
+    /// fn walk<A: iova::IovaAllocator, T: PageTable, I: Invalidator, C: Clock>(
+    ///     mapper: &DmaMapper<A, T, I, C>,
+    /// ) {
     ///     // A walk that a core's release of the table may overtake.
     ///     mapper.table().lookup(dma_map::address::Iova::new(0x1000));
     /// }
@@ -386,7 +392,9 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     ///
     /// ```compile_fail,E0599
     /// # use dma_map::{Clock, DmaMapper, iova, invalidate::Invalidator, table::PageTable};
-    /// fn forget<A: iova::IovaAllocator, T: PageTable, I: Invalidator, C: Clock>(mapper: &DmaMapper<A, T, I, C>) {
+    /// fn forget<A: iova::IovaAllocator, T: PageTable, I: Invalidator, C: Clock>(
+    ///     mapper: &DmaMapper<A, T, I, C>,
+    /// ) {
     ///     // Live mappings would be given out again, and their chunks retired.
     ///     mapper.allocator().reset();
     /// }
@@ -403,14 +411,14 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
         Self::build(domain, policy, limits, Some(Reclaim::NEW))
     }
 
-    /// The page of the root table, for the device's context entry. Whoever gives it to a device
+    /// The page of the root table, for the device's context entry. Code that gives it to a device
     /// takes it away again, and waits for the invalidation, before the last handle of the mapper is
     /// dropped: its pages are freed then.
     pub fn root(&self) -> PhysAddr {
         self.0.table.root()
     }
 
-    /// Table pages, by level. Exact when nobody maps at the time.
+    /// Table pages, by level. Exact while no core maps.
     pub fn table_stats(&self) -> TableStats {
         self.0.table.stats()
     }

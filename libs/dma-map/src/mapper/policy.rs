@@ -1,17 +1,17 @@
-//! Policies as values: what happens between a driver's unmap and the device's last access.
+//! Policies as values: the steps between a driver's unmap and the device's last access.
 
 use core::time::Duration;
 
 use crate::invalidate::GATHER_LOOKS;
 
-/// When an unmapped mapping is invalidated.
+/// Time at which an unmapped mapping is invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Teardown {
     /// Before unmap returns; the invalidator orders the cores.
     Strict,
-    /// Before unmap returns, together with what other cores unmap at the moment.
+    /// Before unmap returns, together with unmaps of other cores at the moment.
     Combining {
-        /// How often, 2 ns each, a core looks for others when the hardware is idle; 0 for no wait.
+        /// Number of polls, 2 ns each, for other cores when the hardware is idle; 0 for no wait.
         /// (While the hardware is busy, waiting costs nothing.)
         looks: u32,
     },
@@ -35,8 +35,8 @@ impl Teardown {
 pub struct Window {
     /// Most stale mappings of one core, 1 to 65,536.
     pub entries: usize,
-    /// Longest time until the invalidation is begun. What lets it hold for a core that does nothing
-    /// is [`tick`](super::DmaMapper::tick), whose period adds to it.
+    /// Longest time until the invalidation is begun. For a core that does nothing,
+    /// [`tick`](super::DmaMapper::tick) enforces it; the period of the ticks adds to it.
     pub age: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Window {
     };
 }
 
-/// Which mappings are found again instead of made.
+/// Mappings that are found again instead of made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// None.
@@ -59,7 +59,7 @@ pub enum Reuse {
     Optimistic(Optimistic),
 }
 
-/// The bound of optimistic teardown.
+/// Bound of optimistic teardown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Optimistic {
     /// Most idle mappings of one core.
@@ -82,14 +82,14 @@ impl Optimistic {
     }
 }
 
-/// What a mapper does with an unmap.
+/// Treatment of an unmap by a mapper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// No translation at all: the IOVA is the physical address. The other fields mean nothing then.
     pub is_off: bool,
-    /// What is found again.
+    /// Mappings that are found again.
     pub reuse: Reuse,
-    /// How the rest ends.
+    /// Teardown of all other mappings.
     pub teardown: Teardown,
 }
 

@@ -1,5 +1,5 @@
-//! What a core has unmapped and not given back: in the order of unmapping, with room for a fixed
-//! number.
+//! Queue of the mappings that a core has unmapped and not yet given back: in the order of
+//! unmapping, with a fixed number of places.
 
 use alloc::collections::VecDeque;
 
@@ -13,10 +13,11 @@ pub(super) struct Queue {
     /// Options, so that `take` can move them out where they lie; none is empty but then, and after
     /// a panic of what it calls.
     entries: VecDeque<Option<(Pinned, u64)>>,
-    /// What covers each entry, besides flushes. None where a policy waits for flushes only.
+    /// Ticket of the invalidation that covers each entry, besides flushes. None where a policy
+    /// waits for flushes only.
     tickets: VecDeque<Option<Ticket>>,
     room: usize,
-    /// Number of the first entry: how many were taken out, ever.
+    /// Number of the first entry: the count of all entries taken out.
     first: u64,
 }
 
@@ -52,52 +53,52 @@ impl Queue {
         self.entries.len()
     }
 
-    /// How many were taken out, ever.
+    /// Number of entries taken out so far.
     #[inline]
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// How many went in, ever.
+    /// Number of entries pushed so far.
     #[inline(always)]
     pub(super) fn next(&self) -> u64 {
         self.first + self.entries.len() as u64
     }
 
-    /// When the first entry went in, in nanoseconds.
+    /// Time at which the first entry was pushed, in nanoseconds.
     #[inline(always)]
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         let (_, since_ns) = self.entries.front()?.as_ref()?;
         Some(*since_ns)
     }
 
-    /// Adds what was unmapped at `since_ns` or later; the caller has seen that there is room. Where
-    /// entries have tickets, [`cover`](Self::cover) follows.
+    /// Adds a mapping unmapped at `since_ns` or later. The caller has checked that there is room.
+    /// Where entries have tickets, [`cover`](Self::cover) follows.
     #[inline(always)]
     pub(super) fn push(&mut self, pinned: Pinned, since_ns: u64) {
         debug_assert!(!self.is_full(), "a queue never grows");
         self.entries.push_back(Some((pinned, since_ns)));
     }
 
-    /// What covers the last entry, besides flushes.
+    /// Sets the ticket that covers the last entry, besides flushes.
     pub(super) fn cover(&mut self, ticket: Option<Ticket>) {
         self.tickets.push_back(ticket);
     }
 
-    /// What covers the first, besides flushes.
+    /// Returns the ticket that covers the first entry, besides flushes.
     pub(super) fn ticket(&self) -> Option<Ticket> {
         *self.tickets.front()?
     }
 
-    /// The ticket of the first did not complete, and will not.
+    /// Clears the ticket of the first entry: it did not complete, and will not.
     pub(super) fn void_ticket(&mut self) {
         if let Some(ticket) = self.tickets.front_mut() {
             *ticket = None;
         }
     }
 
-    /// Takes out those among the first `covered` ever: `fold` has each with its time, and what it
-    /// gave for the one before.
+    /// Takes out the entries among the first `covered` ever pushed. `fold` receives each with its
+    /// time, and its own result for the one before.
     #[inline]
     pub(super) fn take<S>(
         &mut self,

@@ -1,11 +1,11 @@
-//! The calls of a [`PageTable`] that a mapper which gives table pages back makes.
+//! Calls of a [`PageTable`] by a mapper that gives table pages back.
 
 use iova::{CHUNK_PAGES, CoreAllocator, IovaPfn, IovaRange, Pinned};
 
 use crate::table::{PageTable, RetiredTable};
 
-/// What a mapper that gives tables back calls of its [`PageTable`]: on cold paths only, so that all
-/// others ask no more of a back end than an [`IoMap`].
+/// Functions of a [`PageTable`] that a mapper that gives tables back calls. They are called on cold
+/// paths only, so that all others require no more of a back end than [`IoMap`].
 pub(super) struct Reclaim<T> {
     has_table: fn(&T, IovaRange) -> bool,
     /// [`PageTable::retire_leaf`], with its conditions.
@@ -15,7 +15,7 @@ pub(super) struct Reclaim<T> {
 }
 
 impl<T> Reclaim<T> {
-    /// Frees what no device reaches; adds for how many chunks it is worth to look.
+    /// Frees pages that no device reaches. Adds the number of chunks to consider for retirement.
     #[inline(always)]
     pub(super) fn free<A: CoreAllocator>(
         reclaim: Option<&Self>,

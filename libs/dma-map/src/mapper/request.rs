@@ -1,4 +1,4 @@
-//! What is asked for, and what is given.
+//! Arguments and results of mapping.
 
 use core::num::NonZeroU64;
 
@@ -42,7 +42,7 @@ pub struct DeviceSegment {
     pub len: u64,
 }
 
-/// Which way data goes: what the device may do.
+/// Direction of the data: the accesses that the device may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// The device reads.
@@ -76,15 +76,14 @@ pub struct Mapping {
     /// Pages allocated from the page of `iova` on: at least those mapped. 0: not known here, or
     /// none (`off`).
     pub(super) allocated: u64,
-    /// Which mapper made it: no later one has the same number.
+    /// Number of the mapper that made it: no later one has the same number.
     pub(super) domain: u64,
-    /// What a reuse cache knows it by.
+    /// Key in a reuse cache.
     pub(super) key: Option<Key>,
 }
 
 impl Mapping {
-    /// What the device is told: the first byte, with the offset inside the page that the memory
-    /// has.
+    /// Address for the device: the first byte, with the memory's offset inside the page.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.iova

@@ -1,4 +1,4 @@
-//! What the cores of a mapper share, and what any thread may do with it: flush, expire, ask.
+//! State shared by the cores of a mapper, with the operations of any thread: flush, expire, ask.
 
 use alloc::{boxed::Box, sync::Arc, vec::Vec};
 
@@ -16,31 +16,32 @@ use crate::reuse::{Batch, Progress, SharingTable, Slab};
 use crate::risk::Windows;
 use crate::table::{IoMap, RetiredTable};
 
-/// What a dropped core could not give back because an invalidation failed, and since when.
+/// Deferred work of a dropped core, which a failed invalidation kept from being given back, with
+/// the time since when, in nanoseconds.
 pub(super) enum Orphan {
     Mapping(Pinned, u64),
     Chunk(RetiredChunk, RetiredTable, u64),
 }
 
-/// Orphans before and after a flush.
+/// Deferred work of dropped cores, before and after a flush.
 #[derive(Default)]
 pub(super) struct Orphans {
     pub(super) waiting: Vec<Orphan>,
     pub(super) safe: Vec<Orphan>,
     /// Most mappings that waited at one time.
     pub(super) stale_max: u64,
-    /// Of those that no longer wait.
+    /// Of mappings that no longer wait.
     pub(super) windows: Windows,
 }
 
 impl Orphans {
-    /// Mappings that wait. To be asked after the lines: see [`CoreLines::settle`].
+    /// Number of mappings that wait. To be read after the lines: see [`CoreLines::settle`].
     pub(super) fn stale(&self) -> u64 {
         let is_mapping = |orphan: &&Orphan| matches!(orphan, Orphan::Mapping(..));
         self.waiting.iter().filter(is_mapping).count() as u64
     }
 
-    /// More of them wait.
+    /// Updates `stale_max` after more were added.
     pub(super) fn count(&mut self) {
         self.stale_max = self.stale_max.max(self.stale());
     }
@@ -55,7 +56,7 @@ impl Orphans {
     }
 }
 
-/// Work of whoever flushes; its lock makes flushes one after the other.
+/// Scratch memory of a flush; its lock serializes flushes.
 pub(super) struct Flush {
     /// By core: mappings and chunks noted at the start.
     pub(super) noted: Vec<(u64, u64)>,
@@ -73,7 +74,7 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) policy: Policy,
     /// The mapper's own limits.
     pub(super) limits: DeviceLimits,
-    /// What waits longer is flushed by a tick, ns.
+    /// Age at which waiting work is flushed by a tick, nanoseconds.
     pub(super) age_ns: u64,
     pub(super) lines: Box<[Arc<CoreLines>]>,
     /// Lines from here on were never used.
@@ -81,7 +82,7 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) flush: CachePadded<Lock<Flush>>,
     pub(super) combiner: Combiner,
     pub(super) sharing: Option<Arc<SharingTable>>,
-    /// How tables are given back, where they are.
+    /// Release of table pages; none where the mapper keeps them.
     pub(super) reclaim: Option<Reclaim<T>>,
     pub(super) orphans: Lock<Orphans>,
     /// Some of them are safe. Written with the lock held.
@@ -89,7 +90,8 @@ pub(super) struct Shared<A, T, I, C> {
 }
 
 impl<A, T, I, C> Shared<A, T, I, C> {
-    /// Whether all walks are over that can have found what this thread took out of the tree before.
+    /// Returns whether all walks are over that can have found what this thread took out of the tree
+    /// before.
     pub(super) fn are_walks_over(&self) -> bool {
         // All lines, whether they seem used or not: a core may have begun to use its own just now.
         Walks::are_over(self.lines.iter().map(|line| &*line.walks))
@@ -118,7 +120,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
                 continue;
             }
             mine.closed_ns.store(now, Ordering::Relaxed);
-            // Release: the owner who sees it frees what devices no longer use.
+            // Release: the owner that sees it frees what devices no longer use.
             mine.covered.fetch_max(queued, Ordering::Release);
             mine.retired_covered.store(retired, Ordering::Release);
             mine.notify();
@@ -154,7 +156,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.lines().iter().for_each(|line| line.flusher.notify());
     }
 
-    /// Flushes if `is_needed` still says so when it is our turn.
+    /// Flushes if `is_needed` still holds once the lock is taken.
     pub(super) fn flush_if(&self, is_needed: impl Fn() -> bool) -> Result<(), InvalidateError> {
         let mut flush = self.flush.lock();
         if !is_needed() {
@@ -185,9 +187,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         self.invalidator.flush(&commands[..len])
     }
 
-    /// Tears down the idle mappings of all cores that are due at `now`, but for cores of which
-    /// somebody else, the owner perhaps, tears some down at the moment: the next tick sees whether
-    /// that was enough.
+    /// Tears down the idle mappings of all cores that are due at `now`, except for cores of which
+    /// another thread, perhaps the owner, tears some down at the moment: the next tick checks
+    /// again.
     pub(super) fn expire(&self, now: u64) -> Result<(), InvalidateError> {
         let mut result = Ok(());
         for line in self.lines() {
@@ -200,7 +202,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         result
     }
 
-    /// Tears down the idle mappings of all cores, and waits for whoever else tears down some.
+    /// Tears down the idle mappings of all cores, and waits for other threads that tear down some.
     pub(super) fn drain(&self) -> Result<(), InvalidateError> {
         let mut result = Ok(());
         for line in self.lines() {
@@ -214,8 +216,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         result
     }
 
-    /// Tears down what waits since an invalidation failed, and then what `take` takes, by a thread
-    /// that is not the owner.
+    /// Tears down the mappings whose invalidation failed, and then those that `take` takes. Called
+    /// by a thread that is not the owner.
     fn tear_down(
         &self,
         line: &CoreLines,
@@ -271,9 +273,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         }
     }
 
-    /// Whether a tick would do something, or somebody has locked what would have to be looked at.
-    /// In an interrupt, that somebody may be who was interrupted: no lock is waited for here, and
-    /// no [`Arc`] cloned, since the last to go frees.
+    /// Returns whether a tick would do something, or another context holds a lock that the answer
+    /// needs. In an interrupt, that may be the interrupted one: this waits for no lock, and clones
+    /// no [`Arc`], since dropping the last clone frees memory.
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.clock.advance(now);
         let is_idle_due = self.lines().iter().any(|line| line.is_idle_due(now));
@@ -290,9 +292,10 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
         self.clock.advance(now);
         let expired = self.expire(now);
-        // Waits for who looks at the orphans, since a flush in vain costs everybody more.
+        // Waits for the lock of the abandoned work, since an unnecessary flush costs all cores
+        // more.
         let is_due = self.is_flush_due(now, &self.orphans.lock());
-        // Where somebody else flushes just now, the next tick sees whether it was enough.
+        // Where another thread flushes just now, the next tick checks whether it was enough.
         if is_due && let Some(mut flush) = self.flush.try_lock() {
             self.flush_holding(&mut flush)?;
         }

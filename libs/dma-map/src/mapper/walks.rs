@@ -1,12 +1,12 @@
 //! Walks of the tables under addresses that the walking core has neither allocated nor pinned, and
-//! how a core that releases a table page sees that none can still be there.
+//! the check that none can still be in a table page that is to be released.
 //!
 //! Each core counts its walks on a line of its own; the count is odd while one lasts. The core that
 //! has taken a table out of the tree reads all lines before it releases the page.
 
 use lines::{AtomicU64, Ordering, Spin, fence};
 
-/// Number of looks at one walk before the release is put off: its thread may be preempted.
+/// Number of polls of one walk before the release is deferred: the walking thread may be preempted.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 1 << 12 };
 
 /// Count of one core's walks, begun and ended. Written by that core alone.
@@ -14,7 +14,7 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 1 << 12 };
 pub(super) struct Walks(AtomicU64);
 
 impl Walks {
-    /// Runs `walk`, while which no table page that it may find is released.
+    /// Runs `walk`. Meanwhile no table page that it may find is released.
     #[inline]
     pub(super) fn during<R>(&self, walk: impl FnOnce() -> R) -> R {
         let Self(walks) = self;
@@ -29,7 +29,8 @@ impl Walks {
         found
     }
 
-    /// Whether all walks are over that can have found what this thread took out of the tree before.
+    /// Returns whether all walks are over that can have found what this thread took out of the tree
+    /// before.
     pub(super) fn are_over<'a>(mut all: impl Iterator<Item = &'a Self>) -> bool {
         fence(Ordering::SeqCst);
         all.all(|Self(walks)| {

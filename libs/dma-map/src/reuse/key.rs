@@ -1,4 +1,4 @@
-//! What a mapping is found by, and the range it was given, in one word each.
+//! Key of a mapping, and the range of a mapping, in one word each.
 
 use core::fmt;
 use core::num::NonZeroU64;
@@ -9,11 +9,11 @@ use iova::{Access, IovaPfn, IovaRange};
 /// Bits of a packed word below the page number.
 const LOW: u64 = PAGE_SIZE - 1;
 
-/// Which memory is mapped, and what the device may do with it: one 64-bit word.
+/// Memory of a mapping with the accesses that the device may make: one 64-bit word.
 ///
 /// The word is the address of the first page, with the number of pages in bits 2 to 11 and the
 /// access in bits 0 and 1. So no two of (page, pages, access) share a key: a mapping for reading is
-/// never found by who wants to write, nor one for both by who wants less.
+/// never found for writing, nor one for both for a lesser access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(NonZeroU64);
 
@@ -50,7 +50,7 @@ impl Key {
         (self.0.get() & LOW) >> 2
     }
 
-    /// What the device may do.
+    /// Accesses that the device may make.
     #[inline]
     pub const fn access(self) -> Access {
         match self.0.get() & 3 {

@@ -8,17 +8,17 @@
 //!
 //! A mapping is *stale* from its release until it is found again or its teardown, invalidation
 //! included, has been reported: by its owner with [`OptimisticCache::finish`], by others with
-//! [`Slab::torn_down`]. What is to be torn down comes in a [`Batch`], so that one invalidation
+//! [`Slab::torn_down`]. Mappings to be torn down come in a [`Batch`], so that one invalidation
 //! covers many.
 //!
 //! Time is the caller's: `now_ns` is nanoseconds of one monotonic clock for all cores, as coarse as
-//! the caller likes. A clock that lags makes entries expire early, never late; the age bound holds
-//! to the period at which somebody calls [`Slab::expire`].
+//! the caller likes. A clock that lags makes entries expire early, never late. The age bound holds
+//! up to the period at which [`Slab::expire`] is called.
 //!
 //! Called by `DmaMapper`'s cores, each with a cache of its own or all with one sharing table, and
 //! by any thread through a cache's [`Slab`]. Nothing here touches page tables, IOVAs or the IOMMU,
-//! takes a clock reading, or allocates after its construction. Other caches, of papers, stand
-//! beside these in `bench/dma-peers`.
+//! takes a clock reading, or allocates after its construction. Other caches, from papers, are in
+//! `bench/dma-peers` for comparison.
 
 #![forbid(unsafe_code)]
 
@@ -58,7 +58,7 @@ pub enum Progress {
 pub struct Expired {
     /// The IOVA range, all of it mapped as long as its key says and allocated.
     pub range: IovaRange,
-    /// When it was released, on the caller's clock: what it has been stale since.
+    /// Time of its release, on the caller's clock, nanoseconds: it has been stale since.
     pub since_ns: u64,
     /// The place in the cache that it occupies until it is torn down.
     pub place: u32,
@@ -84,7 +84,7 @@ impl Batch {
         }
     }
 
-    /// What has to be torn down, oldest first.
+    /// The mappings to tear down, oldest first.
     pub fn entries(&self) -> &[Expired] {
         &self.entries
     }

@@ -1,31 +1,31 @@
 //! Optimistic teardown: an unmapped mapping stays, in the hope of being mapped again.
 //!
-//! After vIOMMU (USENIX ATC 2011), §3.4: the mapping goes when more than a quota are idle (256 and
-//! 4096 in the paper) or when it has been idle for its residency (10 ms by default), whichever
-//! comes first. An idle mapping leaves the order when it is found and comes to its young end when
-//! it is released, so one list is the first-in-first-out of ages and the least-recently-used order
-//! of eviction at once.
+//! After vIOMMU (USENIX ATC 2011), §3.4: the mapping is torn down when more than a quota are idle
+//! (256 and 4096 in the paper) or when it has been idle for its residency (10 ms by default),
+//! whichever comes first. An idle mapping leaves the order when it is found and comes to its young
+//! end when it is released, so one list is the first-in-first-out of ages and the
+//! least-recently-used order of eviction at once.
 //!
-//! One cache belongs to one core. What that core alone needs, the index and the order, is its plain
-//! memory; what others have to see in order to expire the mappings of a core that is quiet lies in
-//! a slab of atomics (`slab.rs`, where the protocol is). A mapping that is in use is not in here:
-//! it may be released on another core and then rests there. Of several idle mappings of a page the
-//! youngest is found.
+//! One cache belongs to one core. The index and the order, which that core alone needs, are its
+//! plain memory. The state that others need in order to expire the mappings of a core that is quiet
+//! is in a slab of atomics (`slab.rs`, with the protocol). A mapping that is in use is not in here:
+//! it may be released on another core and is then idle there. Of several idle mappings of a page
+//! the youngest is found.
 //!
-//! The owner, while it runs, lets mappings go at three quarters of their residency, others at its
+//! The owner, while it runs, expires mappings at three quarters of their residency, others at its
 //! end: they then find nothing due in the cache of a core that runs.
 //!
-//! Room: the mapping that reaches the quota makes a batch of the oldest go, together; they count
-//! until their invalidation is complete. Until then, should nothing else have gone, the youngest is
+//! Room: the mapping that reaches the quota evicts a batch of the oldest together; they count until
+//! their invalidation is complete. Until then, should nothing else have gone, the youngest is
 //! refused. So there are never more stale mappings than the quota. The mapper makes room itself,
 //! with a lock held that barriers wait for (`keep`, `make_room`). A place that was taken comes back
-//! to the owner when its mapping is torn down, by whomever: a batch whose invalidation failed may
-//! be left to whoever tears down next.
+//! to the owner when its mapping is torn down, by any thread: a batch whose invalidation failed may
+//! be left to the next thread that tears down.
 //!
 //! Cost of a hit and the release that follows: one locked instruction, two plain stores that others
-//! see, two looks into the index, and about five lines of the core's own. The locked instruction is
-//! what keeps the owner and whoever expires apart; to do without it, those who expire would have to
-//! make the owner's processor finish its stores and loads (as Linux' `membarrier` does), which
+//! see, two reads of the index, and about five lines of the core's own. The locked instruction
+//! arbitrates between the owner and an expiring thread. Without it, an expiring thread would have
+//! to make the owner's processor finish its stores and loads (as Linux' `membarrier` does), which
 //! needs an operating system. Memory, allocated at construction: 76 bytes for each mapping of a
 //! quota that is a power of two.
 //!
@@ -47,14 +47,16 @@ use crate::risk::Counts;
 /// price of an invalidation less.
 const EVICT_MAX: usize = 64;
 
-/// The idle mappings of one core, each with what keeps its IOVA allocated: for a mapper, its pin.
+/// The idle mappings of one core, each with the value that keeps its IOVA allocated: for a mapper,
+/// its pin.
 pub struct OptimisticCache<P = Pinned> {
     slab: Arc<Slab>,
     /// By place: the slot's number. `None` where nothing is kept.
     slots: SlotMap<Option<P>>,
-    /// Places that were taken, by whomever, and were not torn down yet when the owner last looked.
+    /// Places that were taken, by any thread, and were not yet torn down when the owner last
+    /// checked.
     pending_free: Vec<u32>,
-    /// When the owner lets one go.
+    /// Time after which the owner expires a mapping, nanoseconds.
     residency_ns: u64,
     own: Counts,
 }
@@ -73,8 +75,8 @@ impl<P> OptimisticCache<P> {
         }
     }
 
-    /// Whether the look at the oldest mapping can wait. False as well where the clock has gone back
-    /// by so much that what the slab was told would be late.
+    /// Returns whether the check of the oldest mapping can wait. `false` also where the clock has
+    /// gone back by so much that the slab's due time would be late.
     #[inline]
     fn is_early(&self, now_ns: u64) -> bool {
         self.slab.due().wrapping_sub(now_ns).wrapping_sub(1) < self.residency_ns
@@ -101,21 +103,21 @@ impl<P> OptimisticCache<P> {
         None
     }
 
-    /// The mapping of a linked place is taken, by whomever.
+    /// Unlinks a place whose mapping was taken, by any thread.
     #[cold]
     fn lose(&mut self, found: Found) {
         self.slots.take_out(found);
         self.pending_free.push(found.place);
     }
 
-    /// A hit was none.
+    /// Counts a miss.
     #[inline]
     pub fn missed(&mut self) {
         self.own.misses += 1;
     }
 
-    /// A mapping has ended, and is kept where a place is free: `key` and `range` are what it was
-    /// mapped with, on this core or another. Tells whether others have to go: they are due, or no
+    /// Keeps a mapping that has ended, where a place is free: `key` and `range` are those it was
+    /// mapped with, on this core or another. Returns whether others have to go: they are due, or no
     /// place is free for the next.
     ///
     /// # Errors
@@ -136,9 +138,9 @@ impl<P> OptimisticCache<P> {
         Ok(self.slots.is_full() || !self.is_early(now_ns))
     }
 
-    /// Frees the places of mappings that have been torn down, by whomever, and gives their pins to
-    /// `free`: of those taken out and at the old end of the order. Such as others took while older
-    /// ones came wait until these have gone.
+    /// Frees the places of mappings that have been torn down, by any thread, and passes their pins
+    /// to `free`: of those taken out and those at the old end of the order. Places that others took
+    /// behind older ones wait until these have gone.
     pub fn sweep(&mut self, mut free: impl FnMut(P)) {
         while let Some(oldest) = self.slots.oldest()
             && self.slab.slot(oldest).idle_since().is_none()
@@ -158,7 +160,8 @@ impl<P> OptimisticCache<P> {
         });
     }
 
-    /// Takes a linked place out, and its mapping if nobody else has it.
+    /// Takes a linked place out. Takes its mapping too, and returns `true`, unless another thread
+    /// has it.
     fn take(&mut self, place: u32, batch: &mut Batch) -> bool {
         self.slots.take_out(self.slots.locate(place));
         self.pending_free.push(place);
@@ -166,8 +169,8 @@ impl<P> OptimisticCache<P> {
         since_ns.is_some_and(|since_ns| self.slab.take(place, since_ns, batch))
     }
 
-    /// Before or after a release: moves what is due to `batch`; where that is nothing and no place
-    /// is free, the oldest.
+    /// Before or after a release: moves due mappings to `batch`; where none is due and no place is
+    /// free, the oldest.
     #[cold]
     pub fn make_room(&mut self, now_ns: u64, batch: &mut Batch) {
         let before = batch.entries().len();
@@ -221,7 +224,7 @@ impl<P> OptimisticCache<P> {
         Progress::Done
     }
 
-    /// As [`Slab::torn_down`], by the owner, who waits for nobody; and [`sweep`](Self::sweep)s.
+    /// As [`Slab::torn_down`], by the owner, without waiting; and [`sweep`](Self::sweep)s.
     pub fn finish(&mut self, batch: &mut Batch, now_ns: u64, free: impl FnMut(P)) {
         for gone in batch.take() {
             let window = now_ns.saturating_sub(gone.since_ns);
@@ -231,8 +234,8 @@ impl<P> OptimisticCache<P> {
         self.sweep(free);
     }
 
-    /// The mappings of `batch` are somebody else's from here on, `to`'s, each with its pin and when
-    /// it was released: their invalidation failed, and the owner rests.
+    /// Passes the mappings of `batch` to `to`, each with its pin and the time of its release: their
+    /// invalidation failed, and the owner rests. They are not this cache's any more.
     pub fn give_up(&mut self, batch: &mut Batch, mut to: impl FnMut(P, u64)) {
         for gone in batch.take() {
             if let Some(pinned) = self.slots.value_mut(gone.place).take() {
@@ -242,14 +245,13 @@ impl<P> OptimisticCache<P> {
         }
     }
 
-    /// What other threads expire its mappings through.
+    /// The slab, through which other threads expire its mappings.
     pub fn slab(&self) -> Arc<Slab> {
         Arc::clone(&self.slab)
     }
 
-    /// What its owner has done, and the bytes that are the owner's: all beyond what the slab
-    /// counts. `stale_max` is what the owner saw: a mapping that somebody else has torn down is in
-    /// it until the owner meets its slot.
+    /// Counts and bytes of its owner, beyond those of the slab. `stale_max` is as the owner saw it:
+    /// a mapping that another thread has torn down is included until the owner meets its slot.
     pub fn own_counts(&self) -> Counts {
         let pending = self.pending_free.capacity() * size_of::<u32>();
         Counts {
@@ -259,12 +261,13 @@ impl<P> OptimisticCache<P> {
     }
 }
 
-/// When the owner lets a mapping go of which others take what is idle for `residency_ns`.
+/// Time after which the owner expires a mapping, where other threads take mappings that are idle
+/// for `residency_ns`.
 pub fn owners(residency_ns: u64) -> u64 {
     residency_ns - residency_ns / OWNER_LEAD
 }
 
-/// How many go together where `quota` are kept: an eighth, at least 1.
+/// Number of mappings that are evicted together where `quota` are kept: an eighth, at least 1.
 pub fn evicted_together(quota: usize) -> usize {
     (quota / 8).clamp(1, EVICT_MAX)
 }

@@ -110,8 +110,8 @@ impl SharingTable {
         }
     }
 
-    /// One use of a mapping ends. True where others still use it; else the mapping is to be torn
-    /// down.
+    /// Ends one use of a mapping. Returns `true` where others still use it; else the mapping is to
+    /// be torn down.
     pub fn end_use(&self, key: Key, range: IovaRange) -> bool {
         let slots = &mut self.shard(key).lock().slots;
         let Some(found) = slots.find(key) else {
@@ -135,7 +135,7 @@ impl SharingTable {
         true
     }
 
-    /// What happened, since the start, on all cores. `evicted` are the mappings forgotten.
+    /// Counts since the start, of all cores. `evicted` are the mappings forgotten.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts {
             bytes: size_of_val(&*self.shards),

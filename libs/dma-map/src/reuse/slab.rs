@@ -1,5 +1,5 @@
-//! The idle mappings of one core, as every thread sees them: who takes one, by what order of stores
-//! and loads.
+//! The idle mappings of one core, shared by all threads, with the protocol by which exactly one
+//! thread takes each.
 //!
 //! A slot is one idle mapping, in two words: its state and its IOVA range.
 //!
@@ -8,12 +8,12 @@
 //!   OWNED ───────────────────────────────▶ IDLE(t) ───────────────────────────────▶ EXPIRING
 //!     ▲ ▲                                     │                                         │
 //!     │ └────── owner: hit, reuse(t) ─────────┘                                         │
-//!     └──────────────── whoever took it, after the invalidation: finish ────────────────┘
+//!     └─────────── the thread that took it, after the invalidation: finish ─────────────┘
 //! ```
 //! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was
-//! released at time t and is anybody's. Both ways out of it are a compare-and-swap, so exactly one
-//! thread gets it: the owner to hand the mapping out once more, or one thread to tear it down.
-//! *EXPIRING* is the taker's alone.
+//! released at time t and may be taken by any thread. Both ways out of it are a compare-and-swap,
+//! so exactly one thread gets it: the owner to map it again, or one thread to tear it down.
+//! *EXPIRING* belongs to the taker alone.
 //!
 //! Pairs:
 //! * `publish` stores IDLE with release; `take` acquires it. So the taker sees the range (a relaxed
@@ -26,10 +26,9 @@
 //!   reads it after its swap has succeeded: that IDLE(t) may by then be a later idleness with the
 //!   same t does no harm.
 //!
-//! A slot that is EXPIRING says neither by whom nor how far that one has come.
+//! A slot that is EXPIRING does not tell its taker, nor the taker's progress.
 //!
-//! That a slot stays occupied until `finish` is what bounds the stale mappings by the number of
-//! slots.
+//! A slot stays occupied until `finish`. This bounds the stale mappings by the number of slots.
 
 use alloc::boxed::Box;
 
@@ -40,7 +39,7 @@ use super::key::PackedRange;
 use super::{Batch, Expired, OWNER_LEAD, Progress};
 use crate::risk::{Counts, Windows};
 
-/// Of a new slot too.
+/// Also the state of a new slot.
 const OWNED: u64 = 0;
 const EXPIRING: u64 = 1;
 /// Lowest bits of an idle state; the time lies above.
@@ -65,7 +64,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Owner, of an OWNED slot: offers the mapping to everyone.
+    /// Owner, of an OWNED slot: offers the mapping to all threads.
     #[inline]
     pub(super) fn publish(&self, range: PackedRange, since_ns: u64) {
         self.range.store(range.0, Ordering::Relaxed);
@@ -73,15 +72,16 @@ impl Slot {
         self.state.store(idle(since_ns), Ordering::Release);
     }
 
-    /// Since when it is idle, if it is. Only a hint: it orders nothing, `reuse` and `take` decide.
+    /// Returns the time since when it is idle, if it is. Only a hint: it orders nothing, `reuse`
+    /// and `take` decide.
     #[inline]
     pub(super) fn idle_since(&self) -> Option<u64> {
         let state = self.state.load(Ordering::Relaxed);
         (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
     }
 
-    /// Owner: takes back what it has published with the same time. `false`: somebody expires it, or
-    /// has.
+    /// Owner: takes back a mapping that it has published with the same time. `false`: another
+    /// thread expires it, or has.
     #[inline]
     pub(super) fn reuse(&self, since_ns: u64) -> bool {
         let from = idle(since_ns);
@@ -90,21 +90,21 @@ impl Slot {
             .is_ok()
     }
 
-    /// Anyone: takes a mapping that is idle since `since_ns`, to tear it down.
+    /// Any thread: takes a mapping that is idle since `since_ns`, to tear it down.
     #[inline]
     pub(super) fn take(&self, since_ns: u64) -> Option<IovaRange> {
         let from = idle(since_ns);
         self.state
             .compare_exchange(from, EXPIRING, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
-        // Nobody writes it before `finish`.
+        // No thread writes it before `finish`.
         Some(PackedRange(self.range.load(Ordering::Relaxed)).range())
     }
 
-    /// Whoever took it: the mapping is gone, the slot is the owner's.
+    /// Called by the thread that took it: the mapping is gone, the slot is the owner's.
     #[inline]
     pub(super) fn finish(&self) {
-        // Relaxed: the taker itself stored EXPIRING, or got the batch from who did.
+        // Relaxed: the taker itself stored EXPIRING, or got the batch from the thread that did.
         let state = self.state.load(Ordering::Relaxed);
         assert!(
             state == EXPIRING,
@@ -114,27 +114,28 @@ impl Slot {
         self.state.store(OWNED, Ordering::Release);
     }
 
-    /// Whether it is the owner's: an expired one has come back.
+    /// Returns whether it is the owner's: an expired one has come back.
     #[inline]
     pub(super) fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
     }
 }
 
-/// What the owner tells those who look for something to expire. Written by the owner only.
+/// Words by which the owner tells expiring threads whether something may be due. Written by the
+/// owner only.
 #[derive(Default)]
 struct Notice {
     /// Nothing is due for the owner before this time, ns.
     due_ns: AtomicU64,
-    /// How often something was published.
+    /// Number of mappings published.
     published: AtomicU64,
 }
 
-/// What those who expire know together. Its lock is held while they look, not while they tear down.
+/// State shared by the threads that scan for expired mappings. Its lock is held during the scan,
+/// not during the teardown.
 #[derive(Default)]
 struct Outside {
-    /// `Notice::published` when the slots were last looked through, and the oldest that stayed
-    /// then.
+    /// `Notice::published` at the last scan of the slots, and the oldest time that stayed then.
     looked: Option<(u64, u64)>,
     expired: u64,
     windows: Windows,
@@ -164,8 +165,8 @@ impl Slab {
     }
 
     /// Owner: publishes a mapping in the slot of `place`, and counts that. Release, and after the
-    /// slot's own store: who sees the number sees what was published up to it, so that a look
-    /// through the slots misses nothing it answers for.
+    /// slot's own store: a thread that sees the number sees all mappings published up to it, so
+    /// that a scan of the slots misses none that it answers for.
     #[inline]
     pub(super) fn publish(&self, place: u32, range: PackedRange, since_ns: u64) {
         self.slot(place).publish(range, since_ns);
@@ -175,20 +176,20 @@ impl Slab {
             .store(published + 1, Ordering::Release);
     }
 
-    /// Owner: what it has said last.
+    /// Owner: returns the time that it last set.
     #[inline]
     pub(super) fn due(&self) -> u64 {
         self.notice.due_ns.load(Ordering::Relaxed)
     }
 
-    /// Owner: nothing is due before `due_ns`. Relaxed: who sees the value before looks in vain, or
-    /// one call later.
+    /// Owner: nothing is due before `due_ns`. Relaxed: a thread that sees the old value scans
+    /// unnecessarily, or one call later.
     #[inline]
     pub(super) fn set_due(&self, due_ns: u64) {
         self.notice.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
-    /// Anyone: moves the mapping of a place to `batch`, which has room, if it is idle since
+    /// Any thread: moves the mapping of a place to `batch`, which has room, if it is idle since
     /// `since_ns`.
     pub(super) fn take(&self, place: u32, since_ns: u64, batch: &mut Batch) -> bool {
         let taken = self.slot(place).take(since_ns);
@@ -202,23 +203,24 @@ impl Slab {
         taken.is_some()
     }
 
-    /// What is idle since then or longer is due at `now_ns`; `None` while its owner sees to it.
+    /// Returns the release time up to which mappings are due at `now_ns`; `None` while the owner
+    /// expires its own.
     fn last_due(&self, now_ns: u64) -> Option<u64> {
         let last_ns = now_ns.checked_sub(self.residency_ns)?;
         // The owner's own time comes earlier.
         (now_ns >= self.due().saturating_add(self.residency_ns / OWNER_LEAD)).then_some(last_ns)
     }
 
-    /// Whether the last look through the slots has left nothing that is idle since `last_ns`, and
-    /// none has come since.
+    /// Returns whether the last scan of the slots left nothing that is idle since `last_ns`, and no
+    /// mapping has been published since.
     fn has_looked(&self, outside: &Outside, last_ns: u64) -> bool {
         outside.looked.is_some_and(|(published, oldest)| {
             published == self.notice.published.load(Ordering::Acquire) && oldest > last_ns
         })
     }
 
-    /// Takes what is idle since `last_ns` or longer. Slots are looked through in their order, not
-    /// by age.
+    /// Takes mappings that are idle since `last_ns` or longer. The slots are scanned in their
+    /// order, not by age.
     fn collect(&self, outside: &mut Outside, last_ns: u64, batch: &mut Batch) -> Progress {
         let published = self.notice.published.load(Ordering::Acquire);
         let mut oldest_left = u64::MAX;
@@ -239,8 +241,8 @@ impl Slab {
         Progress::Done
     }
 
-    /// What can be seen without the owner: stale mappings now, the number of those that others
-    /// expired, and the windows of those that others tore down.
+    /// Counts that need no owner: stale mappings now, the number of those that others expired, and
+    /// the windows of those that others tore down.
     pub fn counts(&self) -> Counts {
         let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
         let outside = self.outside.lock();
@@ -255,10 +257,10 @@ impl Slab {
     }
 
     /// Moves the mappings whose residency has ended to `batch`. Returns at once, `Done`, where
-    /// another thread looks.
+    /// another thread scans.
     ///
-    /// While the owner is busy and expires its own, this reads one line. Otherwise it looks through
-    /// all slots once for each time that something was published or has become due.
+    /// While the owner is busy and expires its own, this reads one line. Otherwise it scans all
+    /// slots once for each time that something was published or has become due.
     pub fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
         let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
@@ -272,33 +274,34 @@ impl Slab {
         self.collect(&mut outside, last_ns, batch)
     }
 
-    /// Whether [`expire`](Self::expire) would find something at `now_ns`, were nobody else at it.
-    /// Waits for nobody and allocates nothing: an interrupt may ask, whatever it has interrupted.
+    /// Returns whether [`expire`](Self::expire) would find something at `now_ns` if no other thread
+    /// scans. Never waits and allocates nothing: an interrupt may call it, whatever it has
+    /// interrupted.
     pub fn is_due(&self, now_ns: u64) -> bool {
         let Some(last_ns) = self.last_due(now_ns) else {
             return false;
         };
-        // What the last look found saves one; the slots themselves tell without a lock.
+        // The result of the last scan saves one; the slots can be read without a lock.
         let outside = self.outside.try_lock();
         let has_looked = outside.is_some_and(|outside| self.has_looked(&outside, last_ns));
         let mut idle = self.slots.iter().filter_map(Slot::idle_since);
         !has_looked && idle.any(|since_ns| since_ns <= last_ns)
     }
 
-    /// Moves every idle mapping to `batch`. Once it has answered `Done`, what was idle at the call
-    /// is in `batch`, or in one that another thread or the owner has filled and not reported as
-    /// torn down; it may wait for others who look. Who wants to know when *those* are torn down
-    /// agrees with them on a lock: `Leaving` in the mapper's `lines.rs`.
+    /// Moves every idle mapping to `batch`. Once it has returned `Done`, each mapping that was idle
+    /// at the call is in `batch`, or in one that another thread or the owner has filled and not
+    /// reported as torn down. It may wait for other scanning threads. A caller that has to know
+    /// when *those* are torn down uses a common lock: `Leaving` in the mapper's `lines.rs`.
     pub fn drain(&self, batch: &mut Batch) -> Progress {
-        // Whoever holds it looks, and calls nothing that waits. To answer `Done` instead would be
-        // wrong: it may just count.
+        // The holder of the lock scans, and calls nothing that waits. To return `Done` instead
+        // would be wrong: it may only be counting.
         let mut outside = self.outside.lock();
         self.collect(&mut outside, u64::MAX, batch)
     }
 
-    /// No device can use the mappings of `batch` any more: their entries are cleared and the
-    /// invalidation that covers them is complete. Empties the batch; until then they count as
-    /// stale.
+    /// Reports that no device can use the mappings of `batch` any more: their entries are cleared
+    /// and the invalidation that covers them is complete. Empties the batch; until then they count
+    /// as stale.
     ///
     /// # Panics
     /// A mapping of the batch was not taken from here, or is reported twice: a mistake of the

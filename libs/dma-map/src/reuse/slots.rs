@@ -1,10 +1,10 @@
 //! A fixed number of places for mappings, found by key and ordered by age: plain memory of one
 //! owner.
 //!
-//! A place is free, or *indexed* (found by its key), or taken out (neither: whoever took it gives
-//! it back). An indexed place may be *linked* into the order, oldest first. Nothing is allocated
-//! after construction; links are numbers of places, free places hang on each other (the last given
-//! back is the first taken, being warm).
+//! A place is free, or *indexed* (found by its key), or taken out (neither: the thread that took it
+//! gives it back). An indexed place may be *linked* into the order, oldest first. Nothing is
+//! allocated after construction. Links are numbers of places. Free places form a list (the last
+//! given back is the first taken, being warm).
 //!
 //! The index is a hash table of chains, at least two for each place. One page is often mapped many
 //! times at once (packets that share it), so mappings of one key are many: they form a stack, and
@@ -109,7 +109,7 @@ impl<T: Default> SlotMap<T> {
         }
     }
 
-    /// How many places there are.
+    /// Number of places.
     pub fn places(&self) -> usize {
         self.nodes.len()
     }
@@ -168,7 +168,7 @@ impl<T: Default> SlotMap<T> {
         }
     }
 
-    /// Where `top` was found the chain leads to `place` from now on.
+    /// Makes the chain lead to `place` where `top` was found.
     #[inline(always)]
     fn set_top(&mut self, top: Found, place: u32) {
         match self.nodes.get_mut(top.before as usize) {
@@ -184,7 +184,7 @@ impl<T: Default> SlotMap<T> {
         (found.place != NIL).then_some(found)
     }
 
-    /// How to take out an indexed place.
+    /// Returns the position of an indexed place, for its removal.
     pub fn locate(&self, place: u32) -> Found {
         Found {
             place,
@@ -192,7 +192,7 @@ impl<T: Default> SlotMap<T> {
         }
     }
 
-    /// Makes the place unfindable.
+    /// Removes the place from the index.
     #[inline(always)]
     fn unindex(&mut self, found: Found) {
         let &Node {
@@ -263,7 +263,7 @@ impl<T: Default> SlotMap<T> {
         (self.oldest != NIL).then_some(self.oldest)
     }
 
-    /// What is kept at a place.
+    /// The value kept at a place.
     #[inline(always)]
     pub fn value_mut(&mut self, place: u32) -> &mut T {
         &mut self.nodes[place as usize].value

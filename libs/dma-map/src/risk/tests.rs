@@ -34,7 +34,7 @@ fn a_contract_names_the_bound_that_broke() {
 }
 
 #[test]
-fn what_counts_nothing_is_not_in_the_debugging_output() {
+fn empty_buckets_are_absent_from_debug_output() {
     let mut windows = Windows::EMPTY;
     assert_eq!(format!("{windows:?}"), "Windows { max_ns: 0, buckets: {} }");
     for ns in [0, 1, 5, 6, u64::MAX] {

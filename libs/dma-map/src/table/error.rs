@@ -1,4 +1,5 @@
-//! What can go wrong. Every error leaves the mappings as they were, except where it says otherwise.
+//! Errors of tables and other back ends. Every error leaves the mappings as they were, except where
+//! it says otherwise.
 
 use core::convert::Infallible;
 
@@ -6,7 +7,7 @@ use address::{Iova, PhysAddr};
 use iova::IovaRange;
 use thiserror::Error;
 
-/// A table that cannot be made.
+/// Reason why a table cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// The format has no tables of so many levels.
@@ -26,11 +27,11 @@ pub enum ConfigError {
     OutOfTables,
 }
 
-/// Why a range was not mapped. `E` is the back end's own error
+/// Reason why a range was not mapped. `E` is the back end's own error
 /// ([`IoMap::Error`](super::IoMap::Error)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MapError<E = Infallible> {
-    /// The range reaches past what the table translates.
+    /// The range reaches past the addresses that the table translates.
     #[error("iova: {range} reaches past the {width} bits of the table")]
     IovaTooWide {
         /// The range given.
@@ -44,7 +45,7 @@ pub enum MapError<E = Infallible> {
         /// The address given.
         phys: PhysAddr,
     },
-    /// The memory reaches past what an entry can hold.
+    /// The memory reaches past the addresses that an entry can hold.
     #[error("phys: {pages} pages from {phys:#x} reach past the {width} bits of an entry")]
     PhysTooWide {
         /// The address given.
@@ -78,7 +79,7 @@ pub enum MapError<E = Infallible> {
         max: u64,
     },
     /// The back end has no room for another mapping, and would have if others went: a limit on
-    /// their number or on pinned memory. A mapper gives back what it keeps idle, and tries once
+    /// their number or on pinned memory. A mapper gives back its idle mappings, and tries once
     /// more.
     #[error("the back end is full")]
     Full(#[source] E),
@@ -87,10 +88,10 @@ pub enum MapError<E = Infallible> {
     Backend(#[source] E),
 }
 
-/// Why a range was not unmapped. `E` as in [`MapError`].
+/// Reason why a range was not unmapped. `E` as in [`MapError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UnmapError<E = Infallible> {
-    /// The range reaches past what the table translates.
+    /// The range reaches past the addresses that the table translates.
     #[error("iova: {range} reaches past the {width} bits of the table")]
     IovaTooWide {
         /// The range given.

@@ -1,4 +1,4 @@
-//! What an entry looks like: the part of a table that differs between IOMMUs.
+//! Layout of entries: the part of a table that differs between IOMMUs.
 //!
 //! All formats here share the shape of x86: tables of 4 KiB with 512 entries of 8 bytes, 4 KiB
 //! pages at level 1, 512 times as much per entry at each level above, the frame number in bits 12
@@ -32,7 +32,7 @@ pub const fn entry_pages(level: u32) -> u64 {
     1 << (INDEX_BITS * (level - 1))
 }
 
-/// What an entry says; `T` is what it says of a table.
+/// Meaning of an entry; `T` stands for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<T = PhysAddr> {
     /// Nothing: requests fault.
@@ -48,7 +48,7 @@ pub enum Entry<T = PhysAddr> {
 pub struct Leaf {
     /// First byte of the page.
     pub phys: PhysAddr,
-    /// What the device may do there.
+    /// Accesses that the device may make there.
     pub access: Access,
 }
 
@@ -63,11 +63,11 @@ pub trait Format: sealed::Sealed + Send + Sync + 'static {
     const LEAF: u64;
     /// Set in a leaf above level 1 as well.
     const LARGE: u64;
-    /// Where a leaf says what the device may do: two bits, reads and then writes.
+    /// Position of the permission in a leaf: two bits, reads and then writes.
     const ACCESS_SHIFT: u32;
     /// Set in an entry that leads to a table.
     const TABLE: u64;
-    /// Where it says the level of that table, if it does.
+    /// Position of the level of that table in the entry, if it has one.
     const NEXT_LEVEL_SHIFT: Option<u32>;
     /// The bits that tell a table from a leaf.
     const KIND: u64;
@@ -102,7 +102,7 @@ pub trait Format: sealed::Sealed + Send + Sync + 'static {
         PhysAddr::new(entry & ADDR)
     }
 
-    /// What an entry of a table at `level` says.
+    /// Decodes an entry of a table at `level`.
     #[inline]
     fn decode(entry: u64, level: u32) -> Entry {
         if entry == 0 {

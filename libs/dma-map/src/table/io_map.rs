@@ -1,4 +1,5 @@
-//! What a mapper changes translations through: a page table of our own, or a kernel that has one.
+//! Interface through which a mapper changes translations: a page table of its own, or one in a
+//! kernel.
 //!
 //! | back end | `map`, `unmap` | `phys` is | invalidator |
 //! |---|---|---|---|
@@ -6,10 +7,10 @@
 //! | VFIO type 1 (crate `vfio`) | `VFIO_IOMMU_MAP_DMA`; a record | a virtual address of this process | `VFIO_IOMMU_UNMAP_DMA` |
 //! | iommufd | `IOMMU_IOAS_MAP`; a record | a virtual address of this process | `IOMMU_IOAS_UNMAP` |
 //!
-//! A kernel's unmap returns after the kernel has invalidated. Made by `unmap` it would leave
-//! nothing to put off, so it is the invalidator that makes it, for neighbours at once; `unmap`
-//! notes it. A kernel has no query for what is mapped: the record is for [`lookup`](IoMap::lookup)
-//! as well.
+//! A kernel's unmap returns after the kernel has invalidated. If `unmap` called it, nothing would
+//! be left to defer; so the invalidator calls it, for neighbours at once, and `unmap` only records
+//! the range. A kernel has no query for mappings: the record is for [`lookup`](IoMap::lookup) as
+//! well.
 
 use address::{Iova, PhysAddr};
 use iova::{Access, IovaRange};
@@ -18,14 +19,16 @@ use super::{MapError, Translation, UnmapError};
 
 /// The translations of one IOVA space, shared by all cores.
 ///
-/// Whoever maps or unmaps a range **owns** its IOVAs for the time of the call: they are allocated
-/// to the caller, or pinned, and nobody else maps or unmaps them. Calls for different IOVAs run
-/// side by side. A caller who breaks this may find a mapping lost or doubled; errors are exact only
-/// for owners. A lookup may be for what is nobody's, and finds what was true at some moment.
+/// The caller that maps or unmaps a range **owns** its IOVAs for the time of the call: they are
+/// allocated to it, or pinned, and no other thread maps or unmaps them. Calls for different IOVAs
+/// run side by side. A caller that breaks this may find a mapping lost or doubled; errors are exact
+/// only for owners. A lookup may be for IOVAs that no caller owns, and finds what was true at some
+/// moment.
 ///
 /// Ranges are whole pages of 4 KiB. Neither `map` nor `unmap` need invalidate anything: that is the
-/// [`Invalidator`](crate::invalidate::Invalidator)'s part. What `unmap` has written is visible to
-/// whoever sees a store that the caller makes later (the tail of an invalidation queue).
+/// [`Invalidator`](crate::invalidate::Invalidator)'s part. The writes of `unmap` are visible to a
+/// device or core that sees a store that the caller makes later (the tail of an invalidation
+/// queue).
 ///
 /// ```
 /// use dma_map::IoMap;
@@ -44,7 +47,12 @@ use super::{MapError, Translation, UnmapError};
 /// impl IoMap for Kernel {
 ///     type Error = Errno;
 ///
-///     fn map(&self, range: IovaRange, phys: PhysAddr, access: Access) -> Result<(), MapError<Errno>> {
+///     fn map(
+///         &self,
+///         range: IovaRange,
+///         phys: PhysAddr,
+///         access: Access,
+///     ) -> Result<(), MapError<Errno>> {
 ///         match ioctl_map(range, phys, access) {
 ///             0 => Ok(()),
 ///             ENOSPC => Err(MapError::Full(Errno(ENOSPC))), // `dma_entry_limit`
@@ -68,9 +76,8 @@ use super::{MapError, Translation, UnmapError};
 /// # assert!(matches!(Kernel.map(range, PhysAddr::new(0), Access::Read), Err(MapError::Full(_))));
 /// ```
 pub trait IoMap: Send + Sync {
-    /// What the back end says when it refuses, an ioctl's errno for instance;
-    /// [`Infallible`](core::convert::Infallible) where nothing but the caller's mistakes can go
-    /// wrong.
+    /// Error of the back end, an ioctl's errno for instance;
+    /// [`Infallible`](core::convert::Infallible) where only the caller's mistakes cause errors.
     type Error: core::error::Error + Send + Sync + 'static;
 
     /// Maps all of `range` to the memory from `phys` on, which begins a page. All or nothing.
@@ -88,13 +95,13 @@ pub trait IoMap: Send + Sync {
     ///
     /// A mapper unmaps only **whole** mappings: the ranges of one or several calls of
     /// [`map`](Self::map), one behind the other, never a part of one. (VFIO type 1 version 2 and
-    /// iommufd refuse parts.) It may ask for pages behind a mapping's last that are not mapped,
+    /// iommufd refuse parts.) It may include pages behind a mapping's last that are not mapped,
     /// where its own caller has given a wrong length: that has to be refused.
     ///
     /// # Errors
     /// [`UnmapError`]; nothing is unmapped then.
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<Self::Error>>;
 
-    /// Where `iova` goes now. The caller owns it, or holds it pinned.
+    /// Returns the translation of `iova` now. The caller owns it, or holds it pinned.
     fn lookup(&self, iova: Iova) -> Option<Translation>;
 }

@@ -1,5 +1,5 @@
-//! Where table pages come from: [`HostMemory`], or whatever else implements [`TableMemory`]: a
-//! kernel's page allocator and its direct map, a huge page, a region of a guest.
+//! Sources of table pages: [`HostMemory`], or another implementation of [`TableMemory`]: a kernel's
+//! page allocator and its direct map, a huge page, a region of a guest.
 //!
 //! `alloc` and `free` are called when a table is installed or released, so seldom; `entries` is on
 //! the path of every walk.
@@ -24,13 +24,12 @@ pub use self::host::HostMemory;
 /// A page of entries. Devices read it at any time, so every access is atomic.
 pub type Table = [AtomicU64; ENTRIES];
 
-/// A source of table pages, which knows where the CPU finds the page that a device finds at an
-/// address.
+/// A source of table pages, which maps the address that a device uses for a page to the CPU's.
 ///
 /// # Safety
-/// `alloc` gives a page that is aligned to its size, has at most 52 address bits, is nobody else's
-/// until it is freed, and reads as zeros. `entries` gives that page for that address, the same
-/// memory each time.
+/// `alloc` gives a page that is aligned to its size, has at most 52 address bits, belongs to no
+/// other user until it is freed, and reads as zeros. `entries` gives that page for that address,
+/// the same memory each time.
 pub unsafe trait TableMemory: Send + Sync {
     /// A page of zeros; `None` where there is none. The address is not 0.
     fn alloc(&self) -> Option<PhysAddr>;
@@ -107,9 +106,9 @@ mod host {
         }
     }
 
-    // SAFETY: `alloc_zeroed` gives pages of that size and alignment, zeroed, nobody else's; pooled
-    // ones are zeroed again; addresses above 52 bits are not given out. The pointer is its address,
-    // so `entries` gives the same memory.
+    // SAFETY: `alloc_zeroed` gives pages of that size and alignment, zeroed, with no other user;
+    // pooled ones are zeroed again; addresses above 52 bits are not given out. The pointer is its
+    // address, so `entries` gives the same memory.
     unsafe impl TableMemory for HostMemory {
         fn alloc(&self) -> Option<PhysAddr> {
             if let Some(page) = self.0.lock().pop() {
@@ -140,7 +139,7 @@ mod host {
             drop(pool);
             let memory = ptr::with_exposed_provenance_mut(page.raw() as usize);
             // SAFETY: the caller promises that it came from `alloc`, so from `alloc_zeroed` with
-            // this layout, and that nobody uses it.
+            // this layout, and that it is no longer used.
             unsafe { dealloc(memory, PAGE) };
         }
 
@@ -157,8 +156,8 @@ mod host {
         fn drop(&mut self) {
             for page in self.0.get_mut().drain(..) {
                 let memory = ptr::with_exposed_provenance_mut(page.raw() as usize);
-                // SAFETY: pages in the pool came from `alloc_zeroed` with this layout and nobody
-                // uses them.
+                // SAFETY: pages in the pool came from `alloc_zeroed` with this layout and are not
+                // used.
                 unsafe { dealloc(memory, PAGE) };
             }
         }

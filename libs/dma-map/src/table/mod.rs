@@ -1,14 +1,14 @@
-//! IO page tables: what a device's addresses go through, changed by many cores while the device
+//! IO page tables: they translate a device's addresses, and many cores change them while the device
 //! reads them.
 //!
 //! A tree of tables of 512 entries, 3 to 5 levels high, with leaves of 4 KiB, 2 MiB and 1 GiB, in
 //! the format of Intel VT-d's second level or AMD's version 1 ([`format`](mod@format)).
 //!
-//! # How work flows
+//! # Flow
 //! [`IoMap::map`] and [`unmap`](IoMap::unmap) take an IOVA range that the caller **owns**: an
-//! allocator gave it to nobody else. So a leaf is written by a look and a plain store, and only
-//! tables, which owners of different ranges share, are installed by compare-and-swap; who loses
-//! gives its page back. Nobody waits for anybody.
+//! allocator gave it to no other caller. So a leaf is written by a load, to check it, and a plain
+//! store. Only tables, which owners of different ranges share, are installed by compare-and-swap; a
+//! core that loses the race gives its page back. No core waits for another.
 //!
 //! Tables that become empty stay, until the owner of all their IOVAs, usually the allocator that
 //! got a whole chunk of 512 pages back, calls [`retire_leaf`](PageTable::retire_leaf): no walk
@@ -25,11 +25,11 @@
 //! 2015).
 //!
 //! # Parts
-//! [`format`](mod@format) what an entry is; [`memory`] where pages come from; `tree` the entries
-//! and why following them is sound (with `memory`, all of the unsafe code); `radix` what a call
-//! does to the tree; `tests/model.rs` the loom models.
+//! [`format`](mod@format) the layout of an entry; [`memory`] the sources of pages; `tree` the
+//! entries and the reasons why following them is sound (with `memory`, all of the unsafe code);
+//! `radix` the changes that a call makes to the tree; `tests/model.rs` the loom models.
 //!
-//! # What it costs
+//! # Cost
 //! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a
 //! store; `p256_alone_lock_free_1thr_ns` of `make bench-dma` (a loop over the levels instead of the
 //! unrolled walk was slower). `cargo run --release -p dma-peers --example map_unmap`. Cores that
@@ -83,14 +83,14 @@ pub use memory::HostMemory;
 pub use memory::{Table, TableMemory};
 pub use tree::IoPageTable;
 
-/// Where an address goes.
+/// Translation of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// Where that very byte goes.
+    /// Physical address of that byte.
     pub phys: PhysAddr,
-    /// What the device may do there.
+    /// Accesses that the device may make there.
     pub access: Access,
-    /// Size of the leaf that says so, in pages of 4 KiB: 1, 512 or 512 × 512.
+    /// Size of the leaf that maps it, in pages of 4 KiB: 1, 512 or 512 × 512.
     pub leaf_pages: u64,
 }
 
@@ -122,29 +122,29 @@ pub struct RetiredTable {
 }
 
 impl RetiredTable {
-    /// What the table translated: the range to invalidate, page-walk caches included.
+    /// The range that the table translated: to be invalidated, page-walk caches included.
     pub fn range(&self) -> IovaRange {
         self.range
     }
 }
 
 /// A tree of tables that the IOMMU walks. [`map`](IoMap::map) takes the largest leaves that
-/// alignment, the configuration and existing tables allow, and adds no table page where it fails;
+/// alignment, the configuration and existing tables allow, and adds no table page where it fails.
 /// [`unmap`](IoMap::unmap) takes any range that covers no part of a leaf, and leaves tables where
-/// they are. [`lookup`](IoMap::lookup) may also be asked for what is nobody's, and finds what was
-/// true at some moment of the call, as long as no table that was there when it began is
+/// they are. [`lookup`](IoMap::lookup) may also be called for IOVAs that no caller owns, and finds
+/// what was true at some moment of the call, as long as no table that was there when it began is
 /// [released](Self::release) before it ends.
 #[expect(
     unsafe_code,
     reason = "giving a table page back rests on what the device still holds"
 )]
 pub trait PageTable: IoMap {
-    /// The page of the root table, for the device's context entry. Whoever gives it to a device
+    /// The page of the root table, for the device's context entry. Code that gives it to a device
     /// takes it away again, and waits for the invalidation, before the table is dropped: its pages
     /// are freed then.
     fn root(&self) -> PhysAddr;
 
-    /// Pages by level. Exact when nobody maps at the time.
+    /// Pages by level. Exact while no core maps.
     fn stats(&self) -> TableStats;
 
     /// Whether there is a table that translates exactly `chunk`, which
@@ -159,8 +159,8 @@ pub trait PageTable: IoMap {
     ///
     /// # Safety
     /// No other call maps or unmaps an IOVA of `chunk` from here until this call returns, and none
-    /// that began before is running: whoever does holds the IOVA allocated or pinned, and here
-    /// nobody does. A lookup is over before the `release`.
+    /// that began before is running: such a caller holds the IOVA allocated or pinned, and here no
+    /// caller does. A lookup is over before the `release`.
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable>;
 
     /// Gives the page of a retired table back to the memory.

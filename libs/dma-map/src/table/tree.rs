@@ -1,20 +1,20 @@
-//! The tree of tables: all that follows or changes an entry, and the whole argument why following
-//! one is sound.
+//! The tree of tables: all code that follows or changes an entry, and the whole argument why
+//! following one is sound.
 //!
 //! **Invariant.** Every entry that [`Format::is_table`] recognizes, in any table reachable from the
 //! root, holds the address of a page that came from this tree's memory and is not freed. It holds
 //! because
 //! * entries are written only here, as 0, as what `Format::leaf` makes (which is never taken for a
 //!   table: formats are sealed and tested), or by [`Node::install`] with a fresh page;
-//! * a page leaves the tree only by [`PageTable::retire_leaf`], whose caller promises that nobody
+//! * a page leaves the tree only by [`PageTable::retire_leaf`], whose caller promises that no core
 //!   walks its range, and is freed only by [`PageTable::release`], after that;
 //! * new pages are published by a *release* compare-and-swap and entries are loaded by *acquire*,
-//!   so whoever finds the page finds its zeros too. With a relaxed swap it may find what the page
-//!   held before: entries of a table that is gone. (`tests/model.rs` makes that mistake on
+//!   so a core that finds the page finds its zeros too. With a relaxed swap it may find the page's
+//!   old contents: entries of a table that is gone. (`tests/model.rs` makes that mistake on
 //!   purpose.)
 //!
-//! A [`Node`] is a table in use by a call. It does not outlive the call, which is what makes
-//! "nobody walks" a promise that owners of IOVAs can make.
+//! A [`Node`] is a table in use by a call. It does not outlive the call. Therefore owners of IOVAs
+//! can promise that no core walks them.
 #![expect(
     unsafe_code,
     reason = "follows table entries to pages, and frees pages when no device holds them"
@@ -104,7 +104,7 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
         Ok(tree)
     }
 
-    /// Where its pages come from.
+    /// The memory of its pages.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -211,7 +211,7 @@ impl<F: Format, M: TableMemory> IoPageTable<F, M> {
             if let Entry::Table(child) = node.behind(entry) {
                 self.free_below(child);
                 // SAFETY: named by an entry, so live by the invariant; called from `drop` only,
-                // which is alone with the tree and does not look at this entry again. Devices: see
+                // which is alone with the tree and does not read this entry again. Devices: see
                 // `PageTable::root`.
                 unsafe { self.memory.free(F::phys(entry)) };
             }
@@ -249,14 +249,13 @@ impl<F: Format, M: TableMemory> PageTable for IoPageTable<F, M> {
         let Entry::Table(child) = above.behind(entry) else {
             return None;
         };
-        // Acquire: pairs with the release of whoever cleared an entry, so that its later stores to
-        // the page (there are none) could not follow it into the free list.
+        // Acquire: pairs with the release by the core that cleared an entry, so that its later
+        // stores to the page (there are none) could not follow it into the free list.
         let is_empty = |entry: &AtomicU64| entry.load(Ordering::Acquire) == 0;
         if !child.table.iter().all(is_empty) {
             return None;
         }
-        // Fails if somebody else retired it at the same time. Release: the invalidation comes
-        // after.
+        // Fails if another core retired it at the same time. Release: the invalidation comes after.
         slot.compare_exchange(entry, 0, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         self.counters.retired.fetch_add(1, Ordering::Relaxed);
@@ -287,8 +286,8 @@ impl<F: Format, M: TableMemory> Drop for IoPageTable<F, M> {
 }
 
 impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
-    /// The lowest table there is, at `level` or above, through which all walks for pages `first` to
-    /// `last` go.
+    /// Returns the lowest existing table, at `level` or above, through which all walks for pages
+    /// `first` to `last` go.
     pub(super) fn lowest(mut self, first: u64, last: u64, level: u32) -> Self {
         while self.level > level
             && (first ^ last) < entry_pages(self.level)
@@ -299,7 +298,8 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         self
     }
 
-    /// Where a walk for `page` ends: the last table, and the leaf that its entry is, if it is one.
+    /// Returns the end of a walk for `page`: the last table, and the leaf that its entry is, if it
+    /// is one.
     pub(super) fn walk(mut self, page: u64) -> (Self, Option<Leaf>) {
         loop {
             match self.child(page) {
@@ -322,9 +322,9 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         &self.table[first_at..first_at + (last - first) as usize + 1]
     }
 
-    /// What lies behind the entry of `page`.
+    /// Decodes the entry of `page`.
     fn child(&self, page: u64) -> Entry<Self> {
-        // Acquire: pairs with `install`; what is behind a table entry is seen with the entry.
+        // Acquire: pairs with `install`; the contents of a table are seen with its entry.
         self.behind(self.slot(page).load(Ordering::Acquire))
     }
 
@@ -350,16 +350,17 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
         // Release: pairs with the acquire of every walk; the page's zeros go first.
         match (self.slot(page)).compare_exchange(0, entry, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => self.tree.count_table(self.level - 1),
-            // Nobody has seen our page: back to the reserve, which frees what is left over.
+            // No other core has seen this page: back to the reserve, which frees its leftovers.
             Err(_) => reserve.pages.push(table),
         }
         true
     }
 
-    /// The first of the leaf table's pages `first` to `last` that is mapped, or that is not.
+    /// Returns the first of the leaf table's pages `first` to `last` that is mapped, or that is
+    /// not.
     #[inline]
     pub(super) fn find(&self, first: u64, last: u64, is_mapped: bool) -> Option<u64> {
-        // Relaxed: the caller owns the IOVAs, so nobody else writes these entries, and whatever
+        // Relaxed: the caller owns the IOVAs, so no other core writes these entries, and whatever
         // gave the caller the IOVAs ordered the last owner's stores before.
         let mut slots = self.slots(first, last).iter();
         let found = slots.position(|slot| (slot.load(Ordering::Relaxed) != 0) == is_mapped)?;
@@ -399,7 +400,7 @@ impl<'t, F: Format, M: TableMemory> Node<'t, F, M> {
     }
 }
 
-/// Pages for tables, allocated before anything changes; what is left is freed.
+/// Pages for tables, allocated before anything changes; those not used are freed.
 pub(super) struct Reserve<'t, F: Format, M: TableMemory> {
     tree: &'t IoPageTable<F, M>,
     pages: Vec<PhysAddr>,

@@ -12,7 +12,7 @@ use crate::turns::Cores;
 use crate::world::{Worker, World, attend, end};
 
 const CORES: usize = 3;
-/// Operations of one run: what one mapper sees.
+/// Operations of one run, on one mapper.
 const EACH: u64 = 1_500;
 
 fn policies() -> Vec<Policy> {
@@ -40,7 +40,8 @@ fn space() -> Aperture {
     Aperture::new(IovaPfn::new(1), last, &[]).expect("pages")
 }
 
-/// One mapper and all who use it. Gives its operations and the barriers among them.
+/// Runs one mapper with all its users. Returns the number of its operations and of the barriers
+/// among them.
 fn run<A: IovaAllocator + 'static>(allocator: A, policy: Policy, seed: u64) -> (u64, u64)
 where
     A::Core: 'static,
@@ -121,7 +122,7 @@ fn look_twice(operations: u64) {
 }
 
 #[test]
-fn what_was_unmapped_before_a_barrier_is_out_of_reach_after_it() {
+fn mappings_unmapped_before_a_barrier_are_out_of_reach_after_it() {
     look_twice(if cfg!(debug_assertions) {
         100_000
     } else {

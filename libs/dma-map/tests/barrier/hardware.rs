@@ -1,5 +1,6 @@
-//! What a mapper works with, as it may behave at its worst: hardware that takes its time, fails and
-//! completes in any order, and a clock and a table at which a core may be stopped.
+//! Hardware, clock and table of a mapper, as they may behave at their worst: hardware that takes
+//! its time, fails and completes in any order, and a clock and a table at which a core may be
+//! stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use iova::{Access, IovaRange};
 
 use crate::turns::{Place, Random, at_once, point};
 
-/// Which invalidations fail.
+/// Invalidations that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
     None,
@@ -27,10 +28,10 @@ pub enum Failing {
 
 struct Pending {
     commands: Vec<Command>,
-    /// Carried out already; not yet answered.
+    /// Carried out already, but not yet reported.
     is_obeyed: bool,
     fails: bool,
-    /// Looks until it answers.
+    /// Polls until it is reported.
     looks: u64,
 }
 
@@ -70,7 +71,7 @@ impl Hardware {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What becomes of batches submitted from now on.
+    /// Sets the outcome of batches submitted from now on.
     pub fn set_failing(&self, failing: Failing) {
         self.state().failing = failing;
     }
@@ -159,7 +160,7 @@ impl Invalidator for Hardware {
     }
 }
 
-/// Time that stands still until it is told otherwise.
+/// Clock that stands still until it is advanced.
 #[derive(Default)]
 pub struct Time(pub ManualClock);
 

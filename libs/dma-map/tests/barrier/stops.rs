@@ -1,5 +1,5 @@
-//! Stops that let something through once, or would have: each core goes exactly as far as the test
-//! says.
+//! Stops that broke a barrier once, or would have: each core runs exactly to the step that the test
+//! names.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -167,9 +167,9 @@ fn flush_waits_for_an_owner_that_evicts() {
     }
 }
 
-/// While somebody waits for a core's teardown, a tick does not, and nobody who asks for the risk.
+/// While a flush waits for a core's teardown, neither a tick nor a report of the risk waits.
 #[test]
-fn a_tick_and_a_report_wait_for_nobody() {
+fn tick_and_report_do_not_wait_for_a_teardown() {
     let world = world(Policy::optimistic(256));
     let mut owner = core(&world, 0);
     let mapping = map(&world, &mut owner, 1);
@@ -243,7 +243,7 @@ fn the_next_owners_ticket_does_not_cover_what_a_dropped_core_left() {
             "A is reached, and forgotten"
         );
     }
-    // A tick sees to it when its time has come, although no core has anything to flush.
+    // A tick flushes it when its age is reached, although no core has anything to flush.
     next.park().expect("the hardware answers");
     world.time.0.pass(11 * MS);
     world.mapper.tick(11 * MS).expect("the hardware answers");
@@ -256,7 +256,7 @@ fn the_next_owners_ticket_does_not_cover_what_a_dropped_core_left() {
 
 /// The same where the flush of a window failed.
 #[test]
-fn what_a_dropped_core_left_is_counted_until_it_is_covered() {
+fn work_of_a_dropped_core_is_counted_until_covered() {
     let age = Duration::from_millis(10);
     let window = Window { entries: 2, age };
     for teardown in [

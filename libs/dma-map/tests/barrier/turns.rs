@@ -1,9 +1,9 @@
 //! Cores as coroutines of one thread: one runs, the others are stopped, each at a step of its own,
-//! for as long as the test likes. What happens is a matter of the seed alone.
+//! for as long as the test likes. The seed alone determines the run.
 //!
-//! Steps are what [`point`] is called at (inside the invalidator, the clock, the table), and every
-//! lock taken and every look of a wait in `lines`, `iova` and `dma-map` (`lines::hooks`). Between
-//! two steps nobody else runs: orders of single accesses are shuttle's and loom's part.
+//! Steps are the calls of [`point`] (inside the invalidator, the clock, the table), and every lock
+//! taken and every poll of a wait in `lines`, `iova` and `dma-map` (`lines::hooks`). Between two
+//! steps no other core runs: orders of single accesses are shuttle's and loom's part.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -12,7 +12,7 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use lines::hooks::{self, Step};
 
-/// Where a core stops.
+/// Step at which a core stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// About to hand the hardware a batch, or just after it.
@@ -29,7 +29,7 @@ pub enum Place {
     Unmapped,
     /// About to take a lock.
     Lock,
-    /// Waiting for somebody.
+    /// Waiting for another core.
     Wait,
 }
 
@@ -60,9 +60,9 @@ std::thread_local! {
     /// Of the core that runs; null where none does.
     static RUNNING: Cell<*const Stop> = const { Cell::new(ptr::null()) };
     static RANDOM: RefCell<Random> = RefCell::new(Random::new(0));
-    /// Steps that the core that runs still passes by.
+    /// Steps that the running core takes before it stops again.
     static LEFT: Cell<u64> = const { Cell::new(0) };
-    /// A core stops at every so many steps, about; at every one where this is 1, at none but waits
+    /// A core stops at every so many steps, about; at every one where this is 1, only at waits
     /// where it is 0.
     static EVERY: Cell<u64> = const { Cell::new(1) };
 }
@@ -86,13 +86,13 @@ pub fn point(place: Place) {
     if EVERY.get() > 1 {
         LEFT.set(any(2 * EVERY.get()));
     }
-    // SAFETY: not null, it is what `Cores::resume` was told by the coroutine that runs now, on
-    // whose stack this call is: its yielder lives until its closure returns, and `resume` takes the
-    // pointer away when the coroutine stops or ends.
+    // SAFETY: not null, it is the pointer that the running coroutine gave to `Cores::resume`, and
+    // this call is on that coroutine's stack: its yielder lives until its closure returns, and
+    // `resume` takes the pointer away when the coroutine stops or ends.
     unsafe { (*running).suspend(place) };
 }
 
-/// Runs `act` without a stop, as long as nobody has to be waited for. `None` where somebody had to.
+/// Runs `act` without a stop, as long as it has to wait for no other core. `None` where it had to.
 pub fn at_once<R>(act: impl FnOnce() -> R) -> Option<R> {
     let every = EVERY.replace(0);
     let left = LEFT.replace(0);
@@ -165,7 +165,7 @@ impl Cores {
         }
         RUNNING.set(core.stop);
         let result = core.coroutine.resume(());
-        // The first turn has told.
+        // The first turn has set it.
         core.stop = RUNNING.replace(ptr::null());
         match result {
             CoroutineResult::Yield(place) => Some(place),
@@ -189,7 +189,7 @@ impl Cores {
         false
     }
 
-    /// Lets a core go on until it ends, or waits in vain.
+    /// Runs a core until it ends, or waits without progress.
     pub fn run(&mut self, core: usize) -> bool {
         let mut waits = 0;
         while let Some(place) = self.resume(core) {

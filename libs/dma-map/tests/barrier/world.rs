@@ -1,4 +1,4 @@
-//! A mapper among such hardware, what has been unmapped in it, and what its device still reaches.
+//! A mapper on such hardware, its unmapped mappings, and the reach of its device.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -34,18 +34,18 @@ const HELD: usize = 24;
 /// A mapping by its first page of IOVA and of memory.
 type Place = (u64, u64);
 
-/// What is known of a mapping.
+/// The model's record of a mapping.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     pages: u64,
-    /// Who has it mapped.
+    /// Number of cores that have it mapped.
     users: u32,
     /// Unmaps of it that have not returned.
     leaving: u32,
-    /// When its last unmap returned.
+    /// Time at which its last unmap returned.
     gone_at: u64,
-    /// The handle by which it was unmapped; none where it was another's as well before that unmap
-    /// had returned.
+    /// The handle by which it was unmapped; none where another handle had it mapped as well before
+    /// that unmap had returned.
     by: Option<u64>,
     /// Maps and unmaps of it that have begun.
     changes: u64,
@@ -60,11 +60,11 @@ pub struct Live {
 #[derive(Default)]
 struct State {
     known: BTreeMap<Place, Known>,
-    /// Those that nobody has and that no barrier has covered yet.
+    /// Mappings that no core has and that no barrier has covered yet.
     gone: Vec<Place>,
     /// By page of memory: maps that have not returned.
     mapping: BTreeMap<u64, u32>,
-    /// Mappings that wait for whoever unmaps them.
+    /// Mappings that wait for the core that unmaps them.
     handed_over: Vec<Live>,
     /// Memory that was not mapped yet.
     fresh: u64,
@@ -158,17 +158,18 @@ impl<A: IovaAllocator> World<A> {
         left > 0
     }
 
-    /// Whether the device gets to the memory of a mapping that it had.
+    /// Returns whether the device reaches the memory of a mapping that it had.
     fn is_reached(&self, (iova, phys): Place, pages: u64) -> bool {
         (0..pages).any(|page| {
             let at = IovaPfn::new(iova + page).start();
-            // Nobody stops while it has the model's lock.
+            // No core stops while it has the model's lock.
             let got = at_once(|| self.device.access(at, Access::Read));
             got.expect("nobody is waited for") == Ok(PhysAddr::new((phys + page) << 12))
         })
     }
 
-    /// The mappings that nobody has and nobody may just be mapping again, and that are reached.
+    /// Returns the mappings that are reached although no core has them or may be mapping them
+    /// again.
     fn reached(&self) -> Vec<Place> {
         let mut state = self.state();
         let State {
@@ -207,7 +208,7 @@ impl<A: IovaAllocator> World<A> {
             mapping,
             ..
         } = &mut *state;
-        // What was not reached then will not be, unless it is mapped again.
+        // Mappings that were not reached then will not be, unless they are mapped again.
         gone.retain(|place| {
             let known = &known[place];
             let may_be_mapped = mapping.get(&place.1).is_some_and(|count| *count > 0);
@@ -218,7 +219,7 @@ impl<A: IovaAllocator> World<A> {
     /// Nothing that the device reaches is missing from the count.
     pub fn check_risk(&self) {
         let Some(risk) = at_once(|| self.mapper.risk()) else {
-            // Somebody was stopped in the middle of what it reads.
+            // Another core was stopped holding a lock that the report needs.
             return;
         };
         let reached = self.reached();
@@ -500,7 +501,7 @@ impl<A: IovaAllocator> Worker<A> {
     }
 }
 
-/// Somebody who is no core: ticks, flushes, and decides how the hardware is.
+/// A thread that is no core: ticks, flushes, and sets the failures of the hardware.
 pub fn attend<A: IovaAllocator>(world: &World<A>, fails: bool) {
     while world.begin() {
         match any(16) {
@@ -519,7 +520,7 @@ pub fn attend<A: IovaAllocator>(world: &World<A>, fails: bool) {
     }
 }
 
-/// All is done, and nobody is in the middle of anything.
+/// Checks a world in which all work is done, and no core is in the middle of anything.
 pub fn end<A: IovaAllocator>(world: &Rc<World<A>>, cores: usize) {
     world.hardware.set_failing(Failing::None);
     let mut first = Worker::new(world, 0);
@@ -528,7 +529,7 @@ pub fn end<A: IovaAllocator>(world: &Rc<World<A>>, cores: usize) {
         first.unmap(live);
     }
     drop(first);
-    // What one core kept for another comes back when that one runs again.
+    // Mappings that one core kept for another come back when that one runs again.
     for core in (0..cores).chain(0..cores) {
         let parked = Worker::new(world, core).park();
         assert_eq!(parked, Ok(()));

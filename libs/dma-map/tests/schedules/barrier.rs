@@ -1,6 +1,6 @@
-//! Barriers: somebody flushes, or a core parks, while others map, unmap, evict and tick. What was
-//! unmapped before is not reached after; what is reached is counted. (Under every policy, with
-//! hardware that fails, but stopped at fewer steps: `tests/barrier`.)
+//! Barriers: a thread flushes, or a core parks, while others map, unmap, evict and tick. Mappings
+//! unmapped before are not reached after; mappings that are reached are counted. (Under every
+//! policy, with hardware that fails, but stopped at fewer steps: `tests/barrier`.)
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,11 +26,11 @@ struct Page {
     /// Grows with each map and unmap that has returned.
     version: u64,
     is_gone: bool,
-    /// Who unmapped it last.
+    /// The core that unmapped it last.
     by: u64,
 }
 
-/// Nothing in here is shuttle's: whatever is done with it is one step.
+/// It uses nothing of shuttle's, so each access to it is one step.
 #[derive(Default)]
 struct Known {
     pages: BTreeMap<u64, Page>,
@@ -62,7 +62,7 @@ impl World {
         self.domain.device.access(at, Access::Read) == Ok(PhysAddr::new(phys << 12))
     }
 
-    /// What is gone now, by whom ever or by `by`.
+    /// Returns the pages that are gone now, unmapped by any core or by `by`.
     fn gone(&self, by: Option<u64>) -> Vec<(u64, Page)> {
         let known = self.known();
         let gone = known.pages.iter().filter(|(_, page)| page.is_gone);
@@ -70,7 +70,8 @@ impl World {
         gone.map(|(iova, page)| (*iova, *page)).collect()
     }
 
-    /// After a barrier: what was `gone` before it, and was not found again, is not reached.
+    /// After a barrier: pages that were `gone` before it, and were not found again, are not
+    /// reached.
     fn check(&self, what: &str, gone: Vec<(u64, Page)>) {
         for (iova, page) in gone {
             let is_still = || {
@@ -177,7 +178,7 @@ fn model(policy: Policy) -> impl Fn() + Send + Sync + 'static {
 const OPTIMISTIC: Policy = Policy::STRICT.with_reuse(Reuse::Optimistic(IDLE));
 
 #[test]
-fn what_was_unmapped_before_a_barrier_is_not_reached_after_it() {
+fn mappings_unmapped_before_a_barrier_are_not_reached_after_it() {
     holds(1_000, model(OPTIMISTIC));
     holds(
         300,
@@ -188,7 +189,7 @@ fn what_was_unmapped_before_a_barrier_is_not_reached_after_it() {
 }
 
 /// The hardware does not answer for the first unmap, whose core is dropped and claimed again;
-/// somebody asks meanwhile.
+/// another thread reads the risk meanwhile.
 fn leave() {
     let world = World::new(Policy::ASYNC);
     let mut core = world.domain.core(0);
@@ -202,7 +203,7 @@ fn leave() {
         .device
         .access(iova, Access::Read)
         .expect("mapped");
-    // What the unmap submits, and what the drop does.
+    // The submissions of the unmap and of the drop.
     world.domain.iotlb.die_for(2);
     let _ = core.unmap(mapping);
     let asking = thread::spawn({
@@ -235,6 +236,6 @@ fn leave() {
 }
 
 #[test]
-fn what_a_dropped_core_leaves_is_counted() {
+fn work_of_a_dropped_core_is_counted() {
     holds(1_000, leave);
 }

@@ -1,4 +1,4 @@
-//! Cores that combine their invalidations, and hardware that obeys as late and as early as it may.
+//! Cores that combine their invalidations, on hardware that acts as late and as early as it may.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -8,17 +8,17 @@ use random_schedules::{any, fail, has_failed, holds, point, thread};
 
 const ROUNDS: usize = 3;
 
-/// What the hardware knows of the pages, one for each core. One thread runs at a time, and looks at
-/// it between two points, so each look is one step.
+/// The hardware's state of the pages, one for each core. One thread runs at a time, and accesses it
+/// between two points, so each access is one step.
 #[derive(Default)]
 struct State {
     /// The entries that are set.
     mapped: u64,
-    /// The translations that are remembered.
+    /// The translations that are cached.
     cached: u64,
-    /// By ticket: the pages to forget, and how often the answer is still no.
+    /// By ticket: the pages to forget, and the number of polls that still return `false`.
     pending: Vec<(u64, u64)>,
-    /// Somebody who submits is stopped, or was.
+    /// A core that submits is stopped, or was.
     has_stopped: bool,
     /// Cores that have unmapped all they have.
     ended: usize,
@@ -29,8 +29,8 @@ struct Hardware {
     whole_domain_from: usize,
     /// Some batches fail.
     fails: bool,
-    /// So many cores end while one is stopped in the middle of a submission; none is where there
-    /// are 0.
+    /// Number of cores that end while one is stopped in the middle of a submission; 0: none is
+    /// stopped.
     outlive: usize,
 }
 
@@ -41,7 +41,7 @@ impl Hardware {
 }
 
 impl State {
-    /// Forgets what is not found again at once by the next walk.
+    /// Forgets pages that the next walk does not find again at once.
     fn forget(&mut self, pages: u64) {
         self.cached &= !pages | self.mapped;
     }
@@ -160,16 +160,16 @@ fn model_stopped(fails: bool, stops: bool) -> impl Fn() + Send + Sync + 'static 
 }
 
 #[test]
-fn nobody_returns_before_his_own_invalidation() {
+fn no_core_returns_before_its_own_invalidation() {
     holds(10_000, model(false));
 }
 
 #[test]
-fn a_core_that_is_stopped_stops_nobody() {
+fn stopped_core_stops_no_other_core() {
     holds(10_000, model_stopped(false, true));
 }
 
 #[test]
-fn after_an_error_everybody_asks_again_and_is_served() {
+fn after_an_error_each_core_retries_and_succeeds() {
     holds(5_000, model(true));
 }

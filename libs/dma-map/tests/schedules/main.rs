@@ -1,9 +1,10 @@
-//! The parts of the crate that cores share, under random schedules of four to eight threads
-//! (`random_schedules` says how and what that cannot see). Through the public interface alone. Run
+//! The parts of the crate that cores share, under random schedules of four to eight threads,
+//! through the public interface alone (`random_schedules` describes the method and its limits). Run
 //! with
 //!
 //! ```text
-//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle cargo test -p dma-map --release --test schedules
+//! RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle \
+//!     cargo test -p dma-map --release --test schedules
 //! ```
 #![cfg(shuttle)]
 

@@ -1,10 +1,10 @@
 //! Cores that map and unmap under every policy, a thread that ticks, and a device that forgets
 //! nothing by itself.
 //!
-//! What is mapped is reached, and leads where it should: so no IOVA is given out again, and no idle
-//! mapping torn down, while something remembers or uses it. What a strict policy has unmapped is
-//! not reached. Then the cores go quiet, ticks alone close what is open, and nothing that is
-//! unmapped is reached; in the end all is back at zero. While cores run no time is measured: a
+//! Mapped pages are reached, and lead to the right memory: so no IOVA is allocated again, and no
+//! idle mapping torn down, while a cache holds it or a core uses it. Pages that a strict policy has
+//! unmapped are not reached. Then the cores go quiet, ticks alone close all open windows, and no
+//! unmapped page is reached; in the end all is back at zero. While cores run no time is measured: a
 //! thread that shuttle stops in the middle of an invalidation keeps a window open as long as it
 //! likes.
 
@@ -24,12 +24,12 @@ const STEPS: usize = 8;
 /// The age and the residency of policies that have one, in ticks.
 const AGE: u64 = 1;
 
-/// What is known of a page of IOVA.
+/// The model's record of a page of IOVA.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Page {
-    /// Where it leads, or led last.
+    /// Page of memory to which it leads, or led last.
     phys: u64,
-    /// Who has it mapped: several where mappings are shared.
+    /// Number of cores that have it mapped: several where mappings are shared.
     users: u32,
     /// Unmaps of it that have not returned. The first of them may be the last to be done.
     leaving: u32,
@@ -39,14 +39,14 @@ struct Page {
     is_gone: bool,
 }
 
-/// Nothing in here is shuttle's: whatever is done with it is one step.
+/// It uses nothing of shuttle's, so each access to it is one step.
 #[derive(Default)]
 struct Known {
     pages: BTreeMap<u64, Page>,
     /// By page of memory: maps that were begun, and those that are over. One in between may have
-    /// found a mapping that is gone for everybody else.
+    /// found a mapping that is gone for all other cores.
     maps: BTreeMap<u64, (u32, u32)>,
-    /// Whoever takes one unmaps it.
+    /// The core that takes one unmaps it.
     handed_over: Vec<Mapping>,
 }
 
@@ -184,7 +184,7 @@ fn work<A: IovaAllocator>(world: &World<A>, core: &mut ModelCore<A>, id: u64) {
         match any(8) {
             0..4 => {
                 let phys = match world.domain.mapper.policy().reuse {
-                    // Each is another, so that whoever is led to an old one knows.
+                    // Each is another, so that an access that leads to an old one is detected.
                     Reuse::Never => 0x1000 + id * 0x100 + step * 0x10,
                     Reuse::Shared if any(2) == 0 => 0x100 + any(2),
                     // One of two, so that it is found again.

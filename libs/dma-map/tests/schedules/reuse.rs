@@ -1,5 +1,5 @@
-//! Owners of idle mappings, who take them back, and strangers who expire them meanwhile: one of
-//! them gets each.
+//! Owners of idle mappings, which take them back, and remote cores, which expire them meanwhile:
+//! one of them gets each.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,11 +10,11 @@ use iova::{Access, IovaPfn, IovaRange};
 use random_schedules::{any, fail, has_failed, holds, point, thread};
 
 const ROUNDS: usize = 6;
-/// Mappings that an owner keeps, and for how long, ns.
+/// Mappings that an owner keeps, and their residency, nanoseconds.
 const KEPT: usize = 2;
 const RESIDENCY: u64 = 2;
 
-/// By IOVA: whether the mapping is in use, or idle. What is torn down is in here no more.
+/// By IOVA: whether the mapping is in use, or idle. Without the mappings that are torn down.
 type Table = Mutex<BTreeMap<u64, bool>>;
 
 fn tear_down(table: &Table, range: IovaRange) {

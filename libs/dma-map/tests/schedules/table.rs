@@ -1,5 +1,5 @@
 //! Cores that map and give tables back, and a device that walks all the while: it keeps the address
-//! of each leaf table that it went through until it sees an invalidation.
+//! of each leaf table on its walks until it sees an invalidation.
 #![expect(
     unsafe_code,
     reason = "a memory whose pages tell their past, and an owner who gives tables back"
@@ -19,11 +19,11 @@ use lines::{AtomicU64, Ordering};
 use random_schedules::{any, fail, finds, has_failed, holds, thread};
 
 const LEVELS: u32 = 3;
-/// Chunks of one owner each, and one more that all map in and nobody takes away.
+/// Chunks of one owner each, and one more that all map in and no owner retires.
 const OWNERS: u64 = 4;
 const COMMON: u64 = OWNERS;
 const ROUNDS: usize = 3;
-/// Where page *n* is mapped to, whoever maps it.
+/// Memory to which page *n* is mapped, by any core.
 const PHYS: u64 = 0x1000_0000;
 
 /// Pages that are given out once, fresh, and are never really freed.
@@ -86,7 +86,7 @@ struct World {
     done: AtomicU64,
 }
 
-/// When the page of a table goes back.
+/// Time at which the page of a table goes back.
 #[derive(Clone, Copy, PartialEq)]
 enum Release {
     AfterInvalidation,
@@ -113,7 +113,7 @@ fn map_and_unmap(world: &World, pfn: u64) {
     }
 }
 
-/// A core: maps in its own chunk and in everybody's, and takes its leaf table away.
+/// A core: maps in its own chunk and in the common one, and retires its leaf table.
 fn owner(world: &World, id: u64, release: Release) {
     for _ in 0..ROUNDS {
         for _ in 0..1 + any(2) {
@@ -213,7 +213,7 @@ fn model(release: Release) -> impl Fn() + Send + Sync + 'static {
         if has_failed() {
             return;
         }
-        // A root, the table below it, and the leaf table of the chunk that nobody takes away.
+        // A root, the table below it, and the leaf table of the chunk that no owner retires.
         let stats = world.table.stats();
         if (stats.pages(), stats.retired) != (3, 0) {
             fail(format!("tables are left over: {stats:?}"));

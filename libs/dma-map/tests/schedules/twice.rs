@@ -1,10 +1,9 @@
 //! The mistake of drivers that hands out an address twice: several cores unmap the same mappings at
-//! the same moment. One of them does, the others are told that nothing is there, and nothing is
-//! freed twice.
+//! the same moment. One of them succeeds, the others receive an error, and nothing is freed twice.
 //!
 //! Over allocators whose pin is a compare-and-swap. A chunk's owner pins without one, and so
-//! together with a stranger, if neither sees the other in time: both unmaps succeed then, and the
-//! range is free once too often.
+//! together with a remote core, if neither sees the other in time: both unmaps succeed then, and
+//! the range is free once too often.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,17 +1,16 @@
-//! A device and an IOTLB for tests: they remember everything and forget nothing until they are told
-//! to.
+//! A device and an IOTLB for tests, which cache everything until it is invalidated.
 //!
 //! [`ModelDevice`] walks the real tables through [`ModelMemory`]. Its [`ModelIotlb`] keeps every
-//! translation and every table pointer that a walk has found, and answers from them first: what
-//! real hardware may do, this one does always. A walk through a table page that was freed is a
-//! fault of its own ([`DeviceFault::FreedTable`]): the memory keeps the pages for ever and knows
-//! which are free.
+//! translation and every table pointer that a walk has found, and answers from them first: real
+//! hardware may do so, this one always does. A walk through a table page that was freed is a fault
+//! of its own ([`DeviceFault::FreedTable`]): the memory keeps the pages for ever and knows which
+//! are free.
 //!
-//! Walk and insertion are one step for whoever invalidates (one lock), as in hardware whose
+//! Walk and insertion are one step with respect to an invalidation (one lock), as in hardware whose
 //! invalidations wait for the walks in flight. Commands take effect when their ticket is polled,
-//! not before: whoever does not wait is served stale translations.
+//! not before: a caller that does not wait is served stale translations.
 //!
-//! Left out: capacity (a real IOTLB forgets by itself, which makes it kinder than this one), speed.
+//! Left out: capacity (a real IOTLB evicts by itself, which makes it kinder than this one), speed.
 #![expect(
     unsafe_code,
     reason = "implements the unsafe trait TableMemory, by indexing only"
@@ -28,7 +27,7 @@ use thiserror::Error;
 use crate::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use crate::table::{ENTRIES, Entry, Format, Table, TableMemory, format::INDEX_BITS};
 
-/// Where the first page of a [`ModelMemory`] seems to lie.
+/// Address at which the first page of a [`ModelMemory`] seems to lie.
 const BASE: u64 = 0x10_0000;
 
 struct Page {
@@ -67,7 +66,7 @@ impl ModelMemory {
         (index < self.pages.len()).then_some(index)
     }
 
-    /// What a device reads from an entry of a table page; an error where the page is free.
+    /// Reads an entry of a table page as a device does; an error where the page is free.
     fn device_read(&self, page: PhysAddr, index: usize) -> Result<u64, DeviceFault> {
         let slot = self.index(page).ok_or(DeviceFault::FreedTable { page })?;
         if !self.pages[slot].is_used.load(Ordering::Acquire) {
@@ -77,9 +76,9 @@ impl ModelMemory {
     }
 }
 
-// SAFETY: an address stands for one page of the slice, given to one caller at a time by the list of
-// free pages and zeroed then; `entries` indexes the slice, which neither grows nor moves while
-// `self` is borrowed.
+// SAFETY: an address names one page of the slice, given to one caller at a time by the list of free
+// pages and zeroed then; `entries` indexes the slice, which neither grows nor moves while `self` is
+// borrowed.
 unsafe impl TableMemory for ModelMemory {
     fn alloc(&self) -> Option<PhysAddr> {
         let slot = self.free.lock().pop()?;
@@ -103,24 +102,24 @@ unsafe impl TableMemory for ModelMemory {
     }
 }
 
-/// Why an access failed.
+/// Reason why an access failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeviceFault {
     /// Nothing is mapped there.
     #[error("nothing is mapped at {iova:#x}")]
     NotMapped {
-        /// Where the device tried.
+        /// Address of the access.
         iova: Iova,
     },
     /// The mapping does not allow this.
     #[error("{iova:#x} allows {allowed:?}")]
     Denied {
-        /// Where the device tried.
+        /// Address of the access.
         iova: Iova,
-        /// What it could have done.
+        /// The access that is allowed.
         allowed: Access,
     },
-    /// The walk went through a page that was freed: whoever freed it did not wait for the
+    /// The walk went through a page that was freed: the code that freed it did not wait for the
     /// invalidation.
     #[error("the walk went through the freed table page {page:#x}")]
     FreedTable {
@@ -196,7 +195,7 @@ impl Invalidator for ModelIotlb {
         let ticket = cached.issued;
         if cached.dead > 0 {
             cached.dead -= 1;
-            // No entry in `pending`, and the top bit says why.
+            // No entry in `pending`; the top bit marks the reason.
             return Ok(Ticket(ticket | 1 << 63));
         }
         cached.pending.insert(ticket, commands.to_vec());
@@ -216,7 +215,7 @@ impl Invalidator for ModelIotlb {
         Ok(true)
     }
 
-    /// Whether nobody has yet to poll: so that cores under test meet.
+    /// Returns whether no batch is still to be polled: so that cores under test meet.
     fn is_idle(&self) -> bool {
         self.cached.lock().pending.is_empty()
     }
@@ -248,8 +247,8 @@ impl<F: Format> ModelDevice<F> {
         }
     }
 
-    /// Where an access to `iova` for `access` goes, by whatever is remembered, else by a walk,
-    /// which is remembered.
+    /// Returns the memory that an access to `iova` for `access` reaches, by a cached translation,
+    /// else by a walk, which is cached.
     ///
     /// # Errors
     /// [`DeviceFault`].

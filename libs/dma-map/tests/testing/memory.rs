@@ -80,7 +80,7 @@ impl RegionMemory {
     /// page.
     ///
     /// # Safety
-    /// While this lives, the region is mapped readable and writable, and nobody else writes it.
+    /// While this lives, the region is mapped readable and writable, and has no other writer.
     pub unsafe fn new(base: PhysAddr, memory: NonNull<u8>, pages: usize) -> Self {
         assert!(base.raw() != 0 && base.is_aligned(PAGE_SIZE));
         assert_eq!(memory.addr().get() % PAGE_SIZE as usize, 0);
@@ -110,13 +110,13 @@ unsafe impl Send for RegionMemory {}
 // SAFETY: as above; the list of free pages is behind a lock.
 unsafe impl Sync for RegionMemory {}
 
-// SAFETY: `new` checked alignment; an index in `free` is nobody's, and its page is zeroed when it
-// is given out; address and pointer differ by a constant.
+// SAFETY: `new` checked alignment; a page whose index is in `free` has no user, and is zeroed when
+// it is given out; address and pointer differ by a constant.
 unsafe impl TableMemory for RegionMemory {
     fn alloc(&self) -> Option<PhysAddr> {
         let index = self.free.lock().pop()?;
         let page = self.base.checked_add(index as u64 * PAGE_SIZE)?;
-        // SAFETY: taken just above, and nobody else has it.
+        // SAFETY: taken just above, so it has no other user.
         for entry in unsafe { self.entries(page) } {
             entry.store(0, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
-//! A domain made of models, for tests of this crate and of what is built on it (feature `testing`):
-//! a mapper that gives tables back, a device that forgets nothing by itself, and time that stands
-//! still. Beside it, [`reuse`]: what finds mappings again, taken by itself; and [`reuse_world`],
-//! which any such cache is compared with.
+//! A domain made of models, for tests of this crate and of code that uses it (feature `testing`): a
+//! mapper that gives tables back, a device that forgets nothing by itself, and a clock that stands
+//! still. Beside it, [`reuse`]: the caches that find mappings again, by themselves; and
+//! [`reuse_world`], against which any such cache is compared.
 //!
 //! [`ModelDomain::new`] is safe although it makes a mapper that reclaims: a [`ModelMemory`] never
 //! really frees a page. An allocator that breaks its promises lets a walk meet a page that is free
@@ -59,20 +59,20 @@ pub type ModelMapper<A> = DmaMapper<A, ModelTable, Arc<ModelIotlb>, Arc<ManualCl
 /// One core of it.
 pub type ModelCore<A> = MapperCore<A, ModelTable, Arc<ModelIotlb>, Arc<ManualClock>>;
 
-/// Time between two ticks of [`ModelDomain::tick`], ns.
+/// Time between two ticks of [`ModelDomain::tick`], nanoseconds.
 pub const TICK: u64 = 1_000_000;
 
-/// A mapper, and everything around it that a test wants to look at.
+/// A mapper, and the models around it for tests to inspect.
 pub struct ModelDomain<A: IovaAllocator> {
-    /// Where table pages come from.
+    /// Source of table pages.
     pub memory: Arc<ModelMemory>,
-    /// What remembers until it is told to forget.
+    /// IOTLB that caches everything until it is invalidated.
     pub iotlb: Arc<ModelIotlb>,
     /// The mapper's time.
     pub clock: Arc<ManualClock>,
-    /// What is tested.
+    /// The mapper under test.
     pub mapper: ModelMapper<A>,
-    /// What reaches memory.
+    /// The device.
     pub device: ModelDevice<VtdSecondLevel>,
 }
 
@@ -86,8 +86,8 @@ impl<A: IovaAllocator> ModelDomain<A> {
         Self::in_memory(allocator, policy, limits, &memory)
     }
 
-    /// The same with table pages from a memory of the caller's, who can see afterwards that all
-    /// came back.
+    /// The same with table pages from the caller's memory, which can check afterwards that all came
+    /// back.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -121,7 +121,7 @@ impl<A: IovaAllocator> ModelDomain<A> {
             invalidator: Arc::clone(&iotlb),
             clock: Arc::clone(&clock),
         };
-        // SAFETY: what the caller promises is that no page of a table is walked after it was freed.
+        // SAFETY: the caller's promise is that no page of a table is walked after it was freed.
         // Here that is no question of memory safety: the pages of a `ModelMemory` live as long as
         // it, freed or not, and are reached by index only; table, invalidator and memory are this
         // function's own.
@@ -145,7 +145,7 @@ impl<A: IovaAllocator> ModelDomain<A> {
         self.mapper.core(CoreId(core)).expect("a free core")
     }
 
-    /// [`TICK`] passes, and the mapper is told.
+    /// Lets [`TICK`] pass, and ticks the mapper.
     ///
     /// # Errors
     /// As [`DmaMapper::tick`].

@@ -1,6 +1,6 @@
-//! What finds mappings again, taken by itself: the mapper's two structures, what they are made of,
-//! and a trait that they and others which do the same have in common, to be tested and measured
-//! side by side. No promise of stability goes with it.
+//! Caches of mappings by themselves: the mapper's two structures, their parts, and a trait common
+//! to them and to other such caches, to be tested and measured side by side. Without a promise of
+//! stability.
 
 pub use crate::reuse::key::PackedRange;
 pub use crate::reuse::optimistic::{evicted_together, owners};
@@ -15,13 +15,13 @@ use iova::IovaRange;
 /// The mapper's, with ranges for pins.
 pub type OptimisticCache = crate::reuse::OptimisticCache<IovaRange>;
 
-/// What a released mapping becomes.
+/// State of a released mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a mapping that is not kept has to be torn down"]
 pub enum Released {
     /// It stays mapped, idle; the cache answers for it now.
     Kept,
-    /// Somebody else still uses it.
+    /// Another user still uses it.
     InUse,
     /// The cache does not want it: the caller tears it down before the release returns to the
     /// driver.
@@ -42,8 +42,8 @@ pub trait ReuseCache: Send {
     /// does not know is nevertheless released through it.
     fn adopt(&mut self, key: Key, range: IovaRange, now_ns: u64);
 
-    /// One user of a mapping has ended. `key` and `range` are what it was mapped with, on this core
-    /// or another.
+    /// One user of a mapping has ended. It was mapped with `key` and `range`, on this core or
+    /// another.
     ///
     /// `batch` may gain mappings that have to go to make room or because they are due: the caller
     /// tears them down and reports [`torn_down`](Self::torn_down). Where it is full, a release may
@@ -64,19 +64,19 @@ pub trait ReuseCache: Send {
     /// An entry of the batch was not taken from this cache: a mistake of the caller.
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64);
 
-    /// How any thread may expire this cache's mappings; `None` where only the owner can, so that
-    /// the age bound ends with the owner's calls.
+    /// The slab through which any thread may expire this cache's mappings; `None` where only the
+    /// owner can, so that the age bound ends with the owner's calls.
     fn expirer(&self) -> Option<Arc<Slab>> {
         None
     }
 
-    /// What happened, since the start. What other threads expired is included.
+    /// Counts since the start, including mappings that other threads expired.
     fn counts(&self) -> Counts;
 }
 
-/// As the mapper uses it, but that room is made without a lock: what is not kept goes, and makes
-/// room for the next. Where others tear down, who has a notice of it first says
-/// [`torn_down`](ReuseCache::torn_down), if need be of nothing.
+/// As the mapper uses it, except that room is made without a lock: a mapping that is not kept is
+/// torn down, and makes room for the next. Where others tear down, a core with a notice of it first
+/// calls [`torn_down`](ReuseCache::torn_down), if need be with an empty batch.
 impl ReuseCache for OptimisticCache {
     #[inline]
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange> {

@@ -1,8 +1,9 @@
-//! Any cache against the simplest account of what is mapped: who uses it, since when it is stale.
+//! Any cache against the simplest record of mappings: the users of each, and since when it is
+//! stale.
 //!
-//! The world plays the mapper: it makes and destroys mappings and believes the cache nothing. After
-//! every step the cache's answers must fit the world, and its contract and counters what the world
-//! has seen.
+//! The world plays the mapper: it makes and destroys mappings and checks every answer of the cache.
+//! After every step the cache's answers must fit the world, and its contract and counters must fit
+//! the world's record.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -26,10 +27,10 @@ enum State {
     },
 }
 
-/// What a structure answers beyond what safety asks of it.
+/// Rules for the answers of a structure, beyond those of safety.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// What it keeps to.
+    /// Bounds that it keeps.
     pub contract: RiskContract,
     /// A live mapping may be given to a second user.
     pub is_sharing: bool,
@@ -39,11 +40,11 @@ pub struct Rules {
     pub keeps_while_it_can: bool,
 }
 
-/// A cache, and what its mapper knows.
+/// A cache, and its mapper's record.
 pub struct World<C> {
     cache: C,
     rules: Rules,
-    /// Nothing goes before, unless the bound is reached.
+    /// Nothing is evicted before, unless the bound is reached.
     residency_ns: u64,
     mappings: BTreeMap<u64, (Key, State)>,
     /// One entry per user.
@@ -52,7 +53,7 @@ pub struct World<C> {
     fresh: u64,
     own: Batch,
     foreign: Batch,
-    /// Somebody else has torn some down since the owner was last told.
+    /// Another thread has torn some down since the owner last handled a notice.
     has_notice: bool,
 }
 
@@ -345,7 +346,7 @@ impl<C: ReuseCache> World<C> {
     }
 }
 
-/// An owner lets go of what has been idle for three quarters of 100 ns.
+/// Earliest age at which an owner expires a mapping: three quarters of 100 ns.
 pub const EARLIEST_NS: u64 = 75;
 
 /// At most `quota` mappings, each for 100 ns.

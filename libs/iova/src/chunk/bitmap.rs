@@ -25,7 +25,7 @@ impl Bitmap {
         Self((0..len.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Makes it the set of all numbers in `first..end`. Only while nobody else uses it.
+    /// Makes it the set of all numbers in `first..end`. The caller must be its only user.
     pub(super) fn fill(&self, first: usize, end: usize) {
         self.0
             .iter()
@@ -35,7 +35,7 @@ impl Bitmap {
         }
     }
 
-    /// Puts `index` in. Release: what its owner wrote before is seen by who takes it.
+    /// Puts `index` in. Release: the caller's earlier writes are seen by the core that takes it.
     pub(super) fn put(&self, index: usize) {
         self.0[index / 64].fetch_or(1 << (index % 64), Ordering::AcqRel);
     }
@@ -78,7 +78,7 @@ impl Bitmap {
             };
             let word = &self.0[at];
             let mut seen = word.load(Ordering::Relaxed);
-            // Each turn more is one in which another core changed the word.
+            // Each further iteration is one in which another core changed the word.
             while seen != 0 {
                 let fits = starting(seen, count) & starts;
                 let Some(bit) = fits.checked_ilog2() else {
@@ -102,7 +102,8 @@ impl Bitmap {
 
     /// Takes all of them, or none.
     fn take_all(&self, start: usize, end: usize) -> bool {
-        // What is put back below was hidden from others for a moment: not unless it looks well.
+        // A run that is put back below was missing from the set for a moment; so nothing is taken
+        // unless the run looks complete.
         let is_missing =
             |(word, mask): (usize, u64)| mask & !self.0[word].load(Ordering::Relaxed) != 0;
         if pieces(start, end).any(is_missing) {

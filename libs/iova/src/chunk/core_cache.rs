@@ -1,5 +1,5 @@
-//! What one core has at hand: its free lists, and the directory's blocks with the chunks in which
-//! those ranges lie.
+//! Cache of one core: its free lists, and the directory's blocks with the chunks in which those
+//! ranges lie.
 //!
 //! ```text
 //!              reclaim, acquire              make_ready, convert               take
@@ -27,7 +27,7 @@ use super::zone::{MAX_ZONES, Zone};
 use crate::{CHUNK_PAGES, CoreId, IovaRange, Request};
 pub(super) use refill::Want;
 
-/// What one core has at hand.
+/// Free lists and cached directory blocks of one core.
 #[derive(Debug)]
 pub(super) struct CoreCache {
     id: CoreId,
@@ -41,11 +41,11 @@ pub(super) struct CoreCache {
     lasts: [u64; MAX_ZONES],
     ready: Ready,
     single: Single,
-    /// How many free chunks it has taken from the space since [`Self::take_fresh`] was called.
+    /// Number of free chunks taken from the space since the last [`Self::take_fresh`].
     fresh: u32,
 }
 
-/// Takes what was kept last.
+/// Takes the range that was kept last.
 #[inline(always)]
 fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<IovaRange> {
     let page = ready.newest()?;
@@ -54,7 +54,7 @@ fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<Io
     Some(IovaRange::within_space(page, pages_of(order)))
 }
 
-/// What became of a free that looked only at what is at hand.
+/// Outcome of a free that accessed only this cache.
 #[derive(Clone, Copy)]
 pub(super) enum Freed {
     Done,
@@ -66,11 +66,12 @@ pub(super) enum Freed {
     Unknown,
 }
 
-/// Which zone's pages have a place of their own ([`Ready::singles`]).
+/// The zone whose single pages have a stack of their own ([`Ready::singles`]), with the limits for
+/// which it is used.
 #[derive(Debug)]
 struct Single {
-    /// What this core's chunks of that zone are tagged with that have no marks; no tag where its
-    /// frees need a fence.
+    /// Tag of this core's chunks of that zone that have no marks; no chunk's tag where its frees
+    /// need a fence.
     tag: u64,
     /// The limit with which they were last asked for when there were none: a device's, which does
     /// not change.
@@ -130,7 +131,7 @@ impl CoreCache {
         self.owner
     }
 
-    /// The chunk of a page if it is in mind.
+    /// Returns the chunk of a page if it is cached.
     #[inline(always)]
     pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
         self.hot.known(page)
@@ -142,7 +143,7 @@ impl CoreCache {
         !self.hot.is_giver() && self.ready.is_clear()
     }
 
-    /// How many free chunks it has taken from the space since this was last asked.
+    /// Returns and resets the number of free chunks taken from the space.
     pub(super) fn take_fresh(&mut self) -> u32 {
         core::mem::take(&mut self.fresh)
     }
@@ -158,9 +159,9 @@ impl CoreCache {
         (0..MAX_ZONES).find(|lane| last >= self.lasts[*lane])
     }
 
-    /// A range that is kept ready in the highest zone all of which lies within the limit. It calls
-    /// nothing, nor does
-    /// [`Self::free_ready`]: what is inlined of them saves no registers.
+    /// Takes a range from the free lists of the highest zone all of which lies within the limit.
+    /// Calls no function, nor does [`Self::free_ready`], so that their inlined code saves no
+    /// registers.
     #[inline(always)]
     pub(super) fn take(&mut self, request: &Request) -> Option<IovaRange> {
         let (align_order, last) = (usize::from(request.align_order), request.last.raw());
@@ -200,8 +201,8 @@ impl CoreCache {
         self.single = Single::of(lane, self.unfenced_owner, &self.lasts, last);
     }
 
-    /// Keeps a range of ours ready that is allocated or, where the caller says that it `is_pinned`,
-    /// pinned.
+    /// Puts a range of this core's into its free list. The range is allocated or, where
+    /// `is_pinned`, pinned.
     #[inline(always)]
     pub(super) fn free_ready(&mut self, range: IovaRange, is_pinned: bool) -> Freed {
         let page = range.first().raw();
@@ -262,8 +263,8 @@ impl CoreCache {
         true
     }
 
-    /// Keeps a range ready in a chunk of this core with marks, and tells how it was tagged; `None`
-    /// where a remote core has marked the range itself.
+    /// Puts a range of a marked chunk of this core's into its free list. Returns the chunk's tag;
+    /// `None` where a remote core has marked the range itself.
     #[inline(always)]
     pub(super) fn keep_marked(
         &mut self,
@@ -314,14 +315,14 @@ impl CoreCache {
         self.hot.free_foreign(shared, self.owner, range)
     }
 
-    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another
-    /// core, if this core is the chunk's designated remote freer; whether it did.
+    /// Frees the allocated range at a page, which is in this state, in a cached chunk of another
+    /// core, if this core is the chunk's designated remote freer. Returns whether it did.
     #[inline(always)]
     pub(super) fn give(&self, page: u64, state: State) -> bool {
         self.hot.give(self.owner, page, state)
     }
 
-    /// Pins a range of this core's, in a chunk that is in mind and has no marks; whether it did.
+    /// Pins a range of this core's, in a cached chunk without marks. Returns whether it did.
     #[inline(always)]
     pub(super) fn pin(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
@@ -343,7 +344,7 @@ impl CoreCache {
         chunk.is_some_and(|chunk| chunk.pin_marked(self.owner, range))
     }
 
-    /// Lets go of what this core has pinned; whether it had.
+    /// Releases a pin of this core. Returns whether there was one.
     #[inline(always)]
     pub(super) fn unpin(&mut self, range: IovaRange) -> bool {
         let page = range.first().raw();

@@ -1,4 +1,4 @@
-//! What one core owns of each zone: lists of its chunks and words, under a lock of that core.
+//! State that one core owns in each zone: lists of its chunks and words, under a lock of that core.
 //!
 //! A core takes its own lock for whatever is not the common path: to refill and flush its free
 //! lists, to collect what remote cores freed, to take and to give back chunks. The common path
@@ -20,7 +20,7 @@ use crate::CoreId;
 /// Of [`CoreZone::marked`]: chunks with marks have come since everything was last collected.
 const UNKNOWN: u64 = u64::MAX;
 
-/// What one core owns of all zones.
+/// State of one core, for all zones.
 #[derive(Debug)]
 pub(super) struct CoreZones {
     pub(super) id: CoreId,
@@ -30,7 +30,7 @@ pub(super) struct CoreZones {
     pub(super) zones: [CoreZone; MAX_ZONES],
 }
 
-/// What one core owns of one zone.
+/// State of one core in one zone.
 ///
 /// A free range of a word is in the word (its `held` bit is clear) or in a free list
 /// ([`Ready`](super::ready::Ready)) of the owner (it is set, as it is for an allocated one). A word
@@ -49,14 +49,14 @@ pub(super) struct CoreZone {
     pub(super) own: Vec<u64>,
     /// Words that became empty since the last sweep.
     pub(super) emptied: usize,
-    /// How many chunks may be looked at for ranges that remote cores freed: 8 more with each look
-    /// for a word, so that looking costs a bounded share however many chunks there are.
+    /// Number of chunks that may be searched for ranges that remote cores freed. Each search for a
+    /// word adds 8, so that collecting costs a bounded share however many chunks there are.
     credit: usize,
     /// Nothing of this core's own has a range of this order, or a larger one, at or below this
     /// page, unless it was freed since.
     exhausted_below: Option<(usize, u64)>,
-    /// How often remote cores had marked chunks of this core when it last collected all of this
-    /// zone's, and which of these they may mark without saying so.
+    /// Value of [`Published::marked`](super::Published) at which this core last collected all of
+    /// this zone's chunks; and the chunks that remote cores may mark without raising it.
     pub(super) marked: u64,
     pub(super) unannounced: Vec<u64>,
     /// The last call for drains of the zone that was answered.

@@ -1,5 +1,5 @@
-//! The blocks of chunks that a core has in mind: a direct-mapped cache of the directory, and of
-//! which chunks it is the giver.
+//! Direct-mapped cache of the directory's blocks of chunks in one core, with the core's role in
+//! each chunk: whether it is the chunk's designated remote freer.
 
 use alloc::sync::Arc;
 
@@ -8,13 +8,13 @@ use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of};
 use super::state::State;
 use crate::{CHUNK_PAGES, IovaRange};
 
-/// Blocks that a handle has in mind: 4 GiB of addresses in use.
+/// Blocks that a handle caches: 4 GiB of addresses in use.
 const HOT: usize = if cfg!(loom) { 2 } else { 128 };
 
 #[derive(Debug)]
 pub(super) struct DirectoryCache {
     places: [Place; HOT],
-    /// Where it is the giver.
+    /// Number of chunks in which it is the designated remote freer.
     gives: usize,
 }
 
@@ -22,12 +22,12 @@ pub(super) struct DirectoryCache {
 struct Place {
     key: u64,
     block: Option<Arc<Block>>,
-    /// What this core is in each chunk.
+    /// This core's role in each chunk.
     roles: [Role; BLOCK_CHUNKS],
 }
 
-/// What a core is in a chunk of another: how many ranges it has freed there, or [`Role::GIVER`].
-/// One byte, so that a place has 32 and is found by a shift.
+/// Role of a core in a chunk of another: the number of ranges it has freed there, or designated
+/// remote freer. One byte, so that a place has 32 and is found by a shift.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Role(u8);
 
@@ -46,7 +46,7 @@ const _: () = assert!(size_of::<Place>() == 32);
 /// ([`MEETINGS`](super::owner_side::MEETINGS)).
 const VISITS: u8 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 
-/// What a page's block is known by, and its place.
+/// Returns the key of a page's block, and its place in the cache.
 #[inline(always)]
 fn key_and_place(page: u64) -> (u64, usize) {
     let key = page >> BLOCK_SHIFT;
@@ -73,7 +73,7 @@ impl DirectoryCache {
         }
     }
 
-    /// The chunk of `page` if it is in mind.
+    /// Returns the chunk of `page` if it is cached.
     #[inline(always)]
     pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
@@ -82,8 +82,9 @@ impl DirectoryCache {
         Some(chunk_of(block, page))
     }
 
-    /// The chunk of `page`; `None` where its block was never used, or is of no zone. Of a page
-    /// beside its zone it is one that nobody ever owns, in which nothing is ever allocated.
+    /// Returns the chunk of `page`; `None` where its block was never used, or lies in no zone. For
+    /// a page of the block outside its zone this is a chunk that no core ever owns, in which
+    /// nothing is ever allocated.
     #[inline]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
@@ -105,8 +106,9 @@ impl DirectoryCache {
         Some(())
     }
 
-    /// Frees what is allocated at a page, in this state, in a chunk that is in mind, of another
-    /// core than `core`, which calls, if it is the chunk's giver; whether it did.
+    /// Frees the allocated range at a page, which is in this state, in a cached chunk of another
+    /// core than `core`, which calls, if it is the chunk's designated remote freer. Returns whether
+    /// it did.
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (key, at) = key_and_place(page);
@@ -118,8 +120,8 @@ impl DirectoryCache {
         block.is_some_and(|block| chunk_of(block, page).give(core, page, state))
     }
 
-    /// The same if it is not the giver, and has the chunk in mind; `false` where the slow path must
-    /// find out what is wrong or special.
+    /// The same for a core that is not the designated remote freer, in a cached chunk. Returns
+    /// `false` where the slow path must find out what is wrong or special.
     pub(super) fn free_foreign(&mut self, shared: &Shared, core: u64, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (key, at) = key_and_place(page);
@@ -142,7 +144,7 @@ impl DirectoryCache {
         chunk.check_foreign(range) && chunk.give_back(shared, range)
     }
 
-    /// Is the giver no longer, where `page` lies.
+    /// Gives up the role of designated remote freer in the chunk of `page`.
     pub(super) fn leave(&mut self, page: u64) {
         let (key, at) = key_and_place(page);
         if self.places[at].key == key {
@@ -150,12 +152,12 @@ impl DirectoryCache {
         }
     }
 
-    /// Whether it is the giver somewhere.
+    /// Returns whether this core is the designated remote freer of any chunk.
     pub(super) fn is_giver(&self) -> bool {
         self.gives > 0
     }
 
-    /// Is the giver nowhere.
+    /// Gives up the role of designated remote freer in all chunks.
     pub(super) fn leave_all(&mut self) {
         for at in 0..HOT {
             if self.gives == 0 {

@@ -1,5 +1,5 @@
 //! Calls for drains: a core that finds no room asks the others to give up their chunks of a zone,
-//! and answers what they ask.
+//! and answers such calls itself.
 //!
 //! ```text
 //!                        another core's `ask`
@@ -7,7 +7,7 @@
 //!                         ◀────────────────── path answers
 //!                               answer
 //!
-//!                ask: a failure                                ask: the last of `patience` failures
+//!                ask: a failure                     ask: the last of `patience` failures
 //! waited: n ────────────────────▶ n + 1     waited: patience - 1 ───────────────────▶ 0; patience doubled
 //! patience ──relent: a free chunk was found──▶ halved
 //! ```
@@ -24,7 +24,7 @@ use crate::IovaPfn;
 /// chunks of a zone and take others.
 const MOST_PATIENCE: u32 = 1024;
 
-/// What one core has heard and said of drains.
+/// Calls for drains of one core: those it answered, and those it made.
 #[derive(Debug)]
 pub(super) struct Drains {
     /// The last call that was answered.
@@ -62,7 +62,7 @@ impl Drains {
         }
     }
 
-    /// Calls on all others now and then; how many there are.
+    /// Calls on all other cores now and then. Returns the number of them.
     pub(super) fn ask(&mut self, shared: &Shared, zones: &mut CoreZones, last: IovaPfn) -> usize {
         let others = shared.others(zones.id);
         self.waited += 1;
@@ -74,7 +74,7 @@ impl Drains {
         for (lane, zone) in shared.zones.iter().enumerate() {
             if zone.base() <= last.raw() {
                 let before = zone.calls.fetch_add(1, Ordering::Relaxed);
-                // Our own call is not for us; another's of just now is.
+                // Our own call needs no answer of ours; another core's that came just before does.
                 let answered = &mut zones.zones[lane].answered;
                 *answered += u64::from(*answered == before);
             }
@@ -86,7 +86,7 @@ impl Drains {
         others
     }
 
-    /// Is half as patient for each of so many free chunks found.
+    /// Halves `patience` once for each free chunk found.
     pub(super) fn relent(&mut self, fresh: u32) {
         self.patience = self.patience.checked_shr(fresh).unwrap_or(0).max(1);
     }

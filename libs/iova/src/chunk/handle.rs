@@ -1,14 +1,14 @@
 //! One core's handle: the paths that most operations take, without a lock and without a
 //! read-modify-write.
 //!
-//! What a core has for itself is in four parts, which know nothing of each other's state:
+//! The private state of a core is in four independent parts:
 //!
-//! | part | has |
+//! | part | contents |
 //! |---|---|
-//! | `core_cache` | free lists, and the chunks at hand |
-//! | `owner_side` | what the core says to those that collect for it, and how many of remote cores' marks it has met |
+//! | `core_cache` | free lists, and the cached chunks |
+//! | `owner_side` | the page that the core is changing, and the number of remote cores' marks it has met |
 //! | `drains` | calls for drains, answered and made |
-//! | `search` | what a search may cost, and what was last searched for in vain |
+//! | `search` | credit for searches, and the last request for which none found anything |
 //!
 //! ```text
 //! alloc: take ─▶ take_refilled ─▶ answer ─▶ alloc_in_zones ─▶ tree ─▶ find (search) ─▶ ask (drains)
@@ -48,7 +48,7 @@ pub struct ChunkCore {
     pub(super) alone: PhantomData<Cell<()>>,
 }
 
-/// What one core has for itself, apart from the words and chunks under its lock.
+/// Private state of one core, apart from the words and chunks under its lock.
 #[derive(Debug)]
 pub(super) struct Local {
     space: SpaceId,
@@ -215,7 +215,7 @@ impl Local {
     }
 }
 
-/// What tests look at.
+/// Access for tests.
 #[cfg(test)]
 impl Local {
     #[cfg(not(shuttle))]

@@ -1,20 +1,20 @@
 //! One chunk: 512 IOVA pages in eight words of 64, each word one size class; and blocks of chunks.
 //!
-//! Who writes what, by cache line:
+//! Writers and contents, by cache line:
 //!
-//! | line | written by | says |
+//! | line | written by | contents |
 //! |---|---|---|
-//! | `states`, one line per word | owner | of each page, which range starts there ([`State`]) |
-//! | `held`, `taken` | owner | what is allocated or kept ready, a bit per range of the word's class; what of `given` the owner has seen |
-//! | `given` | one stranger, the *giver* | ranges it gave back: a bit differs from the turn of its page |
-//! | `claimed`, `freed` | strangers, by read-modify-write | ranges that a stranger has pinned; that other strangers than the giver gave back and the owner has not seen yet |
-//! | `tag` and the rest of a chunk | owner; strangers set [`PENDING`] and [`GIVER`] | whose the chunk is, which words have which class |
+//! | `states`, one line per word | owner | per page: the range that starts there ([`State`]) |
+//! | `held`, `taken` | owner | a bit per range of the word's class that is allocated or in a free list; the bits of `given` that the owner has collected |
+//! | `given` | the chunk's designated remote freer | ranges that it freed: a bit differs from the turn of its page |
+//! | `claimed`, `freed` | remote cores, by read-modify-write | ranges that a remote core has pinned; ranges that remote cores other than the designated freer freed and the owner has not yet collected |
+//! | `tag` and the rest of a chunk | owner; remote cores set [`MARKS`] | the chunk's owner, the size classes of its words |
 //!
-//! The states of a word have a line of their own, because an owner that hands out one word while a
-//! stranger gives back another must not wait for him.
+//! The states of each word have a line of their own, so that an owner that allocates from one word
+//! does not contend with a remote core that frees in another.
 //!
-//! The owner's loads and stores of its own lines are relaxed: what it says reaches a stranger with
-//! the range itself, by whatever handed the range over.
+//! The owner's loads and stores of its own lines are relaxed. They happen before a remote core's
+//! accesses to a range, because whatever handed the range to that core orders them.
 
 use alloc::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(super) const MAX_ZONES: usize = 4;
 /// Every word of a chunk, as bits of [`Chunk::open`].
 pub(super) const ALL_WORDS: u8 = ((1_u16 << WORDS) - 1) as u8;
 
-/// What [`Chunk::kind`] says of a word of no class.
+/// Value of [`Chunk::kind`] for a word of no class.
 pub(super) const FREE: u8 = 63;
 /// A word that belongs to a range of class 7 or 8 which starts in an earlier word.
 pub(super) const TAIL: u8 = 62;
@@ -53,14 +53,15 @@ pub(super) const RUN: u8 = 61;
 /// a bit for each word.
 pub(super) const PENDING: u64 = (ALL_WORDS as u64) << PENDING_SHIFT;
 const PENDING_SHIFT: u32 = 48;
-/// In [`Chunk::tag`]: a stranger may give ranges back at any time without saying so here.
+/// In [`Chunk::tag`]: the chunk has a designated remote freer, which may free ranges at any time
+/// without setting [`PENDING`].
 pub(super) const GIVER: u64 = 1 << 62;
-/// What strangers say in [`Chunk::tag`].
+/// The bits of [`Chunk::tag`] that remote cores set.
 pub(super) const MARKS: u64 = PENDING | GIVER;
 /// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
 pub(super) const OWNER: u64 = (1 << LANE_SHIFT) - 1;
 const LANE_SHIFT: u32 = 32;
-/// Owner of a chunk that nobody has: free, or an orphan.
+/// Owner of a chunk that no core owns: a free or an abandoned one.
 pub(super) const NOBODY: u64 = 0;
 /// Owner of a chunk out of circulation, or part of a run.
 pub(super) const AWAY: u64 = 1 << 31;
@@ -78,7 +79,7 @@ pub(super) const FULL: [u64; MAX_ORDER + 1] = [
     1,
 ];
 
-/// The bits that a range of an order has which starts at the first page of a word of a class, at
+/// Returns the bits of a range of an order that starts at the first page of a word of a class, at
 /// most that order.
 const fn span(order: usize, class: usize) -> u64 {
     assert!(class <= MAX_ORDER, "a range lies in a word of no class");
@@ -89,7 +90,7 @@ const fn span(order: usize, class: usize) -> u64 {
     }
 }
 
-/// How many words a range of this class takes at least.
+/// Returns the number of words that a range of this class takes at least.
 pub(super) const fn words_of(order: usize) -> usize {
     if order <= 6 { 1 } else { 1 << (order - 6) }
 }
@@ -112,8 +113,8 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Meta {
-    /// Who owns the chunk ([`NOBODY`], a core's number plus one, [`AWAY`]), its lane, [`PENDING`]
-    /// and [`GIVER`].
+    /// The owner (0 for none, a core's number plus one, or [`AWAY`]), the number of the zone, and
+    /// [`MARKS`].
     tag: AtomicU64,
     /// Chunks of the run that starts here; 0 where none does.
     run: AtomicU64,
@@ -139,9 +140,9 @@ struct States {
     touch: [Touch; WORDS],
 }
 
-/// Where loom looks for orders to try. Of its own accord loom 0.7 tries a store of one thread
-/// before a load of another only if nobody loaded in between; two read-modify-writes it always
-/// tries in both orders.
+/// Points at which loom explores more orders. loom 0.7 by itself tries a store of one thread before
+/// a load of another only if no load came in between; two read-modify-writes it always tries in
+/// both orders.
 #[cfg(loom)]
 #[derive(Debug)]
 struct Touch(AtomicU64);
@@ -212,7 +213,7 @@ pub(super) const fn pending(word: usize) -> u64 {
     1 << (PENDING_SHIFT as usize + word % WORDS)
 }
 
-/// How the chunks of a lane are tagged that have this owner and no marks.
+/// Returns the tag of a lane's chunks that have this owner and no marks.
 pub(super) const fn tag_in(lane: usize, owner: u64) -> u64 {
     (lane as u64) << LANE_SHIFT | owner
 }
@@ -257,7 +258,7 @@ impl Chunk {
         &self.states.pages[at % (WORDS * STATES)]
     }
 
-    /// What is at a page.
+    /// Returns the state of a page.
     #[inline(always)]
     pub(super) fn state(&self, page: u64) -> State {
         State(self.state_byte(page).load(Ordering::Relaxed))
@@ -275,8 +276,8 @@ impl Chunk {
         self.set_state(page, self.state(page).handed_out(order));
     }
 
-    /// What is allocated or kept ready: a bit where a range of the word's class starts, all of the
-    /// bits of a larger range. Owner only.
+    /// Ranges that are allocated or in a free list: a bit where a range of the word's class starts,
+    /// all of the bits of a larger range. Owner only.
     #[inline]
     pub(super) fn held(&self, word: usize) -> &AtomicU64 {
         self.held.word(word)
@@ -288,19 +289,20 @@ impl Chunk {
         self.taken.word(word)
     }
 
-    /// Where a range starts that a stranger has pinned.
+    /// Starts of ranges that a remote core has pinned.
     #[inline]
     pub(super) fn claimed(&self, word: usize) -> &AtomicU64 {
         self.claimed.shared(word)
     }
 
-    /// Where a range starts that a stranger gave back who was not the giver.
+    /// Starts of ranges that remote cores other than the designated freer have freed.
     #[inline]
     pub(super) fn freed(&self, word: usize) -> &AtomicU64 {
         self.freed.shared(word)
     }
 
-    /// What the giver gave back: bits that differ from the turns of their pages.
+    /// Ranges that the designated remote freer freed: bits that differ from the turns of their
+    /// pages.
     #[inline]
     pub(super) fn given(&self, word: usize) -> &AtomicU64 {
         self.given.shared(word)
@@ -370,8 +372,8 @@ impl Chunk {
         self.tag_word().load(Ordering::Relaxed)
     }
 
-    /// Names another owner: the caller owns the chunk, or has it from one of the zone's sets. The
-    /// giver remains, and so does what strangers write at the same time.
+    /// Sets another owner. The caller owns the chunk, or has taken it from one of the zone's sets.
+    /// The designated remote freer stays, and so do marks that remote cores set at the same time.
     pub(super) fn set_owner(&self, owner: u64) {
         let before = self.tag() & (OWNER | PENDING);
         self.tag_word().fetch_xor(before ^ owner, Ordering::AcqRel);
@@ -413,8 +415,8 @@ impl Chunk {
         })
     }
 
-    /// Where free ranges of an order start in a word of a class at most that: those that end at or
-    /// before page `most` of the word. Owner only.
+    /// Returns the starts of free ranges of an order in a word of a class at most that: those that
+    /// end at or before page `most` of the word. Owner only.
     pub(super) fn free_starts(&self, word: usize, order: usize, most: u64) -> u64 {
         let class = self.order(word);
         let free = FULL[class] & !get(self.held(word));
@@ -426,7 +428,7 @@ impl Chunk {
         }
     }
 
-    /// Makes a word serve a smaller class than before, with what is out and kept ready of it. Owner
+    /// Makes a word serve a smaller class than before, with its allocated and cached ranges. Owner
     /// only.
     pub(super) fn split(&self, word: usize, order: usize) {
         // Each range's bit becomes those of its parts: there are no carries.
@@ -446,13 +448,13 @@ impl Chunk {
         Some(at)
     }
 
-    /// Nothing is allocated or cached in it.
+    /// Returns whether nothing is allocated or cached in it.
     pub(super) fn is_empty(&self) -> bool {
         self.open() == ALL_WORDS
     }
 
-    /// Makes it as new, for its next owner. Strangers who still believe in an old range may have
-    /// left marks.
+    /// Resets the chunk for its next owner. Remote cores that held stale ranges may have left
+    /// marks.
     pub(super) fn wipe(&self) {
         for word in 0..WORDS {
             let base = word as u64 * WORD_PAGES;
@@ -463,8 +465,8 @@ impl Chunk {
             }
             set(self.held(word), 0);
             self.set_kind(word, FREE);
-            // Read-modify-write: the next stranger's mark reads from it, and so sees what was
-            // written before.
+            // Read-modify-write: a remote core's next mark reads from it, and so happens after the
+            // stores before it.
             self.claimed(word).swap(0, Ordering::AcqRel);
             self.freed(word).swap(0, Ordering::AcqRel);
             let given = self.given(word).load(Ordering::Acquire);

@@ -14,14 +14,14 @@
 //! ```text
 //! alloc: free list of the class ─▶ write the byte                none: a word with something free │ what remote cores freed │
 //!                                                                an open word │ an abandoned chunk │ a free chunk │ the tree │
-//!                                                                whatever others keep and do not use (`search`)
+//!                                                                unused by other cores (`search`)
 //! free:  chunk ─ ours? exact? ─▶ write the byte, keep it         another's: turn a bit in a line that remote cores write
 //! ```
-//! * The owner writes the bytes; remote cores write `claimed` and `freed`, by read-modify-write,
-//!   and one of them, the chunk's designated remote freer (its *giver*), writes `given` by plain
-//!   stores (`layout` says which line is whose, `ranges` who may do what, `remote_free` what the
-//!   owner does about it). A free is checked before anything changes: exactly that range must be
-//!   allocated, unpinned and not given back before.
+//! * The owner writes the bytes. Remote cores write `claimed` and `freed`, by read-modify-write;
+//!   one of them, the chunk's *designated remote freer*, writes `given` by plain stores. (`layout`
+//!   lists the writer of each line, `ranges` the operations of each party, `remote_free` how the
+//!   owner collects.) A free is checked before anything changes: exactly that range must be
+//!   allocated, unpinned and not yet freed.
 //! * What a core owns is in two halves: its free lists, which are plain memory, and all else, under
 //!   a lock of the core (`core_zone`), where another core can see to it that nothing is kept
 //!   unused.
@@ -30,24 +30,26 @@
 //! * Ranges of 512 pages and more are runs of whole chunks from the same set of free chunks; what
 //!   fits no chunk (odd ends of the aperture, more than a zone holds) comes from a locked tree.
 //! * A chunk in which nothing is allocated goes back to the space, or, for a space made with
-//!   [`ChunkAllocator::retiring`], to [`retire`](crate::CoreAllocator::retire): whoever owns the
+//!   [`ChunkAllocator::retiring`], to [`retire`](crate::CoreAllocator::retire): the owner of the
 //!   page table clears the entry that leads to the leaf table, and recycles the chunk after an
 //!   invalidation.
 //!
-//! # Why a chunk cannot be retired under somebody's feet
-//! Whoever walks the page table under an IOVA has it allocated, or pinned. The owner pins by a byte
-//! of its own and retires itself, so the two cannot meet. A stranger claims by read-modify-write
-//! and *then* looks whether the range is still allocated; the owner empties the chunk and *then*
-//! looks, by read-modify-write, for claims. One of the two sees the other.
+//! # Why a chunk in use cannot be retired
+//! A core that walks the page table under an IOVA has that IOVA allocated, or pinned. The owner
+//! pins by a store to its own state byte and retires chunks itself, so its own pin and retirement
+//! cannot race. A remote core claims by read-modify-write and *then* checks whether the range is
+//! still allocated; the owner empties the chunk and *then* checks, by read-modify-write, for
+//! claims. At least one of the two sees the other's write.
 //!
 //! # Cost
 //! Alloc and free of a page on its own core: about twice the floor (a pop and a push of a private
-//! stack). Freeing another core's range: a plain store of the giver, a read-modify-write of others,
-//! and about three line transfers per word of 64 pages however many of them are freed together.
+//! stack). Freeing another core's range: a plain store for the designated remote freer, a
+//! read-modify-write for other cores, and about three line transfers per word of 64 pages however
+//! many of them are freed together.
 //! Bookkeeping: 1 KiB per chunk in use, made in blocks of 16.
 //!
-//! What keeps the common path short: the class of a freed range is computed from its size, not from
-//! what its byte said, so that the next allocation does not wait for two loads; owner, zone and
+//! Measures that keep the common path short: the class of a freed range is computed from its size,
+//! not from its byte, so that the next allocation does not wait for two loads; owner, zone and
 //! marks are in one tag, so that one comparison tells that a chunk is ours, of the zone at hand and
 //! without marks; single pages of the zone that a core last ran out of have a stack at a place of
 //! its own (`ready`); and what leads from a page to its chunk is a table of blocks
@@ -137,7 +139,7 @@ pub struct ChunkAllocator {
     shared: Arc<Shared>,
 }
 
-/// What all cores see.
+/// State shared by all cores of a space.
 struct Shared {
     aperture: Aperture,
     /// Highest first; at most one per address limit.
@@ -154,19 +156,19 @@ struct Shared {
     cores: Box<[CachePadded<Published>]>,
 }
 
-/// What one core says to others, and they to it.
+/// Counters and state of one core that other cores access.
 #[derive(Debug)]
 struct Published {
     /// Operations that left its own memory. It alone writes this, and others read it now and then.
     slow: AtomicU64,
     /// Chunks it keeps. Written with the lock of `zones` held.
     chunks: AtomicU64,
-    /// How often it has returned something that any core may have. It alone writes this.
+    /// Number of times it has returned something that any core may allocate. It alone writes this.
     returned: AtomicU64,
     /// The page of the range that it is pinning or freeing, or [`NO_PAGE`](owner_side::NO_PAGE). It
     /// alone writes this.
     changing: Arc<CachePadded<AtomicU64>>,
-    /// How often others have marked a chunk of its that had no marks.
+    /// Number of times remote cores have marked a chunk of this core that had no marks.
     marked: CachePadded<AtomicU64>,
     /// Its chunks and words. Its own lock, which others take only where it is free.
     zones: CachePadded<Lock<CoreZones>>,
@@ -185,7 +187,7 @@ impl Published {
     }
 }
 
-/// How a space of chunks is made.
+/// Configuration of a space of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkConfig {
     /// Most chunks below each address limit (32 bits, 39 bits, the aperture's end), at least 1;
@@ -336,17 +338,18 @@ impl Shared {
         Ok(Some((lane, zone, chunk_of(block, page))))
     }
 
-    /// Tells the owner of a chunk that it has marks now.
+    /// Counts for the owner of a chunk that the chunk has marks now.
     fn tell(&self, owner: u64) {
         let core = usize::try_from(owner.wrapping_sub(1)).unwrap_or(usize::MAX);
-        // Nobody and those who have chunks away keep no account. Release: who sees it sees the
-        // mark.
+        // Owners that are no core (none, `AWAY`) have no counter. Release: the mark happens before
+        // it is counted.
         if let Some(core) = self.cores.get(core) {
             core.marked.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// What a core owns: its own, or, while it runs, with [`Lock::try_lock`].
+    /// The zones of one core. That core locks them; others only use [`Lock::try_lock`], as it may
+    /// be running.
     fn zones_of(&self, core: CoreId) -> &Lock<CoreZones> {
         &self.cores[core.0].zones
     }
@@ -397,11 +400,11 @@ impl Shared {
 
 /// A counter that one core writes and others read now and then.
 fn bump(counter: &AtomicU64) {
-    // Release: who sees it sees what it counts.
+    // Release: the counted event happens before a core sees the count.
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
 }
 
-/// What a chunk that somebody has adds to the account.
+/// Adds a chunk that is in use to the statistics.
 fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     if chunk.kind(0) == RUN {
         let chunks = chunk.run().load(Ordering::Relaxed);
@@ -427,14 +430,14 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
         }
     }
     stats.live_pages += live;
-    // The later chunks of a run are the head's, and retired ones nobody's.
+    // The later chunks of a run count with its head, and retired ones for no core.
     if owner_of(chunk.tag()) != layout::AWAY {
         stats.chunks += 1;
         stats.cached_pages += CHUNK_PAGES - live;
     }
 }
 
-/// What no zone covers.
+/// The part of the space that no zone covers.
 struct Rest {
     tree: Lock<Tree>,
     usable: Vec<IovaRange>,
@@ -474,7 +477,7 @@ impl Rest {
     }
 }
 
-/// What is outside the tree may still be in the space: the rest of it is in zones.
+/// Refines an error of the tree: a range outside the tree may still be in the space, in a zone.
 fn refusal(tree: &Tree, range: IovaRange, error: FreeError) -> FreeError {
     match error {
         FreeError::Outside { .. } if tree.pages_at(range.first()).is_some() => {

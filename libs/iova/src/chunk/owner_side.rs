@@ -1,5 +1,5 @@
-//! An owner's side of remote frees while it works: it says what it changes, and counts the marks
-//! that it meets.
+//! An owner's side of remote frees while it runs: it publishes the page that it changes, and counts
+//! the marks that it meets.
 //!
 //! ```text
 //!          changing(page), freeing(page)
@@ -19,7 +19,7 @@ use super::core_cache::CoreCache;
 use super::layout::PENDING;
 use crate::{CHUNK_PAGES, CoreId};
 
-/// What [`Published::changing`](super::Published) is while a core changes no range.
+/// Value of [`Published::changing`](super::Published) while a core changes no range.
 pub(super) const NO_PAGE: u64 = u64::MAX;
 
 /// Frees in chunks with marks after which an owner collects the chunk at hand.
@@ -44,8 +44,8 @@ impl OwnerSide {
         }
     }
 
-    /// Says that the range at a page is about to be pinned or freed: before anything is loaded that
-    /// this depends on.
+    /// Publishes that the range at a page is about to be pinned or freed. Called before the loads
+    /// that the change depends on.
     #[inline(always)]
     pub(super) fn changing(&self, page: u64) {
         self.changing.store(page, Ordering::Relaxed);
@@ -69,10 +69,10 @@ impl OwnerSide {
         }
     }
 
-    /// Says that what was about to be changed is changed, or was found to be another's.
+    /// Publishes that the change is done, or that the range was found to be another core's.
     #[inline(always)]
     pub(super) fn changed(&self) {
-        // Release: a core that collects and sees this sees what has become of the range.
+        // Release: a core that collects and sees this store sees the change of the range.
         self.changing.store(NO_PAGE, Ordering::Release);
     }
 

@@ -1,21 +1,21 @@
-//! What may be done with one range of a chunk: what its owner does, and what strangers do.
+//! Operations on one range of a chunk, by its owner and by remote cores.
 //!
-//! A stranger's free is a mark that the owner takes note of later. The first stranger to free in a
-//! chunk twice becomes its *giver*: only it writes `given`, so that its marks are plain stores, and
-//! it remains the giver for as long as it keeps the chunk in mind
-//! ([`DirectoryCache`](super::directory_cache::DirectoryCache)). All others mark `freed` by
-//! read-modify-write. Everyone looks at both.
+//! A remote core frees a range by a mark, which the owner collects later. The first remote core
+//! that frees often enough in a chunk becomes its *designated remote freer*. It alone writes
+//! `given`, so its marks are plain stores. It keeps the role for as long as the chunk is in its
+//! [`DirectoryCache`](super::directory_cache::DirectoryCache). All others mark `freed` by
+//! read-modify-write. All cores read both.
 //!
-//! | free of | costs |
+//! | free by | cost |
 //! |---|---|
 //! | the owner | a load and a store of a byte |
-//! | the giver | the same, of a word that the owner reads now and then |
-//! | another stranger | a read-modify-write |
+//! | the designated remote freer | the same, of a word that the owner reads now and then |
+//! | another remote core | a read-modify-write |
 //!
-//! The giver's stores are not followed by a fence, so its owner cannot tell from a mark in the tag
-//! that he has seen all of them. Therefore [`GIVER`] itself is a mark: while it is set, the owner
-//! looks. Who lets go says [`PENDING`] in the same read-modify-write, which comes after its last
-//! store.
+//! No fence follows the designated freer's stores, so a mark in the tag does not tell the owner
+//! that it has seen all of them. Therefore the freer's bit in the tag is itself a mark: while it is
+//! set, the owner reads `given`. A core that gives the role up sets [`PENDING`] in the same
+//! read-modify-write that clears its bit, after its last store.
 
 use lines::Ordering;
 
@@ -27,14 +27,14 @@ use super::state::State;
 use crate::IovaRange;
 
 impl Chunk {
-    /// Frees `range` if the `owner` calls, exactly that is allocated and not pinned, and no
-    /// stranger has marked it; whether it was.
+    /// Frees `range` if the `owner` calls, exactly that range is allocated and not pinned, and no
+    /// remote core has marked it. Returns whether it did.
     pub(super) fn free_marked(&self, owner: u64, range: IovaRange) -> bool {
         self.change_marked(owner, range, State::none)
     }
 
-    /// Pins the range of this order at a page if no stranger has marked anything in the chunk, and
-    /// otherwise as [`Self::free_marked`] frees.
+    /// Pins the range of this order at a page if no remote core has marked anything in the chunk,
+    /// and otherwise under the conditions of [`Self::free_marked`].
     #[inline(always)]
     pub(super) fn pin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
@@ -45,18 +45,18 @@ impl Chunk {
         is_ours
     }
 
-    /// Pins what [`Self::free_marked`] would free; whether there is such a range.
+    /// Pins a range that [`Self::free_marked`] would free. Returns whether there is one.
     pub(super) fn pin_marked(&self, owner: u64, range: IovaRange) -> bool {
         self.change_marked(owner, range, State::pinned)
     }
 
-    /// Owner: changes the state of exactly `range` if strangers have not marked it; whether that
-    /// was so.
+    /// Owner: changes the state of exactly `range` unless remote cores have marked it. Returns
+    /// whether it did.
     fn change_marked(&self, owner: u64, range: IovaRange, to: impl Fn(State) -> State) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        // Acquire, and before the state, which a core that collects for the owner clears before the
-        // mark.
+        // Acquire, and before the load of the state: a core that collects for the owner clears the
+        // state before the mark.
         let is_marked = (self.claimed(word).load(Ordering::Acquire)
             | self.freed(word).load(Ordering::Acquire))
             & bit
@@ -74,11 +74,11 @@ impl Chunk {
     /// core has freed it at the same moment, by mistake.
     pub(super) fn free_pinned(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
-        // Acquire, and before the state: as in `change_marked`.
+        // Acquire, and before the load of the state: as in `change_marked`.
         let is_freed = self.freed(word_of(page)).load(Ordering::Acquire) & bit_of(page) != 0;
         let state = self.state(page);
         let is_others = is_freed || self.is_given(page, state);
-        // What the owner has pinned nobody takes back.
+        // A range that the owner has pinned is collected by no other core.
         let is_ours = state.is_pinned() || state.is_out_of(range) && !is_others;
         if is_ours {
             self.set_state(page, state.none());
@@ -86,22 +86,23 @@ impl Chunk {
         is_ours
     }
 
-    /// Owner: whether a range of it at a page, in this state, was freed or pinned by a remote core.
-    /// Only what the `tag` has marks for is looked at: where there are none, nothing was marked
-    /// that the caller may know of.
+    /// Owner: returns whether a remote core has freed or pinned the range at a page, which is in
+    /// this state. Reads only the marks that `tag` announces: where it announces none, there is no
+    /// mark that the caller must know of.
     #[inline]
     pub(super) fn is_met(&self, tag: u64, page: u64, state: State) -> bool {
         let (word, bit) = (word_of(page), bit_of(page));
         let is_pending = tag & pending(word) != 0;
-        // Acquire: if a core that collects for the owner has cleared the mark, it is seen to have
-        // cleared the state.
+        // Acquire: if a core that collects for the owner has cleared the mark, its clearing of the
+        // state is seen.
         let freed = || self.freed(word).load(Ordering::Acquire);
         is_pending && (get(self.claimed(word)) | freed()) & bit != 0
             || (is_pending || tag & GIVER != 0) && self.is_given(page, state)
     }
 
-    /// Lets go of what the `owner`, which calls, pinned; `false` where it does not own the chunk,
-    /// or has not pinned the range: it may have parked since, which makes a claim of its pin.
+    /// Releases a pin of the `owner`, which calls. Returns `false` where it does not own the chunk
+    /// or has not pinned the range by its state: it may have parked since, which makes a claim of
+    /// its pin.
     #[inline(always)]
     pub(super) fn unpin_own(&self, owner: u64, page: u64, order: usize) -> bool {
         let state = self.state(page);
@@ -117,24 +118,27 @@ impl Chunk {
         owner_of(self.tag()) == core
     }
 
-    /// Whether the chunk is of another core than this one.
+    /// Returns whether a core other than `core` owns the chunk.
     #[inline]
     pub(super) fn is_anothers(&self, core: u64) -> bool {
         names_another(self.tag(), core)
     }
 
-    /// Whether the giver has given back what is in this state.
+    /// Returns whether the designated remote freer has freed the range at a page, which is in this
+    /// state.
     pub(super) fn is_given(&self, page: u64, state: State) -> bool {
         (get(self.given(word_of(page))) >> (page % WORD_PAGES)) & 1 != state.turn()
     }
 
-    /// Makes the caller the chunk's giver if there is none: whether it is.
+    /// Makes the caller the chunk's designated remote freer if there is none. Returns whether it is
+    /// now.
     pub(super) fn become_giver(&self, shared: &Shared) -> bool {
-        // Acquire: what the last giver wrote is seen.
+        // Acquire: the stores of the last designated freer are seen.
         self.tag() & GIVER == 0 && self.mark(shared, GIVER) & GIVER == 0
     }
 
-    /// Sets a mark in the tag, and says so to the owner if it has none yet; the tag as it was.
+    /// Sets a mark in the tag, and counts it for the owner if the tag had none. Returns the tag
+    /// before.
     fn mark(&self, shared: &Shared, mark: u64) -> u64 {
         let before = self.tag_word().fetch_or(mark, Ordering::AcqRel);
         if before & MARKS == 0 {
@@ -143,9 +147,9 @@ impl Chunk {
         before
     }
 
-    /// The giver lets go.
+    /// Gives up the role of the designated remote freer.
     pub(super) fn let_go(&self) {
-        // Release: the next giver and the owner see what this one gave.
+        // Release: the next designated freer and the owner see the stores of this one.
         let _ = self
             .tag_word()
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |tag| {
@@ -153,9 +157,9 @@ impl Chunk {
             });
     }
 
-    /// Gives what is allocated at a page, in this state, back to its owner, another core than the
-    /// giver, `core`, who calls; `false` where the slow path must find out what is wrong or
-    /// special.
+    /// Frees the allocated range at a page, which is in this state, as the designated remote freer
+    /// `core`, which calls and does not own the chunk. Returns `false` where the slow path must
+    /// find out what is wrong or special.
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (word, at) = (word_of(page), page % WORD_PAGES);
@@ -164,39 +168,41 @@ impl Chunk {
         if !names_another(now, core) || is_given {
             return false;
         }
-        // Whatever the tag says: an owner who looks clears `PENDING` first and may set it again.
+        // Regardless of the tag: an owner that collects clears `PENDING` first and may set it
+        // again.
         if (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
             return false;
         }
-        // Release: what we did with the range comes before its next use.
+        // Release: the caller's accesses to the range happen before its next use.
         self.given(word).store(given ^ 1 << at, Ordering::Release);
         true
     }
 
-    /// Whether exactly `range` is allocated and not pinned in a chunk of another core, as far as
-    /// can be seen. Whether it was freed is not looked at: that line is written next, and to read
-    /// it first would fetch it twice.
+    /// Returns whether exactly `range` is allocated and not pinned in a chunk of another core, as
+    /// far as can be seen. Does not read `freed`: that line is written next, and a read before
+    /// would fetch it twice.
     pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let is_claimed = get(self.claimed(word_of(page))) & bit_of(page) != 0;
         !is_claimed && self.is_still_out(range)
     }
 
-    /// Whether exactly `range` is allocated, not pinned by its owner, and not given back by the
-    /// giver, as far as can be seen.
+    /// Returns whether exactly `range` is allocated, not pinned by its owner, and not freed by the
+    /// designated remote freer, as far as can be seen.
     pub(super) fn is_still_out(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let state = self.state(page);
         state.is_out_of(range) && !self.is_given(page, state)
     }
 
-    /// Marks a range as freed, for its owner to take back; `false` where it was before.
+    /// Marks a range as freed, for its owner to collect. Returns `false` where it was already
+    /// marked.
     pub(super) fn give_back(&self, shared: &Shared, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (word, bit) = (word_of(page), bit_of(page));
-        // Release: what we did with the range comes before its next use. Acquire: see `drain`. Only
-        // the bit itself is asked of the answer: that is one instruction, not a loop of
-        // compare-and-exchange.
+        // Release: the caller's accesses to the range happen before its next use. Acquire: see
+        // `drain`. Of the result only the bit itself is used: that makes one instruction, not a
+        // loop of compare-and-exchange.
         if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }
@@ -204,7 +210,8 @@ impl Chunk {
         true
     }
 
-    /// Tells the owner to look. After the mark itself: see `drain`.
+    /// Marks a word as pending for the owner. Called after the mark of the range itself: see
+    /// `drain`.
     pub(super) fn notify(&self, shared: &Shared, word: usize) {
         if self.tag() & pending(word) == 0 {
             self.mark(shared, pending(word));
@@ -216,6 +223,6 @@ impl Chunk {
 #[inline]
 fn names_another(tag: u64, core: u64) -> bool {
     let owner = owner_of(tag);
-    // Not NOBODY, and not AWAY: no core has a number above it.
+    // Neither none nor `AWAY`: no core has a number above `AWAY`.
     owner.wrapping_sub(1) < AWAY - 1 && owner != core
 }

@@ -1,4 +1,4 @@
-//! Ranges that a core has at hand: plain memory of its handle, a stack per class.
+//! Free lists of a core: plain memory of its handle, a stack per class.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -6,13 +6,13 @@ use core::mem;
 use super::layout::{FULL, MAX_ORDER, WORD_PAGES, bits};
 use super::zone::MAX_ZONES;
 
-/// Ranges a core keeps ready at first, by class: 256 to 1536 pages of each. What a loop over mixed
-/// sizes takes and gives of one class goes up and down like a random walk, and each end of it costs
-/// a look at words.
+/// Ranges a core keeps ready at first, by class: 256 to 1536 pages of each. A loop over mixed sizes
+/// allocates and frees of one class in a random walk, and each time it reaches an end costs a
+/// search of words.
 pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 128, 128, 64, 48, 48, 16, 4, 2];
 
-/// How many times as many a core keeps of a class that runs empty and over in turn, as bursts make
-/// it.
+/// Factor by which a free list grows at most, if its class runs empty and over in turn, as bursts
+/// make it.
 const MOST: usize = 16;
 
 /// Free ranges of one core, by zone and order. Room for [`READY`] is made with the first word of a
@@ -155,7 +155,7 @@ impl Stack {
     pub(super) fn keep_all(&mut self, base: u64, free: u64, order: usize) -> u64 {
         let room = self.pages.capacity() - self.pages.len();
         if order <= 6 && free == FULL[order] && room >= (WORD_PAGES >> order) as usize {
-            // All at once: words that strangers emptied are this.
+            // All at once: the usual case of words that remote cores emptied.
             let starts = 0..WORD_PAGES >> order;
             self.pages.extend(starts.map(|at| base + (at << order)));
             return free;
@@ -182,7 +182,7 @@ impl Stack {
         }
     }
 
-    /// How many of the ranges that were kept first make way for more.
+    /// Returns the number of ranges, of those that were kept first, that are flushed to make room.
     pub(super) fn spill(&mut self) -> usize {
         self.has_spilled = true;
         self.pages.len() / 2

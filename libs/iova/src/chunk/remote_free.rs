@@ -1,11 +1,11 @@
-//! Frees by remote cores, on the owner's side: what they freed is collected, and abandoned chunks
-//! are reclaimed.
+//! Frees by remote cores, on the owner's side: collecting what they freed, and reclaiming abandoned
+//! chunks.
 //!
 //! # The path of a remote free
 //! A remote core marks the range (`ranges`): in `given` if it is the chunk's designated remote
-//! freer, else in `freed`, and says so in the chunk's tag: `GIVER` for as long as there is a
-//! designated one, a bit of `PENDING` for the word otherwise. The mark that comes to a chunk
-//! without any is counted for its owner ([`Published::marked`](super::Published)).
+//! freer, else in `freed`. It also marks the chunk's tag: one bit is set for as long as there is a
+//! designated freer, and otherwise the word's bit of `PENDING`. The first mark of a chunk without
+//! any is counted for its owner ([`Published::marked`](super::Published)).
 //!
 //! # What it costs the owner
 //! * A free in a chunk without marks compares one tag. With marks it looks at those of its own
@@ -18,26 +18,26 @@
 //!   they are filling, and for everything before a core takes one more chunk ([`Collect::All`]).
 //!
 //! # What it costs if the owner rests
-//! All of this is done on the lists of the owner with its lock held, so another core can do it. One
-//! that finds no room collects for all others ([`CoreZones::collect_for_owner`]), and has the
-//! chunks that are empty then. So an owner that rests keeps the ranges in its free lists and the
+//! All of this works on the owner's lists with its lock held, so another core can do it. A core
+//! that finds no room collects for all others ([`CoreZones::collect_for_owner`]), and takes the
+//! chunks that are then empty. So an owner that rests keeps the ranges in its free lists and the
 //! rest of the chunks in which these lie.
 //!
-//! An owner that works meanwhile takes no notice of it, but for three things.
+//! An owner that runs meanwhile takes no part in it, but for three things.
 //! * It pins and frees by a load and a store of the state: had another core taken the range back in
 //!   between, the range would be left pinned in a word that has it free, or in a chunk of another
 //!   core, or be both in a free list and free in its word. (Two cores that unmap one range meet
-//!   like this: both pin, or both free, and one comes second.) So an owner says which page it is
-//!   about to change ([`Published::changing`](super::Published)) before it loads, and takes that
-//!   back when it has stored; and the other core, after it has read what was freed, leaves out that
-//!   page and what the owner has pinned. With a fence on each side, either the owner sees that the
-//!   range was freed, or the other core sees the page. The owner's costs nothing
+//!   like this: both pin, or both free, and one comes second.) So an owner publishes the page that
+//!   it is about to change ([`Published::changing`](super::Published)) before its loads, and
+//!   withdraws it after its store. The other core, after it has read what was freed, leaves out
+//!   that page and what the owner has pinned. With a fence on each side, either the owner sees that
+//!   the range was freed, or the other core sees the page. The owner's fence costs nothing
 //!   ([`Fences`](lines::Fences)).
-//! * It allocates without saying so. So the other core leaves out what is not allocated: a range
-//!   that the owner has freed, and another core too, by mistake, is in a free list, and may be
-//!   handed out at any moment.
-//! * It looks for marks only where the tag has some. So the other core looks at no others, and
-//!   leaves `PENDING` as it is; the owner clears it.
+//! * It allocates without publishing that. So the other core leaves out ranges that are not
+//!   allocated: a range that both the owner and, by mistake, another core freed is in a free list,
+//!   and may be allocated at any moment.
+//! * It reads marks only where the tag has some. So the other core collects no others, and leaves
+//!   `PENDING` as it is; the owner clears it.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -54,7 +54,7 @@ use super::trim::RetainEmpty;
 use super::zone::Zone;
 use crate::CHUNK_PAGES;
 
-/// What to collect.
+/// Extent of a collection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Collect {
     /// Words that remote cores have emptied.
@@ -87,8 +87,8 @@ impl CoreZones {
         has_credit
     }
 
-    /// Whether remote cores have freed, or may have freed without saying so, since everything was
-    /// last collected.
+    /// Returns whether remote cores have freed since everything was last collected, or may have
+    /// done so without a counted mark.
     pub(super) fn may_find(&self, shared: &Shared, lane: usize) -> bool {
         // Acquire: a mark that is counted is seen.
         let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
@@ -114,17 +114,17 @@ impl CoreZones {
         });
     }
 
-    /// The same by another core, with the lock of this one held, which may be in the middle of
+    /// The same by another core, with the lock of this one held. This core may be in the middle of
     /// anything that takes no lock. See the module.
     fn collect_for_owner(&mut self, shared: &Shared, lane: usize) {
         let zone = &shared.zones[lane];
         self.with_marked(shared, lane, Collect::All, |zones, pages| {
             let seen = zones.see(zone, pages);
-            // Without the fence nothing is known of the owner.
+            // Without the fence the owner's accesses are not ordered with ours.
             if seen.is_empty() || shared.fences.heavy().is_err() {
                 return;
             }
-            // Acquire: what the owner has done with a range that it changed before is seen.
+            // Acquire: the owner's store to a range that it changed before is seen.
             let changing = shared.cores[zones.id.0].changing.load(Ordering::Acquire);
             for word in seen {
                 zones.take_back_seen(zone, lane, word, changing);
@@ -132,7 +132,7 @@ impl CoreZones {
         });
     }
 
-    /// What remote cores have freed in chunks of this core.
+    /// Reads which ranges remote cores have freed in chunks of this core.
     fn see(&self, zone: &Zone, pages: &[u64]) -> Vec<RemoteFrees> {
         let own = pages.iter().filter(|page| {
             let tag = zone.known(**page).tag();
@@ -142,8 +142,8 @@ impl CoreZones {
             own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
         let seen = words.map(|base| {
             let (chunk, word) = (zone.known(base), word_of(base));
-            // Of the tag that was there before the fence: an owner that frees looks at `freed` only
-            // where the tag says so.
+            // As the tag was before the fence: an owner that frees reads `freed` only where the tag
+            // announces marks.
             let is_pending = chunk.tag() & pending(word) != 0;
             let freed = || chunk.freed(word).load(Ordering::Acquire);
             RemoteFrees {
@@ -183,8 +183,8 @@ impl CoreZones {
         chunk.claimed(word).fetch_or(0, Ordering::AcqRel);
     }
 
-    /// Lends the chunks of a zone in which remote cores may have freed something to `collect`, and
-    /// takes note of those that have marks afterwards.
+    /// Calls `collect` with the chunks of a zone in which remote cores may have freed something,
+    /// and records those that have marks afterwards.
     fn with_marked(
         &mut self,
         shared: &Shared,
@@ -193,7 +193,7 @@ impl CoreZones {
         collect: impl FnOnce(&mut Self, &[u64]),
     ) {
         let zone = &shared.zones[lane];
-        // Acquire, and before the tags: a chunk marked from now on is one that raises it again.
+        // Acquire, and before the loads of the tags: a chunk marked from now on raises it again.
         let marked = shared.cores[self.id.0].marked.load(Ordering::Acquire);
         let is_known = what == Collect::All && marked == self.zones[lane].marked;
         // All other chunks are known to have no marks.
@@ -225,7 +225,7 @@ impl CoreZones {
     }
 
     /// Takes back the words of a chunk of this core in which remote cores have freed everything.
-    /// `PENDING` stays, so that what is left is not forgotten; `tag` is as it was read.
+    /// `PENDING` stays set, so that the rest is not missed. `tag` is as it was read.
     fn drain_emptied(&mut self, chunk: &Chunk, page: u64, lane: usize, tag: u64) {
         for word in 0..WORDS {
             let given = chunk.given(word).load(Ordering::Acquire);
@@ -247,9 +247,9 @@ impl CoreZones {
     /// Takes back everything that remote cores freed in a chunk of this core. By the owner.
     pub(super) fn drain(&mut self, chunk: &Chunk, page: u64, lane: usize) {
         let marks = chunk.tag() & PENDING;
-        // Before the words: a mark set after a word was read here is set by a core that then sees
-        // the word's bit of `PENDING` clear, because its read-modify-write of the word follows
-        // ours. A designated remote freer is there (`GIVER`) until it lets go, which sets all of
+        // Before the loads of the words: a core that marks a word after it was read here sees the
+        // word's bit of `PENDING` clear, because its read-modify-write of the word follows ours. A
+        // designated remote freer's bit stays set until it gives the role up, which sets all of
         // `PENDING`.
         if marks != 0 {
             chunk.tag_word().fetch_and(!marks, Ordering::AcqRel);
@@ -262,8 +262,8 @@ impl CoreZones {
                 continue;
             }
             let mut freed = chunk.freed(word).load(Ordering::Acquire);
-            // Ends when no remote core freed between two looks; each turn more takes one more range
-            // of at most 64.
+            // Ends when no remote core freed between two reads; each further iteration takes at
+            // least one more range of at most 64.
             loop {
                 self.take_back(chunk, page, lane, word, given, freed);
                 let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
@@ -284,9 +284,9 @@ impl CoreZones {
         }
     }
 
-    /// What remote cores freed in one word: `given` and `freed` as they were read. The state is
-    /// cleared before the mark in `freed`, and together with that in `given`: at each moment one of
-    /// them tells a second freer that it is too late.
+    /// Takes back ranges that remote cores freed in one word: `given` and `freed` are as they were
+    /// read. The state is cleared before the mark in `freed`, and together with that in `given`: at
+    /// each moment one of them tells a second freer that it is too late.
     fn take_back(
         &mut self,
         chunk: &Chunk,

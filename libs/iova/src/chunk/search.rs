@@ -35,16 +35,17 @@ const BANK: usize = 4096;
 /// Chunks for which a request may look that fails.
 const EARNED: usize = 64;
 
-/// What a core has to search with, and what it last found nothing for.
+/// Credit of a core for searches, and the last request for which one found nothing.
 #[derive(Debug)]
 pub(super) struct Search {
     /// Chunks that may be looked at where something has come back.
     credit: usize,
     /// Requests that failed since the last search although nothing has come back.
     unchanged: usize,
-    /// What nothing was found for in any zone, when so much had come back.
+    /// Request for which nothing was found in any zone, with the value of [`Shared::returned`]
+    /// then.
     vain: Option<(Want, u64)>,
-    /// Whether the allocation that is under way has looked wherever something could be.
+    /// Whether the allocation that is under way has searched wherever a range could be.
     is_sure: bool,
 }
 
@@ -64,8 +65,8 @@ impl Search {
         self.credit
     }
 
-    /// Whether nothing was found for as much or less, and nothing has come back since. To ask what
-    /// has reads a line of every core.
+    /// Returns whether nothing was found for as much or less, and nothing has come back since.
+    /// `returned` reads a line of every core.
     fn found_nothing(&self, want: &Want, returned: impl FnOnce() -> u64) -> bool {
         self.vain.is_some_and(|(vain, seen)| {
             // Whole chunks may be fewer than their alignment says.
@@ -85,14 +86,14 @@ impl Search {
         has_credit
     }
 
-    /// Whether the request that came last to [`Self::is_vain`] was looked for wherever something
-    /// could be.
+    /// Returns whether the request that came last to [`Self::is_vain`] was searched for wherever a
+    /// range could be.
     pub(super) fn is_sure(&self) -> bool {
         self.is_sure
     }
 
-    /// Whether a request need not look into any zone: an earlier one found nothing, nothing has
-    /// come back, and it is not time to look nevertheless.
+    /// Returns whether a request can skip all zones: an earlier search found nothing, nothing has
+    /// come back, and no repeated search is due.
     pub(super) fn is_vain(&mut self, shared: &Shared, cache: &CoreCache, want: &Want) -> bool {
         self.is_sure = true;
         let is_vain = self.found_nothing(want, || shared.returned());
@@ -120,7 +121,7 @@ impl Search {
             self.is_sure = false;
             return None;
         }
-        // What this core has freed by plain stores is announced, and what it keeps goes to its
+        // Publishes what this core has freed by plain stores, and returns its free lists to their
         // words.
         cache.leave_all(shared);
         let in_limit = |lane: &usize| shared.zones[*lane].base() <= want.last.raw();
@@ -153,7 +154,7 @@ impl Search {
             if core == id.0 || other.chunks.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // Not waited for: it works, and may wait for us.
+            // Never waits for the lock: its core is running, and may wait for ours.
             let Some(mut zones) = other.zones.try_lock() else {
                 self.is_sure = false;
                 continue;
@@ -170,8 +171,8 @@ impl Search {
 }
 
 impl Shared {
-    /// How often something has come back that may be had by any core, apart from what is not
-    /// counted (see the module).
+    /// Returns the number of times that something has come back that any core may allocate, apart
+    /// from returns that are not counted (see the module).
     fn returned(&self) -> u64 {
         // Acquire: what is counted is seen.
         self.cores.iter().fold(0, |sum, core| {

@@ -1,5 +1,5 @@
-//! What one byte says of one page of a chunk: whether a range starts there, how large it is, and
-//! whether its owner has pinned it.
+//! State byte of one page of a chunk: whether a range starts there, its size, and whether its owner
+//! has pinned it.
 //!
 //! | low six bits | meaning |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! So one comparison with an order ([`exact_order`]) tells that a range is allocated, unpinned, and
 //! of that size.
 //!
-//! The bit above them, the *turn*, is compared with a bit that strangers write (`layout`: `given`):
-//! where they differ, a stranger has given the range back. The owner takes note by turning it, in
-//! the same store that says "not allocated".
+//! The bit above them, the *turn*, is compared with a bit that the designated remote freer writes
+//! (`layout`: `given`). Where they differ, that core has freed the range. The owner collects it by
+//! flipping the turn, in the same store that says "not allocated".
 
 use core::num::NonZeroU64;
 
@@ -22,7 +22,7 @@ use crate::IovaRange;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State(pub(super) u8);
 
-/// What an owner's pin adds.
+/// Added to the order by an owner's pin.
 const PINNED: u8 = 32;
 const TURN: u8 = 1 << 6;
 

@@ -11,7 +11,7 @@ use super::layout::{AWAY, MAX_ORDER, NOBODY, WORDS, get, owner_of, word_of};
 use super::zone::Zone;
 use crate::CHUNK_PAGES;
 
-/// How many empty chunks a sweep leaves.
+/// Number of empty chunks that a sweep leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetainEmpty {
     /// A core that maps one page at a time must not fetch a chunk for each.
@@ -63,15 +63,15 @@ impl CoreZones {
         }
     }
 
-    /// Says how many chunks this core keeps.
+    /// Publishes the number of chunks that this core keeps.
     pub(super) fn publish(&self, shared: &Shared) {
         let chunks = &shared.cores[self.id.0].chunks;
         chunks.store(self.chunks() as u64, Ordering::Relaxed);
     }
 }
 
-/// Takes the highest of the emptied chunks in which no remote core has claimed a range, and makes
-/// it nobody's.
+/// Takes the highest of the emptied chunks in which no remote core has claimed a range, out of
+/// circulation ([`AWAY`]).
 pub(super) fn take_spent(zone: &Zone) -> Option<u64> {
     let mut bound = usize::MAX;
     loop {
@@ -79,7 +79,7 @@ pub(super) fn take_spent(zone: &Zone) -> Option<u64> {
         let page = zone.page(index);
         let chunk = zone.known(page);
         // Read-modify-write: a remote core that claims after this sees that nothing is allocated,
-        // and lets go.
+        // and releases its claim.
         if (0..WORDS).all(|word| chunk.claimed(word).fetch_or(0, Ordering::AcqRel) == 0) {
             chunk.set_owner(AWAY);
             return Some(page);
@@ -89,7 +89,7 @@ pub(super) fn take_spent(zone: &Zone) -> Option<u64> {
     }
 }
 
-/// Puts an emptied chunk where others find it.
+/// Puts an emptied chunk where all cores find it.
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
     zone.known(page).set_owner(NOBODY);
     let index = zone.index(page);

@@ -2,8 +2,8 @@
 //!
 //! Zones end at address limits (4, 64 and 512 GiB, the aperture's end), so that a device of 32 bits
 //! and one of 64 never search each other's space, and are bounded in length, so that the directory
-//! is a plain array. What no zone covers (odd ends, pieces between reserved regions, the rest of a
-//! huge aperture) is the tree's.
+//! is a plain array. The parts that no zone covers (odd ends, pieces between reserved regions, the
+//! rest of a huge aperture) are the tree's.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -18,14 +18,15 @@ use super::layout::{BLOCK_CHUNKS, BLOCK_SHIFT, Block, Chunk, chunk_of, new_block
 use crate::wanted::range_at;
 use crate::{Aperture, CHUNK_PAGES, IovaRange};
 
-/// Where zones end and the next lower one may begin: the address limits of 39 bits (the least a
-/// VT-d unit translates), 36 and 32 get zones of their own, and what is above them.
+/// Ends of the zones, below which the next lower one may begin: the address limits of 39 bits (the
+/// least a VT-d unit translates), 36 and 32 get zones of their own, and so does the space above
+/// them.
 const ENDS: [u64; MAX_ZONES + 1] = [1 << 52, 1 << (39 - 12), 1 << (36 - 12), 1 << (32 - 12), 0];
 
 /// Blocks by which each zone begins further below its end than the one above it.
 const APART: usize = 8;
 
-/// What an [`Arc`] adds to a block: two counters, aligned as chunks are.
+/// Bytes that an [`Arc`] adds to a block: two counters, aligned as chunks are.
 const BLOCK_HEADER: usize = align_of::<Block>();
 
 #[derive(Debug)]
@@ -40,14 +41,14 @@ pub(super) struct Zone {
     /// unused.
     blocks: Box<[OnceBox<Arc<Block>>]>,
     first_key: u64,
-    /// Chunks that nobody has.
+    /// Chunks that no core has.
     pub(super) free: Bitmap,
     /// Chunks with ranges in use whose owner parked.
     pub(super) orphans: Bitmap,
-    /// Chunks that nobody has, whose leaf tables wait to be reclaimed. Has room for none where they
-    /// do not.
+    /// Chunks that no core has, whose leaf tables wait to be reclaimed. Has no capacity in a space
+    /// that does not reclaim them.
     pub(super) spent: Bitmap,
-    /// A hint whether there are any.
+    /// A hint whether `spent` has any.
     has_spent: AtomicBool,
     /// Calls for drains of this zone so far.
     pub(super) calls: CachePadded<AtomicU64>,
@@ -79,7 +80,7 @@ impl Zone {
         zone
     }
 
-    /// Every chunk is free. Only while nobody else uses the zone.
+    /// Makes every chunk free. The caller must be the zone's only user.
     pub(super) fn fill(&self) {
         let first = self.index(self.base);
         self.free.fill(first, first + self.chunks);
@@ -128,12 +129,12 @@ impl Zone {
         let align = 1_u64.checked_shl(order)?;
         let offset = (align - self.origin / CHUNK_PAGES % align) % align;
         let take = |set: &Bitmap| set.take_run(count, order, offset as usize, highest);
-        // Those first that still have their leaf tables. To find none costs a look at every word.
+        // First those that still have their leaf tables. Finding none costs a scan of every word.
         if self.has_spent.load(Ordering::Relaxed) {
             if let Some(index) = take(&self.spent) {
                 return Some(index);
             }
-            // Hides one that is put in meanwhile, until the next is, or until the look below.
+            // Hides one that is put in meanwhile, until the next is put, or until the search below.
             self.has_spent.store(false, Ordering::Relaxed);
         }
         take(&self.free).or_else(|| take(&self.spent))

@@ -2,11 +2,10 @@
 //! logarithmic time with alignment counted.
 //!
 //! Alignment: a request of `p` pages starts at a multiple of the power of two that holds it, so a
-//! gap of `p` pages need not fit it, and the largest gap of a subtree says little. What is kept
-//! instead is
-//! [`natural`]: the largest request that fits a gap *so aligned*. It is one number because fitting is
-//! monotone in `p` (where `p` pages lie aligned, any fewer do too), so its maximum over a subtree
-//! tells exactly whether the subtree has a place.
+//! gap of `p` pages need not fit it, and the largest gap of a subtree says little. Each node keeps
+//! [`natural`] instead: the largest request that fits a gap *so aligned*. It is one number because
+//! fitting is monotone in `p` (where `p` pages lie aligned, any fewer do too), so its maximum over
+//! a subtree tells exactly whether the subtree has a place.
 //!
 //! A request aligned to more than its size is first sought as a whole block of its alignment. Where
 //! there is none, the [`LOOKS`] highest gaps that could hold its size are tried, and no more.
@@ -260,7 +259,7 @@ fn sum(node: &mut Entry) -> bool {
     was != (node.first, node.best)
 }
 
-/// How many entries start at or below `page`.
+/// Returns the number of entries that start at or below `page`.
 fn count_to(entries: &[Entry], page: u64) -> usize {
     entries.partition_point(|entry| entry.first <= page)
 }

@@ -1,7 +1,7 @@
-//! What is out, by first page: an open-addressed hash table with linear probing, of words that are
-//! not 0.
+//! Allocated ranges by first page: an open-addressed hash table with linear probing, of words that
+//! are not 0.
 //!
-//! First pages are the allocator's own choice, so nobody steers them into one bucket; removal
+//! First pages are the allocator's own choice, so no caller can steer them into one bucket. Removal
 //! shifts the followers back, so that no tombstones slow the table down with age. 16 bytes per
 //! slot, at most 3/4 full; it grows by doubling and does not shrink before a reset.
 
@@ -34,7 +34,7 @@ impl Live {
         (hash >> (u64::BITS - self.slots.len().ilog2())) as usize
     }
 
-    /// Where the word of `first` is, or would be.
+    /// Returns the slot of the word of `first`, or the free one for it.
     fn slot_of(&self, first: u64) -> usize {
         let mut slot = self.home(first);
         while self.slots[slot].1 != 0 && self.slots[slot].0 != first {

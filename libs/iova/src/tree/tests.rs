@@ -229,7 +229,7 @@ fn the_whole_64_bit_space_is_one_range() {
     assert!(tree.alloc((1 << 51) + 1, 0, IovaPfn::MAX).is_some());
 }
 
-/// What this thread has spent on a CPU; others may use the machine meanwhile.
+/// CPU time of this thread, nanoseconds: independent of other load on the machine.
 fn on_cpu_ns() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());

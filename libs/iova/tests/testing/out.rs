@@ -1,5 +1,5 @@
-//! What is out: a map by first page, which knows what overlaps, and from which a range to free is
-//! picked.
+//! Ranges that are out: a map by first page, which finds overlaps, and from which a range to free
+//! is picked.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -8,7 +8,7 @@ use super::{Random, Victim};
 use crate::wanted::{place, range_at};
 use crate::{Aperture, IovaRange};
 
-/// How a range is out.
+/// State of a range that is out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
     /// Allocated.
@@ -23,9 +23,9 @@ pub(super) enum How {
 struct Entry {
     pages: u64,
     how: How,
-    /// Where it is in `allocated`, if it is there.
+    /// Its index in `allocated`, if it is there.
     at: usize,
-    /// Which allocation it was.
+    /// Number of the allocation.
     number: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Out {
 /// Ranges that are freed one after the other.
 #[derive(Clone, Copy, Default)]
 struct Stretch {
-    /// Where it goes on, for how many ranges, and in which direction.
+    /// Its next position, the number of ranges left, and its direction.
     at: u64,
     left: u64,
     is_upwards: bool,

@@ -1,4 +1,4 @@
-//! Phases: what is asked for, and what is freed.
+//! Phases: distributions of allocations and frees.
 
 use super::{Random, World};
 use crate::{IovaPfn, Request};
@@ -6,26 +6,26 @@ use crate::{IovaPfn, Request};
 /// The last page below 4 GiB.
 const LAST_32_BIT: IovaPfn = IovaPfn::new(0xf_ffff);
 
-/// How operations are chosen for a while.
+/// Distribution from which operations are chosen for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Phase {
-    /// Operations, at most: a phase that only allocates is over when nothing more is given, one
+    /// Operations, at most: a phase that only allocates ends when nothing more is available, one
     /// that only frees when so little is out as [`until`](Self::until) says.
     pub steps: u32,
-    /// Of 100 operations that allocate or free, how many allocate.
+    /// Number of allocations in 100 operations that allocate or free.
     pub share: u8,
-    /// Where the share is below 40: of 100 pages (or ranges, of as many as a world allows), how
-    /// many remain out.
+    /// Where the share is below 40: number of pages that remain out of 100 (or of ranges, out of as
+    /// many as a world allows).
     pub until: u8,
     /// Most pages of nearly all requests, at least 1.
     pub largest: u64,
-    /// How high ranges may lie.
+    /// Limit for the addresses of ranges.
     pub limit: Limit,
-    /// Which range is freed.
+    /// Choice of the range to free.
     pub victim: Victim,
 }
 
-/// How high the ranges of a phase may lie.
+/// Limit for the addresses of a phase's ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
     /// Anywhere.
@@ -40,7 +40,7 @@ pub enum Limit {
     Below4G,
 }
 
-/// Which range a phase frees.
+/// Choice of the range that a phase frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Victim {
     /// Any.
@@ -110,8 +110,8 @@ impl Phase {
         }
     }
 
-    /// What the next allocation asks for. One request in 256 may be as large as the world has them,
-    /// one in 16 is aligned to more than its size.
+    /// The next allocation. One request in 256 may be as large as the world has them, one in 16 is
+    /// aligned to more than its size.
     pub fn request(&self, random: &mut Random, world: &World) -> Request {
         let largest = match random.one_in(256) {
             true => world.largest,

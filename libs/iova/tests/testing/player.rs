@@ -34,7 +34,7 @@ pub struct Player<'a, A: IovaAllocator> {
     shared: Option<&'a Shared>,
     cores: Vec<A::Core>,
     out: Out,
-    /// With the core that pinned it, the only one that may let go.
+    /// With the core that pinned it, the only one that may unpin it.
     pinned: Vec<(CoreId, Pinned)>,
     /// With the core that retired it.
     retired: Vec<(CoreId, RetiredChunk)>,
@@ -98,7 +98,7 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
         }
     }
 
-    /// What is out.
+    /// Ranges that are out.
     pub fn out(&self) -> &Out {
         &self.out
     }
@@ -215,7 +215,7 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
             return;
         };
         self.refusals += 1;
-        // With others about, nobody knows what was free a moment ago.
+        // While other players run, it is unknown what was free a moment ago.
         if self.shared.is_some() || self.out.ranges() > MANY && !self.random.one_in(16) {
             return;
         }
@@ -274,7 +274,7 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
             ranges.iter().for_each(|range| shared.flip(*range, true));
         }
         let mut expected = Ok(());
-        // Nobody else may come and allocate it meanwhile.
+        // No other player may come and allocate it meanwhile.
         if self.shared.is_none()
             && self.random.one_in(4)
             && let Some(&range) = ranges.first()
@@ -410,7 +410,7 @@ impl<'a, A: IovaAllocator> Player<'a, A> {
             _ if !self.world.aperture.allows(range) => Some(FreeError::Outside { range }),
             Some((exact, How::Pinned)) if exact == pages => Some(FreeError::NotAllocated { range }),
             Some((_, How::Allocated | How::Pinned)) => Some(FreeError::Mismatch { range }),
-            // A part of something, or of a chunk that is nobody's.
+            // A part of something, or of a chunk that no core owns.
             Some((_, How::Retired)) => None,
             None if self.out.overlaps(range) => None,
             None => Some(FreeError::NotAllocated { range }),

@@ -1,5 +1,4 @@
-//! What lies between players on threads: a bit for every page, and ranges on their way to another
-//! core.
+//! State between players on threads: a bit for every page, and ranges on their way to another core.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +17,7 @@ pub struct Shared {
     first: u64,
     /// A bit per page that is out.
     bits: Vec<AtomicU64>,
-    /// By core: what it is to free.
+    /// By core: ranges that it is to free.
     inboxes: Vec<Lock<Vec<IovaRange>>>,
 }
 
@@ -47,8 +46,8 @@ impl Shared {
         while page < end {
             let count = (64 - page % 64).min(end - page);
             let mask = (u64::MAX >> (64 - count)) << (page % 64);
-            // Acquire and release: whoever finds a bit as somebody left it comes after him,
-            // whatever the allocator does.
+            // Acquire and release: a player that finds a bit as another left it comes after that
+            // one, whatever the allocator does.
             let was = self.bits[(page / 64) as usize].fetch_xor(mask, Ordering::AcqRel) & mask;
             let want = if expected { mask } else { 0 };
             let at = page + self.first;
@@ -76,7 +75,7 @@ impl Shared {
         None
     }
 
-    /// What was left to `core`.
+    /// Takes a range that was left to `core`.
     pub(super) fn take(&self, core: usize) -> Option<IovaRange> {
         self.inboxes[core].lock().pop()
     }

@@ -1,4 +1,4 @@
-//! That phases find what they are for: `tests/mutants/iova/keeps-first`.
+//! Tests that phases find the mistakes they are for: `tests/mutants/iova/keeps-first`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::vec::Vec;

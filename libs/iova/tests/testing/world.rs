@@ -14,10 +14,10 @@ pub struct World {
     pub largest: u64,
     /// Ranges that one player has out at most.
     pub most: usize,
-    /// Into how many more parts the space falls than its reserved regions make of it: no range
-    /// crosses a border.
+    /// Number of parts into which the space falls beyond those that its reserved regions make: no
+    /// range crosses a border.
     pub cuts: usize,
-    /// What may be refused although it is free.
+    /// Ranges that may be refused although they are free.
     pub grain: Grain,
 }
 

@@ -1,14 +1,14 @@
 //! A small NVMe driver in user space: writes stamped blocks, reads them back, verifies each.
 //!
-//! What a driver does with `vfio` and `dma-map`, from a device's address to its data: `open` below
-//! is all that it takes to have a device, its IOVAs and a mapper; `nvme.rs` is the controller;
-//! `work.rs` maps a buffer for each command and unmaps it when the command is complete;
-//! `trespass.rs` asks the device for DMA where it may not, and looks what came of it.
+//! An example of a driver over `vfio` and `dma-map`, from a device's address to its data: `open`
+//! below gets a device, its IOVAs and a mapper; `nvme.rs` is the controller; `work.rs` maps a
+//! buffer for each command and unmaps it when the command is complete; `trespass.rs` asks the
+//! device for DMA where it may not, and checks the outcome.
 //!
 //! A summary goes to standard output, one line of JSON for each policy. Status 0: every block was
 //! right.
 
-/// Gives an error with this text unless it holds.
+/// Returns an error with this text unless the condition holds.
 macro_rules! ensure {
     ($holds:expr, $($text:tt)*) => {
         if !$holds {
@@ -85,7 +85,7 @@ struct Arguments {
     has_trespass: bool,
 }
 
-/// What was asked for, or what is wrong with it.
+/// Parses the arguments. The error names the wrong one.
 fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let (mut address, mut policy, mut blocks) = (None, "strict".to_owned(), 10_000);
     let (mut may_overwrite, mut has_trespass) = (false, false);
@@ -117,7 +117,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
     })
 }
 
-/// The device, the IOVAs it may use, and what maps memory for it.
+/// Opens the device. Returns it with the IOVAs it may use and the map for its memory.
 fn open(address: &str) -> Result<(Device, Aperture, VfioMap), Failure> {
     let group = Group::of_device(address)?;
     let container = Container::open()?;

@@ -1,8 +1,8 @@
 //! An NVMe controller, polled: NVM Express base specification, revision 1.4. One admin queue pair,
 //! one I/O queue pair.
 //!
-//! What the controller says is checked: strides against its registers' length, the fields of
-//! Identify against what this driver can do, and of a completion whether it answers anything. Left
+//! The controller's answers are checked: strides against its registers' length, the fields of
+//! Identify against this driver's abilities, and of a completion whether it answers anything. Left
 //! out: interrupts, several queues and namespaces, metadata, and memory pages that are not of 4
 //! KiB.
 
@@ -18,7 +18,7 @@ use crate::{Core, Failure};
 pub const PAGE: usize = 4096;
 /// Entries of a queue, 64 of 64 bytes, unless the controller takes fewer.
 const ENTRIES: u16 = 64;
-/// No controller takes so long: an emulated one on a busy machine takes the longest.
+/// Longest time to wait for a controller; an emulated one on a busy machine takes the longest.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Registers, by byte (§3.1).
@@ -41,17 +41,17 @@ const IDENTIFY: u8 = 0x06;
 pub const WRITE: u8 = 0x01;
 pub const READ: u8 = 0x02;
 
-/// What the controller answers (§4.6).
+/// Answer of the controller to a command (§4.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The command's number, as the controller says it.
+    /// The command's number, as the controller gives it.
     pub id: u16,
     /// 0: success.
     pub status: u16,
 }
 
 impl Completion {
-    /// The second word of an entry, if it is new: the phase says so.
+    /// Parses the second word of an entry. Returns `None` unless its phase marks it as new.
     fn parse(word: u64, queue: u16, entries: u16, phase: bool) -> Result<Option<Self>, Failure> {
         let [head, from, id, status] = [0, 16, 32, 48].map(|shift| (word >> shift) as u16);
         if (status & 1 == 1) != phase {
@@ -255,7 +255,7 @@ impl Controller {
         self.io.submit(&self.bar, entry);
     }
 
-    /// The next answer, if there is one. Whether it answers anything is for the caller to see.
+    /// Returns the next answer, if there is one. The caller checks whether it answers a command.
     pub fn poll(&mut self) -> Result<Option<Completion>, Failure> {
         self.io.poll(&self.bar)
     }
@@ -265,7 +265,7 @@ impl Controller {
         self.io.wait(&self.bar)
     }
 
-    /// For people.
+    /// Description for people.
     pub fn description(&self) -> String {
         let Namespace { blocks, shift } = self.namespace;
         format!(
@@ -286,7 +286,7 @@ impl Controller {
     }
 }
 
-/// What Identify says of a controller, as far as it matters (§5.15.2.2).
+/// Data of Identify for a controller, as far as it is needed (§5.15.2.2).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Identity {
     model: String,
@@ -311,7 +311,7 @@ impl Identity {
     }
 }
 
-/// What Identify says of a namespace (§5.15.2.1).
+/// Data of Identify for a namespace (§5.15.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Namespace {
     blocks: u64,
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_controller_says_is_read_and_nothing_else_is_printed() {
+    fn identify_data_is_parsed_and_only_printable_text_is_kept() {
         let identity = Identity::parse(&controller()).expect("a controller");
         assert_eq!(identity.model, "QEMU [31mNVMe Ctrl");
         assert_eq!(identity.most_pages, 128);

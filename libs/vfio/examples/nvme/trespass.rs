@@ -1,8 +1,9 @@
-//! DMA where it may not be: what the IOMMU lets through under a policy, and what it refuses.
+//! DMA where it may not be: checks which accesses the IOMMU allows under a policy, and which it
+//! refuses.
 //!
-//! The device is asked to read a block of the namespace into memory, and the memory is looked at:
+//! The device is asked to read a block of the namespace into memory, and the memory is checked:
 //! either all of the block has come, or nothing of it. The command's status says less, since a
-//! controller may have sent data before it hears of a fault (QEMU's reports success).
+//! controller may have sent data before it receives a fault (QEMU's reports success).
 
 use dma_map::address::Iova;
 use dma_map::mapper::{Reuse, Teardown};
@@ -13,15 +14,15 @@ use vfio::{DmaBuffer, VfioMap};
 use crate::nvme::{Controller, PAGE, READ};
 use crate::{Core, Failure, Mapper};
 
-/// What the memory holds before.
+/// Contents of the memory before.
 const UNTOUCHED: u64 = 0x5555_aaaa_5555_aaaa;
 
-/// Whether the device, asked to write a page of data to `iova`, has written it to `memory`.
+/// Returns whether the device, asked to write a page of data to `iova`, has written it to `memory`.
 fn reaches(controller: &mut Controller, memory: &DmaBuffer, iova: Iova) -> Result<bool, Failure> {
     for place in memory.words() {
         place.store(UNTOUCHED, Ordering::Relaxed);
     }
-    // What slot 0 has written.
+    // The block that slot 0 has written.
     controller.submit(0, READ, 0, 1, [iova.raw(), 0]);
     let answer = controller.wait()?;
     let words = memory.words().iter();
@@ -40,7 +41,7 @@ fn reaches(controller: &mut Controller, memory: &DmaBuffer, iova: Iova) -> Resul
     }
 }
 
-/// Tries it; gives fields for the summary.
+/// Tries each access. Returns fields for the summary.
 ///
 /// # Errors
 /// The device reaches what it must not, or does not reach what it may.
@@ -51,7 +52,7 @@ pub fn run(
     controller: &mut Controller,
     policy: Policy,
 ) -> Result<String, Failure> {
-    // The call that unmaps is the invalidation: only these put it off.
+    // The call that unmaps is the invalidation: only these policies defer it.
     let has_window = matches!(policy.teardown, Teardown::Deferred(_))
         || matches!(policy.reuse, Reuse::Optimistic(_));
     let memory = map.allocate(PAGE)?;
@@ -86,7 +87,7 @@ pub fn run(
     expect("unmapped", reaches(controller, &memory, iova)?, has_window)?;
     mapper.flush()?;
     expect("flushed", reaches(controller, &memory, iova)?, false)?;
-    // A list of pages that is not there: the controller itself has to say that it could not read
+    // A list of pages that is not there: the controller itself has to report that it could not read
     // it.
     controller.submit(0, READ, 0, 3, [iova.raw(), iova.raw()]);
     let status = controller.wait()?.status;

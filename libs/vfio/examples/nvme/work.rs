@@ -2,10 +2,10 @@
 //!
 //! Each slot has a stripe of the namespace, as long as two copies of its largest command. It stamps
 //! its buffer, has it written to both places at once (two mappings of the same memory: `shared`
-//! makes one of them), reads both back into other pages, and looks at every word. A buffer is
-//! mapped when its command is started and unmapped when that is complete, before anything is
-//! believed of its content. Commands that are found complete together are unmapped together, with
-//! one invalidation where the policy has one for each.
+//! makes one of them), reads both back into other pages, and checks every word. A buffer is mapped
+//! when its command is started and unmapped when that is complete, before its content is checked.
+//! Commands that are found complete together are unmapped together, with one invalidation where the
+//! policy has one for each.
 
 use dma_map::{Direction, Mapping};
 use std::sync::atomic::Ordering;
@@ -17,23 +17,23 @@ use crate::{Core, Failure, Mapper, now};
 
 /// Pages of the largest command.
 const MOST_PAGES: usize = 8;
-/// How often a mapper is told the time, ns.
+/// Time between two ticks of a mapper, nanoseconds.
 const TICK: u64 = 1_000_000;
-/// A controller is given up that is silent for so long, ns.
+/// Longest time for which a controller may be silent, nanoseconds.
 const PATIENCE: u64 = 60_000_000_000;
 /// Words of a page.
 const WORDS: usize = PAGE / 8;
 /// Each written twice.
 const COPIES: usize = 2;
 
-/// What was done.
+/// Amount of work done.
 pub struct Done {
     pub blocks: u64,
     pub commands: u64,
     pub ns: u64,
 }
 
-/// What a slot waits for.
+/// Operation that a slot waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Idle,
@@ -45,13 +45,13 @@ struct Slot {
     stage: Stage,
     /// Of its commands: 1, 2, and more, for which a list is needed.
     pages: usize,
-    /// What it wrote last.
+    /// The stamp it wrote last.
     stamp: u64,
     /// The data to write, then two places to read into.
     buffer: DmaBuffer,
     /// Under way: at most one for each copy.
     mappings: [Option<Mapping>; COPIES],
-    /// Commands under way, or complete and not looked at yet.
+    /// Commands under way, or complete and not yet checked.
     waiting: usize,
 }
 
@@ -63,20 +63,20 @@ pub struct Work<'a> {
     /// Lists of pages, one for each command: the controller reads them.
     lists: DmaBuffer,
     lists_iova: u64,
-    /// The last one given. It starts with the time: what an earlier run has left behind is not
-    /// taken for this one's.
+    /// The last one given. It starts with the time, so that data of an earlier run are not taken
+    /// for this one's.
     stamp: u64,
     commands: u64,
     /// Mappings of commands that were found complete together; empty in between.
     ended: Vec<Mapping>,
 }
 
-/// A word of the data: two places have the same only by two stamps that are 2^48 apart.
+/// A word of the data. Two places have the same only if their stamps are 2^48 apart.
 fn word(stamp: u64, at: usize) -> u64 {
     (stamp << 16 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// A command's slot, and which copy.
+/// Returns a command's slot, and its copy.
 fn place(answer: &Completion) -> (usize, usize) {
     let id = usize::from(answer.id);
     (id / COPIES, id % COPIES)
@@ -158,7 +158,8 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Stamps a slot's data and has it written twice. Gives the blocks that will be verified.
+    /// Stamps a slot's data and has it written twice. Returns the number of blocks that will be
+    /// verified.
     fn begin(&mut self, controller: &mut Controller, at: usize) -> Result<u64, Failure> {
         let slot = &mut self.slots[at];
         self.stamp += 1;
@@ -210,7 +211,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Ends the mappings of the commands that are complete, says the controller.
+    /// Ends the mappings of the commands that are complete according to the controller.
     fn unmap_answered(&mut self, answers: &[Completion]) -> Result<(), Failure> {
         for answer in answers {
             let (at, copy) = place(answer);
@@ -222,7 +223,8 @@ impl<'a> Work<'a> {
         Ok(self.core.unmap_many(&mut self.ended)?)
     }
 
-    /// A command is complete, and unmapped. Gives the blocks that were verified.
+    /// Handles a command that is complete and unmapped. Returns the number of blocks that were
+    /// verified.
     fn complete(
         &mut self,
         controller: &mut Controller,
@@ -237,7 +239,7 @@ impl<'a> Work<'a> {
             if is_last {
                 slot.stage = Stage::Reading;
                 for place in &slot.buffer.words()[MOST_PAGES * WORDS..] {
-                    // Nothing that was read before.
+                    // Overwrites what was read before.
                     place.store(u64::MAX, Ordering::Relaxed);
                 }
                 for copy in 0..COPIES {

@@ -3,8 +3,8 @@ use crate::chain::HEADER;
 use crate::uapi::Sized32;
 use zerocopy::IntoBytes;
 
-/// What a kernel writes: the structure, then capabilities by id, version and what is behind the
-/// header.
+/// Bytes as a kernel writes them: the structure, then capabilities by id, version and the body
+/// behind the header.
 fn info(capabilities: &[(u16, u16, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::from(
         IommuType1Info {
@@ -48,7 +48,7 @@ fn all() -> Vec<(u16, u16, Vec<u8>)> {
     ]
 }
 
-/// As Linux 6.1 says it of QEMU's VT-d, 48 bits wide: migration, mappings left, IOVA ranges.
+/// As Linux 6.1 reports QEMU's VT-d, 48 bits wide: migration, mappings left, IOVA ranges.
 #[rustfmt::skip]
 const RECORDED: [u32; 29] = [
     0x74, 3, 0x4020_1000, 0, 0x18, 0, // the structure
@@ -58,7 +58,7 @@ const RECORDED: [u32; 29] = [
 ];
 
 #[test]
-fn what_a_kernel_said_is_understood() {
+fn recorded_kernel_information_is_parsed() {
     let bytes = RECORDED.map(u32::to_le_bytes);
     let info = IommuInfo::parse(bytes.as_flattened()).expect("a kernel's");
     assert_eq!(info.page_sizes, 0x4020_1000);
@@ -107,7 +107,7 @@ fn an_iommu_without_4_kib_pages_is_refused() {
 }
 
 #[test]
-fn whatever_it_is_cut_down_to_is_an_error_and_no_panic() {
+fn truncated_information_is_an_error_without_panic() {
     let whole = info(&all());
     for len in 0..whole.len() {
         let cut = IommuInfo::parse(&whole[..len]);
@@ -194,7 +194,7 @@ fn ranges_that_end_before_they_begin_or_overlap_or_hold_no_page() {
 
 /// Page sizes, ranges and width that a guest's unit is held against.
 #[test]
-fn allowed_ranges_and_page_sizes_are_told_apart_page_by_page() {
+fn allowed_ranges_and_page_sizes_are_distinguished_page_by_page() {
     let info = IommuInfo::parse(&info(&all())).expect("what a kernel writes");
     let has = |bytes| info.has_page_size(bytes);
     assert!(has(4 << 10) && has(2 << 20) && has(1 << 30));

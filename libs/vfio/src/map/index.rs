@@ -1,4 +1,4 @@
-//! Which mappings a container has.
+//! Index of the mappings of a container.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,7 @@ pub unsafe trait Kernel: Send + Sync {
     /// is accessed in no way that its change by a device would break.
     unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno>;
 
-    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which cuts none. Gives the bytes
+    /// `VFIO_IOMMU_UNMAP_DMA`: unmaps every mapping in `range`, which cuts none. Returns the bytes
     /// unmapped: 0 where nothing was mapped.
     ///
     /// # Errors
@@ -150,13 +150,13 @@ pub enum UnmapFailed {
         range: IovaRange,
         /// Bytes that were mapped there.
         mapped: u64,
-        /// Bytes that the kernel says it unmapped.
+        /// Bytes that the kernel reports as unmapped.
         unmapped: u64,
     },
 }
 
-/// Has the kernel unmap `range`, in which so many pages are mapped, and believes it only if it says
-/// the same.
+/// Has the kernel unmap `range`, in which `pages` pages are mapped. Fails unless the kernel reports
+/// exactly these.
 pub fn unmap_exactly(
     kernel: &impl Kernel,
     range: IovaRange,

@@ -59,7 +59,7 @@ fn a_device_reaches_what_is_unmapped_until_it_is_invalidated() {
     assert_eq!(map.lookup(Iova::new(0x1_0123)), None);
     assert!(map.kernel().reaches(16));
     assert_eq!(map.mappings(), mappings(0, 1));
-    // Not to be given to anybody else before.
+    // Not to be given to any other mapping before.
     let again = map.map(range(16, 1), phys, Access::Read);
     let (iova, leaf_pages) = (Iova::new(0x1_0000), 1);
     assert_eq!(again, Err(MapError::AlreadyMapped { iova, leaf_pages }));
@@ -216,7 +216,7 @@ fn mapper(
 
 /// The table at the crate's head.
 #[test]
-fn what_a_policy_means_here() {
+fn policies_differ_in_calls_and_reach_after_unmap() {
     const ROUNDS: u64 = 200;
     for (name, policy, reaches_after_unmap, maps, unmaps) in [
         ("strict", Policy::STRICT, false, ROUNDS, ROUNDS),
@@ -247,7 +247,8 @@ fn what_a_policy_means_here() {
 }
 
 /// Cores that unmap at the same time, together or each for itself: after its unmap none finds its
-/// page within reach, whoever made the call, and no call takes what another one uses.
+/// page within reach, whichever core made the call, and no call unmaps a page that another core
+/// uses.
 #[test]
 fn a_cores_invalidation_spares_what_other_cores_use() {
     const CORES: usize = 4;
@@ -271,7 +272,7 @@ fn a_cores_invalidation_spares_what_other_cores_use() {
                         let page = mapping.range().first().raw();
                         assert!(map.kernel().reaches(page));
                         core.unmap(mapping).unwrap();
-                        // Nobody else is given the page: it would come from this core.
+                        // No other core is given the page: it would come from this core.
                         assert!(!map.kernel().reaches(page));
                     }
                 });
@@ -282,10 +283,10 @@ fn a_cores_invalidation_spares_what_other_cores_use() {
     }
 }
 
-/// A limit on mappings: what is unmapped and not invalidated, or idle, goes first; then it is said
-/// which limit it was.
+/// A limit on mappings: unmapped but not invalidated mappings, and idle ones, are released first;
+/// then the error names the limit.
 #[test]
-fn what_is_out_of_use_makes_room_where_there_are_too_many_mappings() {
+fn unused_mappings_make_room_at_the_mapping_limit() {
     const LIMIT: usize = 8;
     for policy in [Policy::STRICT, Policy::DEFERRED, Policy::optimistic(64)] {
         let (map, _mapper, mut core) = mapper(policy);

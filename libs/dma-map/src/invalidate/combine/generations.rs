@@ -1,4 +1,4 @@
-//! The words that combining cores share: who is in the open generation, its ranges, and what became
+//! Words that combining cores share: the posts of the open generation, its ranges, and the outcomes
 //! of the last ones.
 
 use core::task::Poll;
@@ -10,14 +10,14 @@ use super::super::Ticket;
 
 /// Above these bits the word of the posts counts generations.
 const STATE_BITS: u32 = 16;
-/// The hardware is idle, and the first of the generation waits for others.
+/// The hardware is idle, and the first core of the generation waits for others.
 const WAITS: u64 = 1 << (STATE_BITS - 1);
-/// Most cores that may meet. As a mask: how many have posted.
+/// Most cores that may meet. As a mask: the number of posts.
 pub(super) const CORES_MAX: usize = WAITS as usize - 1;
 /// Most ranges of one generation that are kept. The first six lie on the line of the posts.
 pub(super) const RANGES: usize = 30;
-/// Low bits of a range's word: its pages, or 0 where it holds none; then the bits above are the
-/// first generation that may write it.
+/// Low bits of a range's word: its pages, or 0 where it holds none. In that case the bits above are
+/// the first generation that may write it.
 const PAGES_BITS: u32 = 12;
 const PAGES: u64 = (1 << PAGES_BITS) - 1;
 /// Generations whose outcome is kept.
@@ -25,18 +25,18 @@ const REPORTS: usize = 2;
 /// The first generation: those before it are complete, and none of them is 0.
 const FIRST: u64 = REPORTS as u64;
 
-/// Where cores post. A core that does needs only the first of these lines, as long as few meet.
+/// Words that cores post to. A post needs only the first of these lines, as long as few cores meet.
 #[repr(C, align(64))]
 struct Posts {
-    /// The open generation, [`WAITS`], and how many have posted in it.
+    /// The open generation, [`WAITS`], and the number of posts in it.
     open: AtomicU64,
-    /// The last generation whose ranges were taken. Written by whoever closed it.
+    /// The last generation whose ranges were taken. Written by the core that closed it.
     taken: AtomicU64,
     ranges: [AtomicU64; RANGES],
 }
 
-/// What became of a generation. A line each, written by whoever closed it, read by those in it and
-/// by who closes the next.
+/// Outcome of a generation. A line each, written by the core that closed it, read by the cores in
+/// it and by the one that closes the next.
 #[derive(Default)]
 struct Report {
     /// The generation, and in the lowest bit whether `ticket` covers it; 0 while it is written.
@@ -54,9 +54,9 @@ pub(super) struct Generations {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Post {
     pub(super) generation: u64,
-    /// How many posted before.
+    /// Number of posts before this one.
     pub(super) place: usize,
-    /// Whether the first, alone so far, waits for another.
+    /// Whether the first core, alone so far, waits for another.
     pub(super) is_awaited: bool,
 }
 
@@ -78,7 +78,7 @@ impl Generations {
         }
     }
 
-    /// Whether somebody waits in the open generation.
+    /// Returns whether a core waits in the open generation.
     #[inline]
     pub(super) fn has_posts(&self) -> bool {
         self.posts.open.load(Ordering::Relaxed) & CORES_MAX as u64 != 0
@@ -101,7 +101,7 @@ impl Generations {
         }
     }
 
-    /// The first: waits for others from now on; how many have come before.
+    /// Called by the first core: waits for others from now on. Returns the number of posts so far.
     #[inline]
     pub(super) fn await_others(&self) -> usize {
         // Relaxed: nothing is taken yet. If the generation is not ours any more, its first closes
@@ -109,8 +109,8 @@ impl Generations {
         self.posts.open.fetch_or(WAITS, Ordering::Relaxed) as usize & CORES_MAX
     }
 
-    /// Closes a generation of which this core's post is known and opens the next; how many it
-    /// holds. `None` where somebody else has closed it.
+    /// Closes a generation of which this core's post is known and opens the next. Returns the
+    /// number of posts in it; `None` where another core has closed it.
     #[inline]
     pub(super) fn close(&self, post: Post) -> Option<usize> {
         let next = (post.generation + 1) << STATE_BITS;
@@ -127,11 +127,11 @@ impl Generations {
         }
     }
 
-    /// Leaves a range for whoever closes the generation, if it comes in time.
+    /// Leaves a range for the core that closes the generation, if it is in time.
     #[inline]
     pub(super) fn put(&self, post: Post, range: IovaRange) {
-        // Acquire: pairs with `take`; whoever takes the ranges of the generation before is done
-        // with this word.
+        // Acquire: pairs with `take`; the core that takes the ranges of the generation before is
+        // done with this word.
         if self.posts.taken.load(Ordering::Acquire) < post.generation - 1 {
             return;
         }
@@ -144,16 +144,16 @@ impl Generations {
             return;
         }
         let packed = range.first().raw() << PAGES_BITS | range.pages();
-        // If the generation was closed meanwhile, the word is not what we found. Relaxed: the word
-        // is all there is to know.
+        // If the generation was closed meanwhile, the word has changed. Relaxed: no other memory
+        // depends on the word.
         let _ = word.compare_exchange(found, packed, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Who closed a generation of `count`: takes its ranges as far as they have come, and gives
-    /// their words to the next.
+    /// Called by the core that closed a generation of `count`: takes the ranges that have arrived,
+    /// and gives their words to the next.
     pub(super) fn take(&self, generation: u64, count: usize) -> [Option<IovaRange>; RANGES] {
         let mut ranges = [None; RANGES];
-        // Whoever closed this one has seen the report on the one before.
+        // The core that closed this generation has seen the report on the one before.
         debug_assert_eq!(self.posts.taken.load(Ordering::Relaxed), generation - 1);
         let empty = (generation + 1) << PAGES_BITS;
         for (range, word) in ranges.iter_mut().zip(&self.posts.ranges).take(count) {
@@ -175,14 +175,14 @@ impl Generations {
         self.report_of(generation).stamp.load(Ordering::Acquire) >> 1 >= generation
     }
 
-    /// Who closed a generation, after the one before was reported: it was submitted as this, or
-    /// everybody is to invalidate for itself.
+    /// Called by the core that closed a generation, after the one before was reported: reports the
+    /// ticket of its batch, or `None` if each core is to invalidate for itself.
     #[inline]
     pub(super) fn report(&self, generation: u64, ticket: Option<Ticket>) {
         let report = self.report_of(generation);
         if let Some(ticket) = ticket {
             report.stamp.store(0, Ordering::Relaxed);
-            // Release: who reads this ticket finds no older stamp beside it.
+            // Release: a core that reads this ticket finds no older stamp beside it.
             report.ticket.store(ticket.0, Ordering::Release);
         }
         let stamp = generation << 1 | u64::from(ticket.is_some());
@@ -190,11 +190,12 @@ impl Generations {
         report.stamp.store(stamp, Ordering::Release);
     }
 
-    /// What was reported. `None` as well where it is too late to know.
+    /// Returns the reported ticket; `None` also where the report is already overwritten.
     #[inline]
     pub(super) fn outcome(&self, generation: u64) -> Poll<Option<Ticket>> {
         let report = self.report_of(generation);
-        // Acquire, both: ticket after stamp, and the second look after the ticket.
+        // Acquire, both: the ticket is read after the stamp, and the second read of the stamp after
+        // the ticket.
         let stamp = report.stamp.load(Ordering::Acquire);
         if stamp >> 1 < generation {
             return Poll::Pending;

@@ -30,7 +30,7 @@ fn an_error_reaches_its_caller_and_the_next_request_works() {
     let combiner = Combiner::new(2, GATHER_LOOKS);
     let dead = Dead(AtomicBool::new(true));
     let error = Err(InvalidateError::Stopped { status: 0x40 });
-    // Alone, as long as it is not pressed; then it calls, and nobody comes.
+    // Alone, as long as it is not pressed; then it calls, and no other core comes.
     for _ in 0..2 * PRESSED {
         assert_eq!(combiner.flush(&dead, 1, range(1, 1)), error);
     }
@@ -41,7 +41,7 @@ fn an_error_reaches_its_caller_and_the_next_request_works() {
 }
 
 /// Forgets a page when a batch is polled that was submitted after its entry was cleared. Seems busy
-/// whenever it likes.
+/// at most polls.
 struct Hardware {
     entries: Vec<AtomicBool>,
     cached: Vec<AtomicBool>,
@@ -86,10 +86,10 @@ impl Invalidator for Hardware {
     }
 }
 
-/// Two pages for each of four cores, in turn: what one unmap forgets too late or too little the
-/// next finds.
+/// Two pages for each of four cores, in turn: a page that one unmap invalidates too late or not at
+/// all is found by the next.
 #[test]
-fn nobody_returns_before_his_page_is_forgotten() {
+fn no_core_returns_before_its_page_is_invalidated() {
     const CORES: usize = 4;
     const UNMAPS: u32 = 5_000;
     let flags = || (0..2 * CORES).map(|_| AtomicBool::new(false)).collect();

@@ -57,10 +57,10 @@ fn entries_keep_their_order_their_times_and_their_tickets() {
     assert!(model.is_empty() && queue.is_empty());
 }
 
-/// What is counted as unmapped and not covered is what the queue holds, also after a panic of
-/// whoever took some out.
+/// The number of unmapped and uncovered mappings is that in the queue, even after a panic of the
+/// closure that takes some out.
 #[test]
-fn a_panic_of_who_takes_leaves_the_numbers_right() {
+fn panic_in_take_leaves_the_numbers_right() {
     let (mut core, mut queue) = core_and_queue();
     for number in 0..3 {
         let range = core.alloc(Request::pages(1)).unwrap();

@@ -1,4 +1,4 @@
-//! How often a thread of these tests has asked the allocator for something.
+//! Counter of the calls of a thread of these tests to the allocator.
 #![expect(unsafe_code, reason = "an allocator is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -29,7 +29,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How often `act` makes this thread allocate or give back.
+/// Counts the allocations and frees of this thread in `act`.
 pub(super) fn calls(act: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     act();

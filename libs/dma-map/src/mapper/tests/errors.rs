@@ -98,8 +98,8 @@ fn a_mapping_of_a_dropped_domain_is_refused_by_the_next_at_its_address() {
     core.unmap(decoy).unwrap();
 }
 
-/// A device that does not answer: the unmap says so, the IOVA is not given out, and comes back when
-/// it answers.
+/// A device that does not answer: the unmap returns an error, the IOVA is not allocated again, and
+/// comes back when the device answers.
 #[test]
 fn an_invalidation_that_times_out_keeps_the_iova() {
     for policy in [Policy::STRICT, Policy::STRICT_COMBINING] {
@@ -181,8 +181,8 @@ fn a_dead_device_fills_the_queue_and_then_unmaps_are_refused() {
     );
 }
 
-/// More of them than are torn down together. Another core has their IOVAs once they are out of
-/// reach, whether or not anybody has the dropped one's number again.
+/// More of them than are torn down together. Another core gets their IOVAs once they are out of
+/// reach, whether or not the dropped core's number is claimed again.
 #[test]
 fn idle_mappings_of_a_dead_device_stay_reported_and_others_adopt_them() {
     const COUNT: u64 = 100;
@@ -220,7 +220,7 @@ fn idle_mappings_of_a_dead_device_stay_reported_and_others_adopt_them() {
 }
 
 #[test]
-fn what_joins_a_batch_of_a_dead_device_is_cleared_too() {
+fn mappings_that_join_a_failed_batch_are_cleared_too() {
     let idle = Optimistic {
         quota: 8,
         residency: Duration::from_millis(5),
@@ -231,11 +231,11 @@ fn what_joins_a_batch_of_a_dead_device_is_cleared_too() {
         .map(|at| core.map(&[page(at)], Direction::Bidirectional).unwrap())
         .collect();
     let iovas: Vec<_> = maps.iter().map(Mapping::iova).collect();
-    // The device has seen nothing: what it reaches at the end is still mapped.
+    // The device has cached nothing: pages that it reaches at the end are still mapped.
     world.iotlb.die_for(20);
     for mapping in maps {
-        // Kept, torn down, or refused for now: each in its turn, on the common path and on the
-        // careful one.
+        // Kept, torn down, or refused for now: each at its turn, on the common path and on the slow
+        // one.
         let _ = core.unmap(mapping);
         world.clock.pass(TICK);
     }
@@ -270,7 +270,7 @@ fn without_translation_high_memory_is_refused() {
     assert!(world.mapper.risk().is_unprotected);
 }
 
-/// What lies next to each other is one element, as with translation.
+/// Adjacent pages are one element, as with translation.
 #[test]
 fn without_translation_a_list_is_where_the_memory_is() {
     let world = world(Policy::OFF);

@@ -1,5 +1,5 @@
-//! A space that is used up: what is unmapped can be had again by the core that needs it, also where
-//! another one rests.
+//! A space that is used up: unmapped ranges are available to a core that needs them, even while
+//! another core is idle.
 
 use super::*;
 
@@ -27,14 +27,14 @@ fn unmap_all(core: &mut Core<ChunkAllocator>, mappings: Vec<Mapping>) {
     }
 }
 
-/// What a core that rests may keep of what it has unmapped: its queue, or its idle mappings.
+/// Number of unmapped ranges that an idle core may keep: its queue, or its idle mappings.
 fn kept(world: &World<ChunkAllocator>) -> usize {
     let stale = world.mapper.contract().max_stale.unwrap_or(0);
     usize::try_from(stale).unwrap() / 3
 }
 
 #[test]
-fn what_others_unmapped_is_had_without_the_core_that_mapped_it() {
+fn ranges_unmapped_by_others_are_available_without_their_mapping_core() {
     for policy in policies().filter(|policy| !policy.is_off) {
         for retires in [false, true] {
             let world = full_world(policy, retires);
@@ -44,13 +44,13 @@ fn what_others_unmapped_is_had_without_the_core_that_mapped_it() {
             unmap_all(&mut consumer, all);
             let again = map_all(&mut consumer, 10_000);
             assert_eq!(again.len() as u64, PAGES, "{policy:?}: the producer rests");
-            // It comes back, and finds nothing of its own.
+            // It runs again, and finds nothing of its own.
             assert!(producer.map(&[page(1)], Direction::ToDevice).is_err());
             unmap_all(&mut consumer, again);
             let mut third = world.core(2);
             let others = map_all(&mut third, 20_000);
-            // Beyond the free lists of the second, which has freed its own now. What its policy has
-            // it keep besides is live.
+            // Beyond the free lists of the second, which has freed its own now. Mappings that its
+            // policy keeps besides are live.
             let least = if kept(&world) == 0 {
                 PAGES as usize - 512
             } else {
@@ -81,7 +81,7 @@ fn a_core_that_rests_after_unmapping_keeps_no_more_than_its_policy_says() {
             "{policy:?}: {} of at least {least}",
             again.len()
         );
-        // It comes back.
+        // It runs again.
         consumer.park().unwrap();
         let rest = map_all(&mut producer, 20_000);
         assert_eq!((again.len() + rest.len()) as u64, PAGES, "{policy:?}");
@@ -91,7 +91,7 @@ fn a_core_that_rests_after_unmapping_keeps_no_more_than_its_policy_says() {
 }
 
 #[test]
-fn what_a_dropped_core_left_behind_is_had_at_the_first_request() {
+fn ranges_of_a_dropped_core_are_available_at_the_first_request() {
     for policy in [Policy::DEFERRED, Policy::optimistic(256)] {
         let world = World::of(space(64, 2), policy, DeviceLimits::default());
         let mut dropped = world.core(0);

@@ -21,14 +21,14 @@ const EFAULT: Errno = Errno(14);
 const EINVAL: Errno = Errno(22);
 const ENOSPC: Errno = Errno(28);
 
-/// What VFIO type 1 does: at most so many mappings, and only whole ones are unmapped.
+/// Model of VFIO type 1: a bound on mappings, and only whole ones are unmapped.
 struct Kernel {
     /// By first page: pages, memory, access.
     mappings: Mutex<BTreeMap<u64, (u64, u64, Access)>>,
     most: usize,
 }
 
-/// Memory that nobody has.
+/// Address without memory behind it.
 const BAD: PhysAddr = PhysAddr::new(0xdead_0000);
 
 impl IoMap for Arc<Kernel> {

@@ -48,7 +48,7 @@ fn without_translation_an_address_leads_to_itself() {
 
 /// As the device finds it.
 #[test]
-fn what_a_cache_keeps_is_found_until_it_is_torn_down() {
+fn idle_mapping_is_translated_until_torn_down() {
     let world = world(Policy::optimistic(16));
     let mut core = world.core(0);
     let mapping = core.map(&[page(1)], Direction::ToDevice).unwrap();

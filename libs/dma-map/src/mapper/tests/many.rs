@@ -114,10 +114,10 @@ fn shared_mappings_end_with_their_last_user() {
     assert_eq!(reached(&world, &all), 0);
 }
 
-/// Each of a group that was not answered for waits, counted; when there is no room for more,
-/// mappings live.
+/// Each mapping of a group whose invalidation was not answered waits, counted; when there is no
+/// room for more, mappings stay.
 #[test]
-fn what_a_dead_device_was_to_forget_is_out_of_the_list_and_stale() {
+fn unmap_many_on_dead_device_leaves_stale_mappings_out_of_the_list() {
     for policy in [Policy::STRICT, Policy::STRICT_COMBINING, Policy::SHARED] {
         let world = world(policy);
         let mut core = world.core(0);
@@ -156,7 +156,7 @@ fn an_asynchronous_group_has_one_ticket() {
     let mut mappings = mapped(&world, &mut core, 30);
     let all = iovas(&mappings);
     core.unmap_many(&mut mappings).unwrap();
-    // Nobody has asked for the answer to a second submission: there was none.
+    // The ticket of a second submission was never polled: there was none.
     assert!(world.iotlb.commands() <= 1, "{}", world.iotlb.commands());
     core.park().unwrap();
     assert_eq!(reached(&world, &all), 0);

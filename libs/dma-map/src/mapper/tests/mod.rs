@@ -1,4 +1,5 @@
-//! A world with a device that forgets nothing: what it can reach is what a policy lets it reach.
+//! A world with a device that forgets nothing: it reaches exactly the pages that a policy leaves
+//! reachable.
 
 mod allocations;
 mod errors;

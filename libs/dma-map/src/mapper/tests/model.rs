@@ -1,6 +1,5 @@
-//! Barriers in every order that loom knows, with what each rule is there for taken away in turn:
-//! the model has to notice every time. Run with
-//! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
+//! Barriers in every order that loom knows, with each rule broken in turn: the model has to notice
+//! every time. Run with `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
 
 use alloc::sync::Arc;
 
@@ -12,7 +11,7 @@ use loom::thread;
 use super::lines::{CoreLines, Leaving};
 use crate::reuse::{Batch, Key, OptimisticCache, Progress, Slab};
 
-/// What a barrier, or an owner, does wrong.
+/// Mistake of a barrier, or of an owner.
 #[derive(Clone, Copy, PartialEq)]
 enum Wrong {
     Nothing,
@@ -22,7 +21,8 @@ enum Wrong {
     Takes,
 }
 
-/// One mapping: its entry, and whether the device remembers it. Relaxed: only the lock orders them.
+/// One mapping: its entry, and whether the device has it cached. Relaxed: only the lock orders
+/// them.
 #[derive(Default)]
 struct World {
     leaving: Lock<Leaving>,
@@ -33,7 +33,7 @@ struct World {
 }
 
 impl World {
-    /// What comes between taking a batch and reporting it.
+    /// Clears and invalidates a batch, between taking it and reporting it.
     fn tear_down(&self, batch: &Batch) {
         for _ in batch.entries() {
             self.entry.store(0, Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    /// Whether it was carried out.
+    /// Takes all idle mappings out of reach. Returns whether the device reaches none.
     fn barrier(&self, expirer: &Slab, wrong: Wrong) -> bool {
         let leaving = match wrong {
             Wrong::Passes => self.leaving.try_lock(),
@@ -57,8 +57,8 @@ impl World {
     }
 }
 
-/// An owner that unmaps and makes room for the next, and somebody who wants what is unmapped out of
-/// reach.
+/// An owner that unmaps and makes room for the next, and a flusher that wants the unmapped page out
+/// of reach.
 fn run(wrong: Wrong) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -117,8 +117,8 @@ fn model_catches_an_owner_that_takes_without_the_lock() {
     assert!(is_caught(|| run(Wrong::Takes)));
 }
 
-/// A core with one mapping that no invalidation has covered is dropped; somebody asks how many
-/// there are.
+/// A core with one mapping that no invalidation has covered is dropped; another thread counts the
+/// stale mappings meanwhile.
 fn leave(settles_first: bool, asks_orphans_first: bool) {
     loom::model(move || {
         let line = Arc::new(CoreLines::default());
@@ -148,7 +148,7 @@ fn leave(settles_first: bool, asks_orphans_first: bool) {
 }
 
 #[test]
-fn model_what_a_dropped_core_leaves_is_counted_all_the_time() {
+fn model_work_of_a_dropped_core_is_always_counted() {
     leave(false, false);
 }
 
@@ -158,12 +158,12 @@ fn model_catches_numbers_that_are_given_up_first() {
 }
 
 #[test]
-fn model_catches_a_count_that_asks_for_orphans_first() {
+fn model_catches_a_count_that_reads_abandoned_work_first() {
     assert!(is_caught(|| leave(false, true)));
 }
 
-/// A core with room for one fills its queue twice, with a flush in between; somebody asks how many
-/// there are.
+/// A core with room for one fills its queue twice, with a flush in between; another thread counts
+/// the stale mappings meanwhile.
 #[test]
 fn model_no_more_is_counted_than_the_queue_has_room_for() {
     loom::model(|| {

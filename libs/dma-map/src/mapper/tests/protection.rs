@@ -1,4 +1,4 @@
-//! What a device reaches, and when it stops.
+//! Reach of a device, and its end.
 
 use alloc::vec::Vec;
 
@@ -127,7 +127,7 @@ fn optimistic_reuses_the_mapping_and_the_device_keeps_it() {
     assert_eq!(world.iotlb.commands(), 0);
     core.unmap(again).unwrap();
     core.unmap(written).unwrap();
-    // An idle mapping is nobody's to unmap, on any core.
+    // An idle mapping is not for any core to unmap.
     let mut other = world.core(1);
     assert!(core.unmap_at(iova, 1).is_err() && other.unmap_at(iova, 1).is_err());
     core.park().unwrap();

@@ -1,4 +1,4 @@
-//! One core stops for ever, and what is promised holds.
+//! One core stops for ever, and the promised bounds hold.
 
 use std::sync::mpsc;
 
@@ -13,8 +13,8 @@ use crate::ManualClock;
 use crate::invalidate::{Command, Ticket};
 use crate::table::{HostMemory, IoPageTable, LeafSizes, TableConfig, VtdSecondLevel};
 
-/// What a core that never runs again has left in the device's reach is gone after the age and one
-/// tick.
+/// Mappings that a core which never runs again has left in the device's reach are gone after the
+/// age and one tick.
 fn quiet_core(policy: Policy) {
     let world = world(policy);
     let mut quiet = world.core(0);
@@ -106,7 +106,7 @@ fn an_exhausted_core_gets_what_others_keep_when_they_run() {
     hungry.unmap(mapping.unwrap()).unwrap();
 }
 
-/// A timer interrupt may have come while whoever it has interrupted held any of the locks.
+/// A timer interrupt may have interrupted a holder of any of the locks.
 #[test]
 fn whether_a_tick_is_due_is_asked_with_every_lock_held() {
     let policy = Policy::DEFERRED.with_reuse(Reuse::Optimistic(Optimistic::of(16)));
@@ -129,7 +129,7 @@ fn whether_a_tick_is_due_is_asked_with_every_lock_held() {
             let allocated = calls(|| is_due = Some(mapper.is_due(0)));
             told.send((is_due, allocated)).unwrap();
         });
-        // A right answer comes at once.
+        // A right answer does not wait.
         let early = answer.recv_timeout(Duration::from_secs(10));
         drop(held);
         assert_eq!(
@@ -143,7 +143,7 @@ fn whether_a_tick_is_due_is_asked_with_every_lock_held() {
     core.park().unwrap();
 }
 
-/// What a kernel's interrupt asks, and what its thread then does, are the same.
+/// The answer in a kernel's interrupt agrees with the work of its thread.
 #[test]
 fn a_tick_that_is_not_due_finds_nothing_and_one_that_is_finds_something() {
     let (mut idle, mut busy) = (0, 0);
@@ -169,10 +169,10 @@ fn a_tick_that_is_not_due_finds_nothing_and_one_that_is_finds_something() {
     assert!(busy > 10 && idle > busy, "{busy} ticks of {}", busy + idle);
 }
 
-/// A tick that coincides with `risk`, or whoever else looks at the orphans, does not invalidate in
-/// vain.
+/// A tick that coincides with `risk`, or another reader of the abandoned work, makes no unnecessary
+/// invalidation.
 #[test]
-fn a_tick_beside_who_looks_at_the_orphans_finds_nothing() {
+fn tick_during_read_of_abandoned_work_flushes_nothing() {
     let world = world(Policy::STRICT);
     let (begins, begun) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -182,17 +182,17 @@ fn a_tick_beside_who_looks_at_the_orphans_finds_nothing() {
             world.mapper.tick(0).unwrap();
         });
         begun.recv().unwrap();
-        // Until the tick has met the lock: with a slower one the test shows nothing.
+        // Until the tick has met the lock: if it has not by then, the test shows nothing.
         std::thread::sleep(Duration::from_millis(50));
         drop(orphans);
     });
     assert_eq!(world.iotlb.commands(), 0);
 }
 
-/// What a failed invalidation has left cleared, and what a core that was dropped has, is due until
-/// it is out of reach.
+/// Mappings that a failed invalidation has left cleared, and those of a dropped core, are due until
+/// they are out of reach.
 #[test]
-fn what_an_invalidation_failed_for_is_due() {
+fn mapping_with_failed_invalidation_is_due() {
     for policy in [Policy::DEFERRED, Policy::optimistic(16)] {
         let world = world(policy);
         let mut core = world.core(0);
@@ -235,13 +235,13 @@ impl Invalidator for Lagging {
         Ok(ticket.0 + 1 < self.submitted.load(Ordering::Relaxed))
     }
 
-    /// Whoever waits is the last.
+    /// The batch of the caller counts as complete.
     fn wait(&self, _: Ticket) -> Result<(), InvalidateError> {
         Ok(())
     }
 }
 
-/// The oldest that waits is one tick old, however long the core has been at it.
+/// The oldest waiting mapping is one tick old, however long the core has been running.
 #[test]
 fn a_tick_does_not_flush_for_a_core_whose_own_invalidations_complete() {
     let config = TableConfig {

@@ -91,7 +91,7 @@ fn a_table_released_without_an_invalidation_is_caught() {
     core.unmap(mapping).unwrap();
     let first = IovaPfn::new(range.first().raw() & !(iova::CHUNK_PAGES - 1));
     let chunk = IovaRange::new(first, iova::CHUNK_PAGES).unwrap();
-    // SAFETY: nobody walks there, and the model's memory is never really freed: the mistake is the
+    // SAFETY: no core walks there, and the model's memory is never really freed: the mistake is the
     // test.
     #[expect(unsafe_code, reason = "releases too early on purpose")]
     unsafe {
@@ -237,10 +237,9 @@ fn translations_run_beside_unmaps_and_reclaim() {
     }
 }
 
-/// What a dropped core could not give back: its tables wait for whoever may walk them, its IOVAs
-/// for nobody.
+/// Deferred work of a dropped core: its tables wait for walks, its IOVAs do not.
 #[test]
-fn orphaned_mappings_do_not_wait_for_a_walk() {
+fn abandoned_mappings_do_not_wait_for_a_walk() {
     let world = World::of(
         chunks(1 << 13, 3),
         Policy::DEFERRED,

@@ -1,4 +1,4 @@
-//! Cores that are threads, with a device that watches.
+//! Cores that are threads, with a device that checks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,7 +8,7 @@ use iova::Access;
 use super::*;
 
 #[test]
-fn what_a_core_has_unmapped_strictly_no_thread_reaches() {
+fn strictly_unmapped_page_is_reached_by_no_thread() {
     let rounds = if cfg!(debug_assertions) { 300 } else { 5_000 };
     for policy in policies() {
         let world = world(policy);
@@ -27,8 +27,8 @@ fn what_a_core_has_unmapped_strictly_no_thread_reaches() {
                             let got = world.device.access(iova, Access::Read);
                             assert_eq!(got, Ok(PhysAddr::new(number << 12)));
                             core.unmap(mapping).unwrap();
-                            // A page of our own, whose IOVA nobody else can have got meanwhile but
-                            // by a map.
+                            // A page of our own, whose IOVA another thread can have got meanwhile
+                            // only by a map.
                             if number >= 100 && is_strict(policy) {
                                 let got = world.device.access(iova, Access::Read);
                                 assert_ne!(got, Ok(PhysAddr::new(number << 12)), "{policy:?}");
@@ -65,8 +65,8 @@ fn what_a_core_has_unmapped_strictly_no_thread_reaches() {
     }
 }
 
-/// Uses of a shared mapping end, by the mapping or by its address, while somebody has the pin: only
-/// the last of them takes it. Also where the allocator gave more pages than are mapped.
+/// Uses of a shared mapping end, by the mapping or by its address, while another core has the pin:
+/// only the last of them takes it. Also where the allocator gave more pages than are mapped.
 #[test]
 fn a_use_of_a_shared_mapping_ends_while_another_has_the_pin() {
     for pages in [1, 5, 8] {

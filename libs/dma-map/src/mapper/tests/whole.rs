@@ -9,8 +9,8 @@
 //! real one; an allocation is a word of 64 pages, which [`Small`] makes one page of a table of two
 //! entries.
 //!
-//! Pages of tables hold a mark before their first use and after they are given back. Who meets one
-//! has been let in too early or left in too long.
+//! Pages of tables hold a mark before their first use and after they are given back. A walker that
+//! finds one was let in too early or left in too long.
 
 use core::convert::Infallible;
 use std::boxed::Box;
@@ -69,7 +69,7 @@ impl PageTable for Small {
     }
 
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
-        // SAFETY: nobody walks in the chunk, so nobody walks in what stands for it.
+        // SAFETY: no walk is in the chunk, so none is in the small chunk that represents it.
         unsafe { self.0.retire_leaf(small(chunk)) }
     }
 
@@ -79,18 +79,18 @@ impl PageTable for Small {
     }
 }
 
-/// What the mapper and the device say to each other.
+/// State shared by the mapper and the device.
 #[derive(Default)]
 struct Iommu {
     requested: AtomicU64,
-    /// The last request that was for the whole domain.
+    /// The last request for the whole domain.
     domain: AtomicU64,
     done: AtomicU64,
     /// There is no device: every request is done.
     is_unused: bool,
     /// No more requests follow.
     is_over: AtomicBool,
-    /// `A` was unmapped, and what says that the device has let go of it has returned.
+    /// `A` was unmapped, and the barrier that ends the device's reach has returned.
     is_gone: AtomicBool,
 }
 

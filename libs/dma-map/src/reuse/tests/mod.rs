@@ -1,4 +1,4 @@
-//! What the caches do, seen as the mapper sees them.
+//! Behaviour of the caches as the mapper sees it.
 
 mod against_model;
 mod quiet_owner;
@@ -81,7 +81,7 @@ fn a_full_cache_lets_the_oldest_go_together() {
 }
 
 #[test]
-fn what_is_not_torn_down_keeps_its_place() {
+fn mapping_not_torn_down_keeps_its_place() {
     let mut cache = OptimisticCache::new(2, 1000);
     let mut batch = Batch::with_room(8);
     for number in 0..2 {
@@ -103,9 +103,10 @@ fn what_is_not_torn_down_keeps_its_place() {
     );
 }
 
-/// As in the mapper: who finds no place goes, although one could be had now, and the next has it.
+/// As in the mapper: a mapping that finds no place is torn down, even though one could be had now;
+/// the next gets the place.
 #[test]
-fn what_finds_no_place_goes_and_makes_room_for_the_next() {
+fn mapping_without_place_is_torn_down_and_makes_room() {
     let mut cache = OptimisticCache::new(1, 1000);
     let slab = cache.slab();
     let mut batch = Batch::with_room(8);
@@ -137,9 +138,10 @@ fn a_range_too_long_for_a_word_is_not_kept() {
     }
 }
 
-/// The owner takes, somebody else tears down (an invalidation had failed); and the other way round.
+/// The owner takes, another thread tears down (an invalidation had failed); and the other way
+/// round.
 #[test]
-fn whoever_tears_down_the_owner_has_its_places_again() {
+fn owner_gets_places_back_from_any_tearing_thread() {
     for is_taken_by_owner in [true, false] {
         let mut cache = OptimisticCache::new(2, 10);
         let slab = cache.slab();

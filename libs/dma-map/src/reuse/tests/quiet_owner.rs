@@ -88,7 +88,7 @@ fn draining_ignores_the_age() {
     let expirer = cache.expirer().unwrap();
     assert_eq!(expirer.drain(&mut batch), Progress::Done);
     assert_eq!(numbers(&batch), [1]);
-    // Held by nobody but the batch: neither found nor taken a second time.
+    // Held by the batch alone: neither found nor taken a second time.
     assert_eq!(cache.acquire(page(1), 500), None);
     assert_eq!(cache.drain(&mut Batch::with_room(1)), Progress::Done);
     assert_eq!(cache.counts().stale, 1);

@@ -1,6 +1,5 @@
-//! Real threads: owners that reuse, strangers that expire, and a table of what each mapping is,
-//! which nobody in the caches sees. Every change of a mapping swaps its entry and looks at what it
-//! was.
+//! Real threads: owners that reuse, remote cores that expire, and a table of each mapping's state,
+//! which the caches do not see. Every change of a mapping swaps its entry and checks the old value.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::thread;
@@ -107,7 +106,7 @@ fn owners_and_strangers_never_both_get_a_mapping() {
                     let mut batch = Batch::with_room(7 + stranger);
                     while !is_over.load(SeqCst) {
                         for (states, expirer) in tables.iter().zip(expirers) {
-                            // A stranger's clock may run ahead of what an owner last read.
+                            // A remote core's clock may run ahead of an owner's last reading.
                             let now_ns = clock.load(SeqCst);
                             let _ = expirer.expire(now_ns, &mut batch);
                             tear_down(states, &batch);

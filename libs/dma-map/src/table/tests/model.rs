@@ -4,8 +4,8 @@
 //! Beside the cores that map runs a **device**, which reads entries as hardware does, keeps the
 //! address of a leaf table that it walked through, and forgets it only when it sees an
 //! invalidation, which it then acknowledges. The pages of the model memory hold [`STALE`] before
-//! they are first given out and [`FREED`] after they come back: a walker who meets either has been
-//! let in too early or left in too long.
+//! they are first given out and [`FREED`] after they come back: a walker that finds either was let
+//! in too early or left in too long.
 //!
 //! The two mistakes that matter must be caught: a table installed by a relaxed swap
 //! (`tests/mutants/dma-map/relaxed-install`), and a table that its user releases before the
@@ -25,9 +25,9 @@ use super::{
     IoMap, IoPageTable, LeafSizes, PageTable, Table, TableConfig, TableMemory, VtdSecondLevel,
 };
 
-/// What a page holds before its first use: no table, in any format.
+/// Contents of a page before its first use: no table, in any format.
 const STALE: u64 = u64::MAX;
-/// What a page holds after its release.
+/// Contents of a page after its release.
 const FREED: u64 = u64::MAX - 0x1000;
 
 pub(crate) struct ModelMemory {
@@ -105,7 +105,7 @@ fn map(table: &ModelTable, pfn: u64, phys: PhysAddr) {
         .expect("no stale entry in a new table");
 }
 
-/// The IOMMU: looks at entries, and keeps the address of one leaf table.
+/// The IOMMU: reads entries, and keeps the address of one leaf table.
 struct Device {
     table: &'static ModelTable,
     cached: Option<PhysAddr>,
@@ -119,7 +119,7 @@ impl Device {
         }
     }
 
-    /// Where `pfn`, 0 or 1, goes: through the cached leaf table if there is one.
+    /// Translates `pfn`, 0 or 1: through the cached leaf table if there is one.
     fn access(&mut self, pfn: usize) -> Option<PhysAddr> {
         let memory = self.table.memory();
         if self.cached.is_none() {
@@ -159,7 +159,7 @@ fn two_cores_install() {
     }
 }
 
-/// When the table page goes back.
+/// Time at which the table page goes back.
 #[derive(Clone, Copy, PartialEq)]
 enum Release {
     AfterInvalidation,
@@ -227,7 +227,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Two who both believe that a large leaf is theirs.
+/// Two cores that both take a large leaf for their own.
 #[test]
 fn model_of_two_that_unmap_one_large_leaf_one_does() {
     explore(|| {

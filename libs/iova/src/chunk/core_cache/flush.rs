@@ -1,4 +1,5 @@
-//! From free lists to their words, and all of a core's chunks to where others find them.
+//! Flush: from free lists to their words, and all of a core's chunks to where other cores find
+//! them.
 //!
 //! A deposit visits every chunk of this core.
 
@@ -15,12 +16,12 @@ use crate::chunk::trim::{RetainEmpty, release, take_spent};
 use crate::chunk::zone::Zone;
 use crate::{CHUNK_PAGES, IovaPfn, RetiredChunk};
 
-/// Emptied words after which a free that finds no room among the ready ranges sweeps: a core that
-/// only frees, and then does nothing any more, keeps no more of them.
+/// Number of emptied words at which a free that finds its free list full sweeps: a core that only
+/// frees, and then goes idle, keeps no more of them.
 const MOST_EMPTIED: usize = 2 * WORDS;
 
 impl CoreCache {
-    /// Returns half of the ranges kept ready to their words, and one more that was freed.
+    /// Returns half of the ranges of a free list to their words, and one more that was freed.
     #[cold]
     #[inline(never)]
     pub(super) fn spill(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
@@ -28,7 +29,7 @@ impl CoreCache {
         let half = self.ready.of(lane, order).spill();
         self.unready(shared, zones, lane, order, half);
         self.put_back(shared, zones, lane, page, order);
-        // What was in free lists of this core alone can be had by others now.
+        // Ranges of this core's free lists are available to other cores now.
         shared.count_returned(self.id);
         let own = &zones.zones[lane];
         // A sweep visits every word with something free: not for a few.
@@ -53,7 +54,7 @@ impl CoreCache {
         self.ready.of(lane, order).forget(count);
     }
 
-    /// Returns all ranges of a zone that are kept ready to their words.
+    /// Returns all ranges of a zone's free lists to their words.
     pub(in crate::chunk) fn unready_all(
         &mut self,
         shared: &Shared,
@@ -89,7 +90,8 @@ impl CoreCache {
         (0..shared.zones.len()).for_each(|lane| self.deposit(shared, zones, lane));
     }
 
-    /// Is the designated remote freer nowhere. What this core freed as one is counted as returned.
+    /// Gives up all roles of designated remote freer. What this core freed as one is counted as
+    /// returned.
     pub(in crate::chunk) fn leave_all(&mut self, shared: &Shared) {
         if self.hot.is_giver() {
             self.hot.leave_all();
@@ -143,8 +145,8 @@ impl CoreCache {
         shared.count_returned(self.id);
     }
 
-    /// Whether at most half of what this core's chunks have is allocated. What is kept ready may
-    /// lie in all of them, a little in each word, and so be all that keeps them.
+    /// Returns whether at most half of the pages of this core's chunks is allocated. The ranges in
+    /// free lists may lie in all chunks, a little in each word, and so be all that keeps them.
     fn is_mostly_free(&self, zone: &Zone, zones: &CoreZones, lane: usize) -> bool {
         let own = &zones.zones[lane].own;
         let all = own.len() as u64 * CHUNK_PAGES;
@@ -152,7 +154,7 @@ impl CoreCache {
         held.saturating_sub(self.ready.pages(lane)) <= all / 2
     }
 
-    /// An emptied chunk whose leaf table may go.
+    /// Takes an emptied chunk whose leaf table may be reclaimed.
     pub(in crate::chunk) fn retire_one(&mut self, shared: &Shared) -> Option<RetiredChunk> {
         if !shared.retires {
             return None;

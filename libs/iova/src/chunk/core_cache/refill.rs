@@ -19,7 +19,7 @@ use crate::chunk::trim::RetainEmpty;
 use crate::chunk::zone::MAX_ZONES;
 use crate::{CHUNK_PAGES, IovaPfn, IovaRange};
 
-/// What is wanted: a range of an order, or, of whole chunks, so many pages.
+/// Requirements of a request: a range of an order, or, for whole chunks, a number of pages.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::chunk) struct Want {
     pub(in crate::chunk) pages: u64,
@@ -44,7 +44,7 @@ impl CoreCache {
         is_any
     }
 
-    /// A range of a zone; `is_last`: nothing else is left.
+    /// Takes a range of a zone. With `is_last` nothing else is left.
     pub(in crate::chunk) fn alloc_in_zones(
         &mut self,
         shared: &Shared,
@@ -88,8 +88,8 @@ impl CoreCache {
         if zones.zones[lane].partial[order].is_empty() {
             zones.collect(shared, lane, Collect::EmptiedWords);
         }
-        // Each turn makes something available that the next one finds: at most one look, one sweep
-        // and one chunk.
+        // Each iteration makes something available that the next one finds: at most one collection,
+        // one sweep and one chunk.
         let mut what = Collect::All;
         loop {
             if !zones.zones[lane].is_exhausted(order, bound)
@@ -120,9 +120,9 @@ impl CoreCache {
         }
     }
 
-    /// Makes ranges of a class ready out of words of other classes: what is free between smaller
-    /// ones, or a word of larger ones, which serves this class from now on. Whether there was one
-    /// at or below `bound`.
+    /// Fills a free list from words of other classes: from free space between smaller ranges, or
+    /// from a word of larger ones, which serves this class from now on. Returns whether there was
+    /// one at or below `bound`.
     fn convert(
         &mut self,
         shared: &Shared,
@@ -175,7 +175,7 @@ impl CoreCache {
         is_any
     }
 
-    /// A range that is kept ready and lies at or below `bound`.
+    /// Takes a range of a free list that lies at or below `bound`.
     fn take_ready(
         &mut self,
         shared: &Shared,
@@ -189,9 +189,9 @@ impl CoreCache {
         Some(IovaRange::within_space(page, pages_of(order)))
     }
 
-    /// Where in its list a word of the class with something free at or below `bound` is; one was
-    /// open before, if there was none. Where nothing else is left, it may be a word that the limit
-    /// cuts.
+    /// Returns the list position of a word of the class with something free at or below `bound`;
+    /// opens one before, if there is none. Where nothing else is left, it may be a word that the
+    /// limit cuts.
     fn find_word(
         &mut self,
         shared: &Shared,

@@ -1,5 +1,5 @@
-//! Frees and pins that are not a core's own business: ranges of other cores' chunks, orphans, runs,
-//! the tree's ranges, and everything that is wrong.
+//! Frees and pins on the slow path: ranges in other cores' chunks and in abandoned ones, runs, the
+//! tree's ranges, and erroneous calls.
 
 use lines::Ordering;
 
@@ -14,7 +14,7 @@ use crate::chunk::trim::release;
 use crate::chunk::zone::Zone;
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
 
-/// Where a range of a zone lies.
+/// Location of a range of a zone.
 enum Place {
     /// In a chunk that is ours now.
     Own,
@@ -168,8 +168,8 @@ impl Local {
         };
         let page = range.first().raw();
         let order = exact_order(range.pages());
-        // Each lets go of its own mark: in the same moment an owner and a remote core may both have
-        // pinned.
+        // Each core clears its own mark: an owner and a remote core may both have pinned at the
+        // same moment.
         let is_owners = pinned.is_own(self.space);
         if !is_owners || order.is_none_or(|order| !chunk.unpin_own(self.cache.owner(), page, order))
         {
@@ -179,7 +179,8 @@ impl Local {
         }
     }
 
-    /// Whose a range is. An orphan becomes ours: some core must take notice of what is freed in it.
+    /// Finds the location of a range. Reclaims an abandoned chunk: some core must collect what is
+    /// freed in it.
     fn place(
         &mut self,
         shared: &Shared,
@@ -202,7 +203,8 @@ impl Local {
         }
     }
 
-    /// Frees whole chunks; `is_spent`: their leaf tables are reclaimed before they are used again.
+    /// Frees whole chunks. If `is_spent`, their leaf tables are reclaimed before they are used
+    /// again.
     fn free_run(
         &mut self,
         shared: &Shared,
@@ -241,7 +243,7 @@ fn is_run(chunk: &Chunk, range: IovaRange) -> bool {
         && chunk.run().load(Ordering::Acquire) * CHUNK_PAGES == range.pages()
 }
 
-/// Why `range` is not what is allocated there.
+/// Returns the reason why `range` cannot be freed or pinned.
 fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
     let page = range.first().raw();
     let is_taken = match head_of(chunk, page) {

@@ -33,7 +33,7 @@ fn a_word_is_kept_as_far_as_there_is_room_lowest_first() {
 }
 
 #[test]
-fn what_is_singled_out_is_where_it_was() {
+fn list_singled_out_keeps_its_ranges() {
     let mut ready = Ready::new();
     for lane in 0..MAX_ZONES {
         assert!(ready.open(lane, 0).keep(lane as u64));

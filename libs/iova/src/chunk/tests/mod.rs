@@ -1,4 +1,5 @@
-//! What is particular to chunks: whose they are, how they come back, what strangers may do.
+//! Tests of what is particular to chunks: their owners, their return, and operations by remote
+//! cores.
 
 mod possession;
 
@@ -31,7 +32,7 @@ fn cores_allocate_from_different_leaf_tables() {
 }
 
 #[test]
-fn a_stranger_frees_once_and_the_owner_gets_it_back() {
+fn remote_free_succeeds_once_and_owner_gets_range_back() {
     let space = ChunkAllocator::new(aperture(0, 511), 2).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let all: Vec<_> = (0..512)
@@ -59,7 +60,7 @@ fn a_stranger_frees_once_and_the_owner_gets_it_back() {
 }
 
 #[test]
-fn what_a_stranger_has_pinned_nobody_else_frees() {
+fn range_pinned_by_remote_core_is_freed_by_no_other() {
     let space = ChunkAllocator::new(aperture(0, 0xffff), 3).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let mut c = space.claim(CoreId(2)).expect("free");
@@ -93,7 +94,7 @@ fn a_pin_outlives_its_owners_handle() {
 }
 
 #[test]
-fn orphans_are_adopted_and_their_space_comes_back() {
+fn abandoned_chunks_are_reclaimed_and_their_space_comes_back() {
     let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let kept: Vec<_> = (0..100)
@@ -199,11 +200,11 @@ fn emptied_chunks_wait_to_be_retired_and_come_back_by_recycling() {
     assert_eq!(retired.len(), 8);
 }
 
-/// Whoever retires now and then while ranges of mixed sizes come and go, and after the last one:
-/// all but a few chunks go. The free ranges that a core keeps ready lie in many chunks, and may be
-/// all that keeps these.
+/// A core that retires now and then while ranges of mixed sizes come and go, and after the last
+/// one, gives back all but a few chunks. The free ranges that it keeps ready lie in many chunks,
+/// and may be all that keeps these.
 #[test]
-fn what_a_core_keeps_ready_does_not_keep_its_chunks() {
+fn free_lists_do_not_keep_empty_chunks() {
     for seed in 1..40 {
         let space = ChunkAllocator::retiring(aperture(0, 0xf_ffff), 1).expect("valid");
         let mut core = space.claim(CoreId(0)).expect("free");
@@ -246,7 +247,7 @@ fn what_a_core_keeps_ready_does_not_keep_its_chunks() {
 }
 
 #[test]
-fn a_chunk_that_a_stranger_claims_is_not_retired() {
+fn chunk_claimed_by_remote_core_is_not_retired() {
     let space = ChunkAllocator::retiring(aperture(0, 4095), 2).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let all: Vec<_> = (0..1024)
@@ -336,7 +337,7 @@ fn all_that_is_free_can_be_had_after_a_change_of_size() {
     }
 }
 
-/// Chunks that are taken, adopted or given back count as slow operations.
+/// Chunks that are taken, reclaimed or given back count as slow operations.
 #[test]
 fn an_allocation_that_fails_again_moves_no_chunk() {
     let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 2).expect("valid");
@@ -344,7 +345,7 @@ fn an_allocation_that_fails_again_moves_no_chunk() {
     let high = other.alloc(Request::pages(1)).expect("free");
     let low = |pages| Request::pages(pages).at_most(IovaPfn::new(0xf_ffff));
     let kept = take_all_of(&mut core, low(64));
-    // What it must look through is paid for by these.
+    // These pay for the chunks that it must search.
     for _ in 0..100 {
         assert!(core.alloc(low(64)).is_err());
     }
@@ -355,7 +356,7 @@ fn an_allocation_that_fails_again_moves_no_chunk() {
             matches!(failed, Err(AllocError::Exhausted { asked: 1, .. })),
             "{failed:?}"
         );
-        // Others are not bothered whose space is above 4 GiB.
+        // Cores whose space is above 4 GiB are not asked.
         let one = other.alloc(Request::pages(1)).expect("free");
         other.free(one).expect("allocated");
     }
@@ -394,7 +395,7 @@ fn a_starving_core_calls_for_drains_ever_more_rarely() {
 }
 
 #[test]
-fn what_an_idle_core_has_freed_others_get_but_for_a_bound() {
+fn ranges_freed_by_idle_core_are_available_but_for_a_bound() {
     let space = ChunkAllocator::new(aperture(0, 8191), 2).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let all = take_all(&mut a, 1);
@@ -459,7 +460,7 @@ fn limits_below_the_aperture_take_what_is_kept_ready() {
 }
 
 #[test]
-fn what_is_live_stays_in_mind_up_to_four_gib() {
+fn live_ranges_stay_cached_up_to_four_gib() {
     let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 1).expect("valid");
     let mut core = space.claim(CoreId(0)).expect("free");
     let mut another = || core.alloc(Request::pages(256)).expect("free");
@@ -471,7 +472,7 @@ fn what_is_live_stays_in_mind_up_to_four_gib() {
 }
 
 #[test]
-fn what_several_zones_have_live_stays_in_mind_together() {
+fn live_ranges_of_several_zones_stay_cached_together() {
     let space = ChunkAllocator::new(Aperture::of_bits(48).expect("valid"), 1).expect("valid");
     let mut core = space.claim(CoreId(0)).expect("free");
     let live = [32, 36, 39, 48].map(|bits| {
@@ -485,7 +486,7 @@ fn what_several_zones_have_live_stays_in_mind_together() {
 }
 
 #[test]
-fn a_giver_that_comes_to_own_the_chunk_has_no_mark_of_its_own_there() {
+fn designated_freer_that_reclaims_the_chunk_has_no_mark_there() {
     let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
     let (mut owner, mut giver) = two_cores(&space);
     let live: Vec<_> = (0..32)
@@ -503,7 +504,7 @@ fn a_giver_that_comes_to_own_the_chunk_has_no_mark_of_its_own_there() {
 }
 
 #[test]
-fn a_range_of_the_tree_whose_block_has_chunks_in_mind_is_freed_and_pinned_as_any() {
+fn tree_range_in_cached_block_is_freed_and_pinned_as_any() {
     // One chunk, and pages on both sides of it in the same block.
     let space = ChunkAllocator::new(aperture(100, 1100), 1).expect("valid");
     let mut core = space.claim(CoreId(0)).expect("free");
@@ -525,7 +526,7 @@ fn a_range_of_the_tree_whose_block_has_chunks_in_mind_is_freed_and_pinned_as_any
 
 #[test]
 #[should_panic(expected = "was pinned in another space")]
-fn what_another_space_pinned_is_not_freed() {
+fn range_pinned_in_another_space_is_not_freed() {
     let spaces = [0; 2].map(|_| ChunkAllocator::new(aperture(0, 1023), 1).expect("valid"));
     let mut cores = spaces
         .each_ref()

@@ -1,7 +1,7 @@
-//! A loom model of what an owner and strangers do to one chunk, through the real allocator: in
-//! every order in which they can meet (at most three preemptions, two in the larger models), no
-//! range is given out twice, none is lost, and no chunk is retired while somebody has a range of it
-//! pinned. Run with
+//! Loom model of an owner and remote cores on one chunk, through the real allocator: in every order
+//! in which they can meet (at most three preemptions, two in the larger models), no range is
+//! allocated twice, none is lost, and no chunk is retired while a core has a range of it pinned.
+//! Run with
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p iova --lib --release model
@@ -57,7 +57,7 @@ fn collect_all(owner: &ChunkCore) {
 const WORD: Request = Request::pages(64);
 const HALF: Request = Request::pages(32);
 
-/// The owner has taken notice of everything, in every chunk.
+/// Returns whether the owner has collected every mark, in every chunk.
 fn nothing_is_marked(shared: &Shared) -> bool {
     let marks = |chunk: &Chunk, word| {
         let given = get(chunk.given(word)) ^ get(chunk.taken(word));
@@ -67,7 +67,7 @@ fn nothing_is_marked(shared: &Shared) -> bool {
     chunks.all(|(_, chunk)| (0..WORDS).all(|word| marks(chunk, word) == 0))
 }
 
-/// Who is the giver of the chunk in which the stranger frees a second range.
+/// The designated remote freer of the chunk in which the remote core frees a second range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Giver {
     Stranger,
@@ -76,8 +76,8 @@ enum Giver {
     SomeoneElse,
 }
 
-/// The owner allocates and frees while a stranger gives two ranges back one after the other; then
-/// all are there again.
+/// The owner allocates and frees while a remote core frees two ranges one after the other; then all
+/// are free again.
 fn gives_back(giver: Giver) {
     let space = space(false);
     // Two of a word: what is marked in another word is not this word's.
@@ -103,7 +103,7 @@ fn gives_back(giver: Giver) {
         // Kept: a dropped handle would drain by parking.
         stranger
     });
-    // What strangers gave back is looked for here.
+    // The ranges that remote cores freed are collected here.
     let mut own = Vec::new();
     own.extend(owner.alloc(size));
     collect_all(&owner);
@@ -126,17 +126,17 @@ fn gives_back(giver: Giver) {
 }
 
 #[test]
-fn what_strangers_give_back_is_never_lost() {
+fn remote_frees_are_never_lost() {
     explore(|| gives_back(Giver::Stranger));
     explore_to(2, || gives_back(Giver::SomeoneElse));
 }
 
 #[test]
-fn what_a_giver_gave_who_lets_go_is_never_lost() {
+fn frees_of_designated_freer_that_parks_are_never_lost() {
     explore(|| gives_back(Giver::StrangerForNow));
 }
 
-/// Two strangers who have freed in a chunk before give back one range each, of the same word.
+/// Two remote cores that have freed in a chunk before free one range each, of the same word.
 fn two_give() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -171,12 +171,12 @@ fn two_give() {
 }
 
 #[test]
-fn a_chunk_has_one_giver() {
+fn chunk_has_one_designated_freer() {
     explore_to(2, two_give);
 }
 
-/// A stranger pins a range that its owner frees and whose chunk it retires: one of them comes too
-/// late.
+/// A remote core pins a range that its owner frees and whose chunk it retires: one of them comes
+/// too late.
 fn pins_and_retires() {
     let space = space(true);
     let mut owner = claim(&space, 0);
@@ -219,7 +219,8 @@ fn no_chunk_is_retired_under_a_pin() {
     explore(pins_and_retires);
 }
 
-/// A giver pins a range while the owner looks for what strangers did: it is not freed by mistake.
+/// A designated remote freer pins a range while the owner collects: the range is not freed by
+/// mistake.
 fn pins_and_frees() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -242,12 +243,12 @@ fn pins_and_frees() {
 }
 
 #[test]
-fn what_a_giver_has_pinned_it_does_not_free() {
+fn range_pinned_by_designated_freer_is_not_freed() {
     explore_to(2, pins_and_frees);
 }
 
-/// An owner parks while a stranger frees in its chunk, as its giver if it has freed there before:
-/// somebody takes notice.
+/// An owner parks while a remote core frees in its chunk, as its designated freer if it has freed
+/// there before: one of them collects the range.
 fn parks(is_giver: bool) {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -278,8 +279,7 @@ fn a_free_in_a_parked_chunk_is_not_lost() {
     explore(|| parks(true));
 }
 
-/// A stranger pins a range while its owner looks for what strangers did: afterwards the owner does
-/// not free it.
+/// A remote core pins a range while its owner collects: afterwards the owner does not free it.
 fn pins_while_drained() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -303,8 +303,7 @@ fn an_owner_that_drains_does_not_miss_a_pin() {
     explore(pins_while_drained);
 }
 
-/// An owner that has looked at everything looks again only where strangers say that they have
-/// marked something.
+/// An owner that has collected everything looks only for new marks, which remote cores announce.
 fn catches_up() {
     let space = space(false);
     let mut owner = claim(&space, 0);
@@ -333,7 +332,7 @@ fn catches_up() {
 }
 
 #[test]
-fn an_owner_is_told_of_what_comes_back() {
+fn owner_collects_announced_remote_frees() {
     explore_to(2, catches_up);
 }
 
@@ -422,7 +421,7 @@ fn pins_what_another_takes() {
 }
 
 #[test]
-fn what_an_owner_pins_is_not_taken_from_under_it() {
+fn range_pinned_by_owner_is_not_collected() {
     explore_to(2, pins_what_another_takes);
 }
 
@@ -452,11 +451,11 @@ fn frees_what_another_takes() {
 }
 
 #[test]
-fn what_an_owner_frees_is_in_one_place() {
+fn range_freed_by_owner_and_remote_core_is_in_one_place() {
     explore_to(2, frees_what_another_takes);
 }
 
-/// A number that is in a set is found, whoever else looks.
+/// A number that is in a set is found, whatever other cores take meanwhile.
 fn takes() {
     let set = Arc::new(bitmap::Bitmap::new(64));
     set.put(0);

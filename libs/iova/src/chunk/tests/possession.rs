@@ -1,4 +1,4 @@
-//! What a core that rests keeps from others, and what a core that others free in pays.
+//! Tests of what an idle core keeps from others, and of the cost of remote frees to a core.
 
 use super::*;
 use crate::chunk::layout::MARKS;
@@ -87,7 +87,7 @@ fn a_few_remote_frees_do_not_slow_the_owner_for_good() {
         // By pins as well, as a mapper frees.
         b.free(live.pop().expect("hundreds")).expect("allocated");
         if strays == 16 {
-            // It is the designated remote freer by now, and what it does is looked at for as long.
+            // It is the designated remote freer by now, and its marks are read for as long.
             continue;
         }
         for _ in 0..MEETINGS {
@@ -121,7 +121,7 @@ fn a_refusal_where_nothing_came_back_looks_nowhere() {
 }
 
 #[test]
-fn what_was_freed_under_a_pin_is_had_without_its_owner() {
+fn range_freed_under_pin_is_available_without_its_owner() {
     for retires in [false, true] {
         let config = ChunkConfig {
             retires,
@@ -140,13 +140,13 @@ fn what_was_freed_under_a_pin_is_had_without_its_owner() {
 }
 
 #[test]
-fn what_an_owner_is_about_to_pin_is_left_to_it() {
+fn range_about_to_be_pinned_by_owner_is_not_collected() {
     let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
     let (mut a, mut b) = two_cores(&space);
     let all = take_all(&mut a, 1);
     let (contested, others) = all.split_first().expect("hundreds");
-    // Both end the use of the same range. The owner has looked, finds no claim, and is slow to
-    // store its pin.
+    // Both unmap the same range. The owner has checked that there is no claim, and is slow to store
+    // its pin.
     let page = contested.first().raw();
     a.local.owner_side().changing(page);
     let chunk = || a.local.cache().known(page).expect("cached");
@@ -162,7 +162,7 @@ fn what_an_owner_is_about_to_pin_is_left_to_it() {
         !got.iter().any(is_near),
         "the range may still be the owner's"
     );
-    // The owner comes second: it lets go again.
+    // The owner comes second: it releases its pin.
     chunk().set_state(page, pinned);
     assert!(
         b.alloc(Request::pages(1).without_drain()).is_err(),
@@ -186,7 +186,7 @@ fn what_an_owner_is_about_to_pin_is_left_to_it() {
 }
 
 #[test]
-fn what_a_retire_returns_to_its_words_is_found_by_the_next_request() {
+fn ranges_returned_to_words_by_retire_are_found_by_next_request() {
     let space = ChunkAllocator::retiring(aperture(0, 1023), 2).expect("valid");
     let (mut a, _b) = two_cores(&space);
     let mut all = take_all(&mut a, 1);

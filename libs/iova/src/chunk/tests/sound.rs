@@ -1,4 +1,4 @@
-//! What holds of every space at its end, looked at in tests, and in those of crates that ask for
+//! Invariants of every space, checked at its end: in tests, and in those of crates with the feature
 //! `testing`.
 
 use super::layout::{FREE, MAX_ORDER};

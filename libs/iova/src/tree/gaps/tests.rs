@@ -146,8 +146,8 @@ fn natural_is_the_largest_aligned_request_that_fits() {
     assert_eq!((natural(0, top), natural(1, top)), (1 << 52, 1 << 51));
 }
 
-/// What a request aligned to more than its size costs where it fails has a bound, and so it may
-/// fail where a low gap would do.
+/// The cost of a failing request that is aligned to more than its size has a bound, so the request
+/// may fail where a low gap would fit it.
 #[test]
 fn where_no_whole_block_is_left_the_highest_gaps_are_tried() {
     let mut gaps = Gaps::new(&[]);

@@ -11,7 +11,7 @@ impl Live {
 }
 
 #[test]
-fn it_holds_what_a_map_holds() {
+fn table_agrees_with_a_map() {
     let (mut live, mut map, mut random) = (Live::new(), BTreeMap::new(), Random::new(7));
     for step in 0..200_000u64 {
         // Few keys, so that neighbours collide and wrap around the end.

@@ -1,7 +1,7 @@
-//! Any allocator under random schedules of four to eight threads (`random_schedules` says how and
-//! what that cannot see). Through the public interface alone. Threads allocate, hand ranges to each
-//! other, free their own and others', pin, park, and retire chunks. A map, which they share and
-//! look at between two steps, knows what is out: nothing overlaps, nothing is refused, nothing is
+//! Any allocator under random schedules of four to eight threads, through the public interface
+//! alone (`random_schedules` describes the method and its limits). Threads allocate, hand ranges to
+//! each other, free their own and others', pin, park, and retire chunks. A map, which they share
+//! and check between two steps, knows what is out: nothing overlaps, nothing is refused, nothing is
 //! lost.
 
 use std::collections::BTreeMap;
@@ -16,15 +16,16 @@ use random_schedules::{any, fail, has_failed, thread};
 const STEPS: usize = 12;
 /// Pages of a range that several cores try to pin and free: nothing else has this size.
 const CONTESTED: u64 = 2;
-/// Pages of a range that its owner frees while strangers pin it: nothing else has this size.
+/// Pages of a range that its owner frees while remote cores pin it: nothing else has this size.
 pub const WATCHED: u64 = 64;
 
-/// What the threads know. Nothing in here is shuttle's: whatever is done with it is one step.
+/// Model state that the threads share. It uses nothing of shuttle's, so each access to it is one
+/// step.
 #[derive(Default)]
 pub struct Known {
     /// By first page: the last page of what is out, retired chunks among it.
     out: BTreeMap<u64, u64>,
-    /// Whoever takes one frees it.
+    /// The thread that takes one frees it.
     handed_over: Vec<IovaRange>,
     contested: Vec<IovaRange>,
     pinned: Vec<IovaRange>,
@@ -99,7 +100,7 @@ impl<C: CoreAllocator> Thread<C> {
         Some(range)
     }
 
-    /// What is out only once, and nobody else frees: each step succeeds.
+    /// Frees a range that is out only once and that no other thread frees: each step succeeds.
     fn free(&mut self, range: IovaRange) {
         if any(3) > 0 {
             self.known().give(range);
@@ -126,8 +127,8 @@ impl<C: CoreAllocator> Thread<C> {
             return;
         };
         let mut known = known(&self.shared);
-        // Freed since we heard of it, and just being given out again: a mistake of ours, which is
-        // without effect.
+        // Freed since it was looked up, and just being allocated again: a mistake of this test,
+        // which is without effect.
         let is_out = known.out.get(&range.first().raw()) == Some(&range.last().raw());
         let others = known.pinned.iter().filter(|other| **other == range).count();
         if others > self.mix.other_pins {
@@ -157,7 +158,7 @@ impl<C: CoreAllocator> Thread<C> {
         self.core.free_pinned(pinned);
     }
 
-    /// A stranger's pin keeps the leaf table, whatever the owner does meanwhile.
+    /// A remote core's pin keeps the leaf table, whatever the owner does meanwhile.
     fn watch(&mut self) {
         let Some(range) = look(&self.known().watched) else {
             return;
@@ -180,7 +181,7 @@ impl<C: CoreAllocator> Thread<C> {
         self.core.unpin(pinned);
     }
 
-    /// The owner frees what strangers may pin. Where one has, it is refused.
+    /// The owner frees ranges that remote cores may pin. Where one has, the free is refused.
     fn free_watched(&mut self) {
         let Some(range) = pick(&mut self.watched) else {
             return;
@@ -278,17 +279,17 @@ fn known_again(shared: &Shared) -> MutexGuard<'_, Known> {
     known(shared)
 }
 
-/// What threads do.
+/// Operations of the threads.
 #[derive(Clone, Copy)]
 pub struct Mix {
-    /// How many of the sizes.
+    /// Number of the sizes.
     pub sizes: u64,
     /// Others that may have pinned what one has pinned, all at the same moment.
     pub other_pins: usize,
     /// Cores park now and then.
     pub parks: bool,
-    /// Owners free what strangers pin. Not where cores park, or are asked to: then whoever frees is
-    /// no owner any more, and such a race is of two mistakes.
+    /// Owners free what remote cores pin. Not where cores park, or are asked to: then the freeing
+    /// core is no owner any more, and such a race is of two mistakes.
     pub watches: bool,
     /// Cores retire chunks.
     pub retires: bool,

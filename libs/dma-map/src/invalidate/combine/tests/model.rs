@@ -1,4 +1,4 @@
-//! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`
+//! Loom model of combining: `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`
 
 use alloc::{sync::Arc, vec::Vec};
 
@@ -8,21 +8,21 @@ use lines::{AtomicBool, AtomicU32};
 use super::super::Ticket;
 use super::*;
 
-/// Hardware that remembers page *i* until it is told to forget it while the entry is clear.
+/// Hardware that caches page *i* until an invalidation while the entry is clear.
 struct Hardware {
     entry: Vec<AtomicBool>,
     cached: Vec<AtomicBool>,
     polls: AtomicU32,
     looks: AtomicU32,
-    /// Whoever submits first is stopped until the other core has returned, where this is not true
-    /// from the start.
+    /// If false at the start, the first core that submits is stopped until the other core has
+    /// returned, which sets this.
     has_returned: AtomicBool,
     submissions: AtomicU32,
 }
 
 impl Invalidator for Hardware {
-    /// The ticket: pages that are forgotten when it is complete. One whose entry the walk still
-    /// finds would be remembered again at once.
+    /// The ticket: pages that are forgotten when it is complete. A page whose entry the walk still
+    /// finds would be cached again at once.
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
         if !self.has_returned.load(Ordering::Relaxed)
             && self.submissions.fetch_add(1, Ordering::Relaxed) == 0
@@ -47,7 +47,7 @@ impl Invalidator for Hardware {
     }
 
     fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
-        // With three cores the first answer is yes: each no lets two waiters look in every order.
+        // With three cores the first answer is yes: each no lets two waiters poll in every order.
         if self.entry.len() == 2 && self.polls.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
             return Ok(false);
         }
@@ -60,7 +60,7 @@ impl Invalidator for Hardware {
     }
 
     fn is_idle(&self) -> bool {
-        // Every second time, whoever asks: some go past the others, some meet.
+        // Every second poll, by any core: some cores go past the others, some meet.
         self.looks.fetch_add(1, Ordering::Relaxed) % 2 == 1
     }
 }
@@ -70,7 +70,7 @@ fn explore(threads: usize, unmaps: usize) {
     explore_stopped(threads, unmaps, false);
 }
 
-/// `stops`: who submits first is stopped until another core has unmapped all it has.
+/// With `stops`, the first core that submits is stopped until another core has unmapped all it has.
 fn explore_stopped(threads: usize, unmaps: usize, stops: bool) {
     let mut builder = loom::model::Builder::new();
     // Waiters spin, which costs branches; more preemptions of many unmaps cost minutes.

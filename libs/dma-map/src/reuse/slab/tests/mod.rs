@@ -27,9 +27,9 @@ fn whether_something_is_due_is_answered_while_somebody_looks() {
     slab.torn_down(&mut batch, 16);
 }
 
-/// Somebody who counts, or looks what is due, is no reason to answer that nothing is there.
+/// Another thread that counts, or scans for due mappings, is no reason to return `Done`.
 #[test]
-fn a_drain_takes_what_is_idle_while_somebody_else_looks() {
+fn drain_takes_idle_mappings_while_another_thread_scans() {
     let slab = Slab::new(2, 10);
     let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
     slab.publish(1, PackedRange::new(range).unwrap(), 5);

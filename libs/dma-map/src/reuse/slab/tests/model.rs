@@ -1,5 +1,5 @@
-//! The slot protocol in every order that loom knows. `tests/mutants/dma-map` takes away what each
-//! ordering and each swap is there for: the model has to notice every time. Run with
+//! The slot protocol in every order that loom knows. `tests/mutants/dma-map` breaks each ordering
+//! and each swap in turn: the model has to notice every time. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p dma-map --lib --release model`.
 
 use alloc::sync::Arc;
@@ -27,7 +27,7 @@ struct World {
     entry: AtomicU64,
 }
 
-/// Any thread but the owner: expires what is idle since 1. Whether it got it.
+/// Any thread but the owner: expires a mapping that is idle since 1. Returns whether it got it.
 fn expire(world: &World) -> bool {
     let Some(range) = world.slot.take(1) else {
         return false;
@@ -44,7 +44,7 @@ fn expire(world: &World) -> bool {
     true
 }
 
-/// An owner that maps, unmaps, reuses, while strangers expire.
+/// An owner that maps, unmaps, reuses, while remote cores expire.
 fn run(strangers: usize) {
     loom::model(move || {
         let world = Arc::new(World {
