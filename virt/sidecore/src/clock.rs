@@ -1,4 +1,4 @@
-//! Time as pollers see it: nanoseconds of `CLOCK_MONOTONIC`.
+//! Monotonic time: nanoseconds of `CLOCK_MONOTONIC`.
 
 use crate::sys;
 

@@ -34,7 +34,7 @@ impl EventFd {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
-        // SAFETY: `fd` was returned just now as a new descriptor, which nobody else owns.
+        // SAFETY: `fd` was returned just now as a new descriptor, which no other value owns.
         Ok(EventFd(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
@@ -64,7 +64,7 @@ impl EpollFd {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: `fd` was returned just now as a new descriptor, which nobody else owns.
+        // SAFETY: `fd` was returned just now as a new descriptor, which no other value owns.
         Ok(EpollFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -73,7 +73,7 @@ impl EpollFd {
         self.control(libc::EPOLL_CTL_ADD, fd, data)
     }
 
-    /// Changes what the events of `fd` carry.
+    /// Changes the data that the events of `fd` carry.
     pub(crate) fn change(&self, fd: RawFd, data: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, data)
     }
@@ -92,9 +92,9 @@ impl EpollFd {
         Ok(())
     }
 
-    /// Waits until something is readable, for `timeout_ns` at most (`None`: for ever; 0: only
-    /// looks). How many of `events` have been filled. On kernels before 5.11 the time is rounded
-    /// down to milliseconds.
+    /// Waits until a descriptor is readable, for `timeout_ns` at most (`None`: without limit; 0:
+    /// does not wait). Returns the number of `events` that have been filled. On kernels before 5.11
+    /// the time is rounded down to milliseconds.
     pub(crate) fn wait(
         &self,
         events: &mut [libc::epoll_event],

@@ -1,4 +1,5 @@
-//! How a kernel is entered, and what lies in RAM for it then: segment descriptors and page tables.
+//! Entry points of a kernel, and the structures in RAM that they need: segment descriptors and page
+//! tables.
 //!
 //! * [`Entry::Linux64`]: Linux 64-bit boot protocol (Documentation/x86/boot.rst, "64-bit boot
 //!   protocol"): long mode, first 4 GiB mapped one to one, flat segments 0x10 and 0x18, RSI =
@@ -6,13 +7,13 @@
 //! * [`Entry::Pvh`]: Xen's x86/HVM direct boot ABI: 32-bit protected mode, paging off, EBX = start
 //!   info.
 //!
-//! The registers that go with it are the hypervisor's affair.
+//! The registers of each entry are set by the hypervisor.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::layout;
 
-/// How and where a kernel is entered.
+/// Entry point of a kernel and its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Linux's 64-bit entry point at this guest-physical address.

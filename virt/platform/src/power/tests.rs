@@ -19,7 +19,8 @@ impl PowerSink for Asked {
     }
 }
 
-/// What is asked of the machine by writing `value` at `offset` of the ACPI registers.
+/// Returns the requests to the machine that writing `value` at `offset` of the ACPI registers
+/// causes.
 fn acpi(offset: u64, value: u8) -> Vec<&'static str> {
     let asked = Arc::new(Asked::default());
     Power(asked.clone()).write(offset, &[value]);

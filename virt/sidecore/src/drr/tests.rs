@@ -3,7 +3,7 @@ use seeded::Random;
 
 use super::*;
 
-/// What a flow does in its turns.
+/// Behaviour of a flow in its turns.
 #[derive(Clone, Copy, Debug)]
 struct Client {
     weight: u32,
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_costs_hungry_flows_get_equal_shares_per_weight(
+    fn backlogged_flows_get_equal_shares_per_weight_at_any_cost(
         clients in prop::collection::vec(client(), 2..20),
         seed in any::<u64>(),
     ) {
@@ -494,8 +494,8 @@ fn a_monstrous_charge_is_forgiven_in_the_end() {
     assert_eq!(drr.deficit(0), -MAX_DEBT);
 }
 
-/// What each of the flows of a round may do, and whether others had work; all are given `state`
-/// next.
+/// Returns the budget of each of the flows of a round, and whether others had work. All get `state`
+/// at the end of their visits.
 fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
     let mut visits = Vec::new();
     drr.begin_round();
@@ -522,7 +522,7 @@ fn who_is_visited_while_nobody_else_has_work_delays_nobody() {
     assert_eq!(both, [(1, true), (0, true)]);
     let nobody = contended(round_of(&mut drr, State::Waiting));
     assert_eq!(nobody, [(0, false), (1, false)]);
-    // Those who wait stand in the way of one who has work, and it in nobody's.
+    // Waiting flows contend with one that has work; it does not contend with itself.
     drr.activate(2);
     let one = contended(round_of(&mut drr, State::Waiting));
     assert_eq!(one, [(2, false), (0, true), (1, true)]);

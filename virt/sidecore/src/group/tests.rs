@@ -6,7 +6,7 @@ use seeded::Random;
 
 use super::*;
 
-/// What a child shares with its test.
+/// State that a child shares with its test.
 #[derive(Debug, Default)]
 struct Shared {
     /// Pieces of work to do, each of `piece`.
@@ -40,7 +40,7 @@ fn set(flag: &AtomicBool, value: bool) {
 struct Child {
     shared: Arc<Shared>,
     weight: u32,
-    /// Its work is seen by a probe; otherwise only when it is told.
+    /// Its work is found by a probe; otherwise only when it is notified.
     has_probe: bool,
     wakes_next: Option<ChildWaker>,
 }
@@ -327,7 +327,8 @@ fn a_child_that_floods_keeps_a_quiet_one_waiting_for_one_round() {
         let others = core.done()[..63].iter().sum::<u64>() - before;
         late += u32::from(others > 2 * 63 * 33);
     }
-    // Whoever had the turn in which this thread was off its CPU owes, be it the quiet one.
+    // The child whose turn it was while this thread was off its CPU is in debt, which may be the
+    // quiet one.
     assert!(late <= 5, "{late} of 100 waited for longer");
 }
 
@@ -346,7 +347,7 @@ fn a_child_wakes_another_without_a_probe() {
     // In the same turn.
     core.poll(100 * drr::QUANTUM);
     assert_eq!(get(&core.all[1].polls), polls + 1);
-    // Set again by nobody: at rest.
+    // Not woken again: it is idle.
     core.settle();
     assert_eq!(get(&core.all[1].polls), polls + 1);
     core.group.probe.wakers.waker(1).wake();
@@ -379,7 +380,7 @@ fn those_that_are_not_called_stay_armed() {
     core.settle();
     let armed = core.all.iter().filter(|shared| is(&shared.is_armed));
     assert_eq!((armed.count(), core.done()[3]), (6, 1));
-    // Work of one that stayed armed keeps the core awake, though nobody asks it.
+    // Work of a child that stayed armed keeps the core awake, although it is not asked.
     core.give(5, 1);
     core.group.arm(&mut core.wakes).unwrap();
     assert!(core.group.has_work());

@@ -9,9 +9,9 @@ use std::{
 
 use super::*;
 
-/// An eventfd that waits.
+/// Returns a blocking eventfd.
 fn blocking() -> File {
-    // SAFETY: no pointers; a new descriptor, which nobody else owns.
+    // SAFETY: no pointers; a new descriptor, which no other value owns.
     File::from(unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) })
 }
 
@@ -154,7 +154,7 @@ fn emptying_a_blocking_eventfd_does_not_wait() {
 }
 
 #[test]
-fn what_is_no_eventfd_is_refused() {
+fn signal_to_a_file_that_is_no_eventfd_is_refused() {
     let file = File::open("/dev/null").unwrap();
     assert!(signal_eventfd(file.as_fd()).is_err());
     // And the next one works.

@@ -23,12 +23,12 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A non-blocking eventfd.
+/// Returns a non-blocking eventfd.
 pub fn eventfd() -> File {
     // SAFETY: no pointers; the result is checked.
     let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor, which no other value owns.
     File::from(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

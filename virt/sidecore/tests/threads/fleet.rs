@@ -19,13 +19,13 @@ use sidecore::{
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Writes down what it gets; works without end while it is told to.
+/// Poller that records its messages, and always has work while `works` is set.
 #[derive(Default)]
 struct Clerk {
     got: Vec<(u64, u64)>,
     works: Arc<AtomicBool>,
     stays: Arc<AtomicBool>,
-    /// How often it was asked whether it may leave.
+    /// Number of times it was asked whether it may leave.
     asked: Arc<AtomicU64>,
     is_refused: bool,
     attached: Arc<AtomicU64>,
@@ -306,7 +306,7 @@ fn an_end_gives_up_the_move_that_the_controller_waits_for() {
 }
 
 #[test]
-fn nobody_comes_to_a_core_that_is_being_emptied() {
+fn no_poller_is_added_to_a_core_that_is_being_emptied() {
     let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
     let clerk = Clerk::default();
     let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));

@@ -11,10 +11,10 @@ use std::{
 use crate::common::eventually;
 use sidecore::{Activity, ArmError, IdlePolicy, Poller, Probe, SidecoreBuilder, Turn, Wakes};
 
-/// What the pollers share, on one core: plain loads and stores in turns.
+/// State that the pollers share, on one core: plain loads and stores in turns.
 struct Shared {
     start: Instant,
-    /// When one of them was last called, or returned, in nanoseconds from `start`.
+    /// Time at which one of them was last called, or returned, in nanoseconds from `start`.
     seen: AtomicU64,
     /// The request from which on late ones are counted.
     calm_from: AtomicU64,
@@ -65,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// Counts, if nobody owes.
+    /// Counts, if no poller is in debt.
     fn count(&self, counter: &AtomicU64, is_it: bool) {
         let is_calm = self.made.load(Ordering::Relaxed) > self.calm_from.load(Ordering::Relaxed);
         counter.fetch_add((is_calm && is_it).into(), Ordering::Relaxed);

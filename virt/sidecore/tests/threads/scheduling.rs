@@ -65,7 +65,7 @@ impl Poller for Glutton {
     }
 }
 
-/// What each was served per weight, in the order given.
+/// Returns the service of each per weight, in the order given.
 fn shares(gluttons: Vec<Glutton>) -> Vec<f64> {
     let weights: Vec<f64> = gluttons.iter().map(|g| f64::from(g.weight)).collect();
     let core = SidecoreBuilder::new("t").spawn(gluttons).unwrap();
@@ -321,9 +321,9 @@ fn a_descriptor_closed_before_it_was_removed_does_not_keep_the_core_awake() {
     eventually("heard", || heard.load(Ordering::Relaxed) == 1);
     // The file lives on in `bell`, as one of another process would.
     core.handle(0).send(None).ok().unwrap();
-    // Rung until the list is built anew: a ring that comes before the message is still heard, and
+    // Rung until the list is built anew: a ring that comes before the message is still handled, and
     // read away. While the file is in the list its events are taken for the poller's; then they are
-    // muted, and nobody's.
+    // muted, and belong to no registered descriptor.
     eventually("built anew", || {
         ring(&bell);
         core.stats().core.rebuilds >= 1

@@ -15,7 +15,7 @@ const WAKE: u64 = 30_000;
 const PARK: u64 = 10_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// What a run has cost, in ns.
+/// Costs of a run, in ns.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     /// Per request.

@@ -221,14 +221,14 @@ impl Poller for Queue {
     }
 }
 
-/// What happens in one world.
+/// Parameters of one explored model.
 #[derive(Clone, Copy, Debug)]
 struct World {
-    /// The queues and how many items their drivers publish.
+    /// The queues and the number of items that their drivers publish.
     queues: &'static [(Style, u32)],
-    /// How many senders send one message each.
+    /// Number of senders, which send one message each.
     senders: u32,
-    /// Arming the last poller fails that often.
+    /// Number of times that arming the last poller fails.
     failures: u32,
     /// Probes that never fire.
     has_blind_probes: bool,
