@@ -1,5 +1,5 @@
-//! What a pager relies on, page by page, against the running kernel. What it does not offer is
-//! skipped with a word.
+//! Operations of a pager, page by page, against the running kernel. Features that it lacks are
+//! skipped with a message.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// The second half of a file of twice as many pages.
+    /// Maps the second half of a file of twice as many pages.
     fn new() -> Option<Self> {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&file, 2 * PAGES * PAGE).expect("its pages");
@@ -44,7 +44,7 @@ impl Guest {
         }
     }
 
-    /// The first word of a page: what a guest would load and store.
+    /// Returns the first word of a page: the one that a guest would load and store.
     fn word(&self, page: u64) -> &'static AtomicU64 {
         let at = self.mapping.hva().raw() + (page - PAGES) * PAGE;
         let at = std::ptr::with_exposed_provenance_mut(at as usize);
@@ -135,7 +135,7 @@ fn the_first_store_takes_the_protection_away_and_nobody_waits() {
     assert_eq!(guest.pages.next_fault().unwrap(), None);
 }
 
-/// The whole of what is known of a page once it can no longer be stored to.
+/// The trace is all that is known of a page that can no longer be stored to.
 #[test]
 fn the_trace_outlives_the_mapping() {
     let Some(guest) = Guest::new() else { return };
@@ -150,7 +150,7 @@ fn the_trace_outlives_the_mapping() {
         }
         guest.pages.unmap(page, 1).unwrap();
         assert_eq!(guest.is_protected(page), !is_stored);
-        // What comes in unprotected afterwards leaves none.
+        // A page that is mapped unprotected afterwards leaves no trace.
         guest.pages.map(page, 1, Protection::Writable).unwrap();
         assert!(!guest.is_protected(page));
         guest.pages.unmap(page, 1).unwrap();

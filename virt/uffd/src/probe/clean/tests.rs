@@ -1,4 +1,4 @@
-//! A kernel that tells the truth passes, and one that lies about a single thing is found out.
+//! A correct kernel passes, and a kernel that lies about a single thing is found out.
 
 use std::cell::RefCell;
 
