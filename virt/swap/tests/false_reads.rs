@@ -103,7 +103,7 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
 }
 
 #[test]
-fn what_a_vcpu_is_about_to_overwrite_is_not_read() {
+fn page_that_a_vcpu_is_about_to_overwrite_is_not_read() {
     let Some((after, last, report)) = overwrite(false) else {
         return;
     };

@@ -56,7 +56,7 @@ fn word_in(mapping: &SlotMapping, page: u32) -> &AtomicU64 {
 
 /// The owner's first answer came before anybody heard it: nothing left memory any more.
 #[test]
-fn what_was_loaded_beyond_the_limit_leaves() {
+fn pages_loaded_beyond_the_limit_leave() {
     const LIMIT: usize = 128;
     for _ in 0..20 {
         let Some(machine) = loaded(LIMIT) else { return };

@@ -39,7 +39,7 @@ fn a_million_events_lose_no_byte() {
 }
 
 #[test]
-fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
+fn failed_trim_is_not_retried_and_its_slots_are_free() {
     let mut book = Book::new(PAGES, LIMIT, SLOTS);
     book.pages.slots_mut().set_chunk(4);
     book.trims_slots();
@@ -199,7 +199,7 @@ fn with_blocks(numbers: &[u32]) -> Book {
 }
 
 #[test]
-fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_there() {
+fn only_the_control_writes_block_backed_pages_and_breaks_their_order() {
     let all_are_clean = |_| true;
     for (numbers, breaks) in [([5, 6, 7, 8], 1), ([5, 7, 6, 8], 4), ([5, 6, 105, 106], 2)] {
         let mut book = with_blocks(&numbers);
@@ -648,7 +648,7 @@ fn with_forty_pages() -> Book {
 }
 
 #[test]
-fn what_the_guest_does_without_leaves_unwritten_and_it_is_told_when_all_has() {
+fn discarded_pages_leave_unwritten_and_the_ticket_is_done_after_the_last() {
     let mut book = with_forty_pages();
     let offered: Vec<Page> = (0..36).map(Page).collect();
     book.discard(Ticket(1), &offered);
@@ -685,7 +685,7 @@ fn what_the_guest_does_without_leaves_unwritten_and_it_is_told_when_all_has() {
 }
 
 #[test]
-fn a_slot_is_free_as_soon_as_the_guest_does_without_its_page() {
+fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
     let mut book = with_forty_pages();
     book.set_limit(32);
     book.ask();

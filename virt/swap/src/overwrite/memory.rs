@@ -1,4 +1,4 @@
-//! What is asked of the guest's memory: words and bytes at guest-physical addresses, of pages that
+//! Read access to the guest's memory: words and bytes at guest-physical addresses, of pages that
 //! may be absent.
 
 use guest_mem::{Gpa, PAGE_SIZE};
@@ -21,8 +21,8 @@ pub trait Memory {
     fn bytes(&mut self, at: Gpa, into: &mut [u8]) -> Option<()>;
 }
 
-/// Memory without one page: what is about to be overwritten is not looked at, whether it is there
-/// or not.
+/// Memory without one page: the page that is about to be overwritten is not read, whether it is
+/// there or not.
 pub(super) struct Without<'a, M> {
     pub(super) memory: &'a mut M,
     pub(super) page: Gpa,

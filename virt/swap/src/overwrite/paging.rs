@@ -33,8 +33,9 @@ const CR4_LA57: u64 = 1 << 12;
 const CR4_SMAP: u64 = 1 << 21;
 /// Protection keys for user pages.
 const CR4_PKE: u64 = 1 << 22;
-/// What may be set in CR4: the above, and what leaves string instructions and their accesses alone
-/// or only forbids what is refused here anyway (SMEP: fetches from user pages in supervisor mode).
+/// Bits that may be set in CR4: the above, bits that do not affect string instructions and their
+/// accesses, and bits that only forbid accesses refused here anyway (SMEP: fetches from user pages
+/// in supervisor mode).
 const CR4_KNOWN: u64 = CR4_PAE
     | CR4_LA57
     | CR4_SMAP
@@ -52,7 +53,7 @@ const CR4_KNOWN: u64 = CR4_PAE
 const EFER_REQUIRED: u64 = 1 << 8 | 1 << 10;
 /// No-Execute Enable.
 const EFER_NXE: u64 = 1 << 11;
-/// What may be set in EFER: the above; SCE; AMD's FFXSR, TCE and AIBRSE.
+/// Bits that may be set in EFER: the above; SCE; AMD's FFXSR, TCE and AIBRSE.
 const EFER_KNOWN: u64 = EFER_REQUIRED | EFER_NXE | 1 << 0 | 1 << 14 | 1 << 15 | 1 << 21;
 
 /// Bits 51:12 of CR3 and of every entry: the next table, or the page.
@@ -83,7 +84,7 @@ const LEVEL_SHIFT: u32 = 9;
 /// Bits of a linear address below the first level.
 const PAGE_SHIFT: u32 = 12;
 
-/// What is done at an address.
+/// Kind of access at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Fetch,
@@ -91,14 +92,14 @@ pub(super) enum Access {
     Write,
 }
 
-/// What the protection keys of user pages allow.
+/// Accesses that the protection keys of user pages allow.
 #[derive(Clone, Copy, Debug)]
 enum Keys {
     /// They are not in use.
     Off,
     /// PKRU: access-disable in bit 2i, write-disable in bit 2i + 1 of key i.
     Rights(u32),
-    /// In use, but nobody has asked the vCPU what they allow.
+    /// In use, but the vCPU's rights have not been read.
     Unknown,
 }
 
@@ -113,7 +114,7 @@ impl Keys {
     }
 }
 
-/// The tables of a vCPU in 64-bit mode, and what its accesses need.
+/// The tables of a vCPU in 64-bit mode, and the controls that its accesses need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paging {
     root: Gpa,

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_been_flushed_may_be_there_or_not() {
+    fn unflushed_writes_may_be_found_or_not() {
         assert_eq!(after(&[write(1, 0, &[7])]), [0, 7]);
         assert_eq!(after(&[write(1, 0, &[7]), written(1, false)]), [0, 7]);
         let two = [write(1, 0, &[7]), written(1, false), write(2, 0, &[8])];

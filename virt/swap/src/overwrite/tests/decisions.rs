@@ -152,7 +152,7 @@ fn the_last_page_completes_the_instruction() {
 type Change = fn(&mut Registers);
 
 #[test]
-fn whatever_is_odd_is_undecided() {
+fn unusual_register_states_are_undecided() {
     let changes: &[(&str, Change)] = &[
         ("RDI in the page", |r| r.rdi += 8),
         ("RDI in the page before", |r| r.rdi -= 8),
@@ -457,7 +457,7 @@ fn a_page_that_would_get_dirty_is_left_to_the_processor() {
 }
 
 #[test]
-fn what_does_not_start_a_page_is_no_page() {
+fn address_within_a_page_is_undecided() {
     let registers = Registers {
         rdi: TARGET + 8,
         ..kernel()
