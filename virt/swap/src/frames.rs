@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeroes_are_told_from_a_page_with_one_bit_anywhere() {
+    fn zeroes_are_distinguished_from_a_page_with_one_bit_set() {
         let mut content = Content::default();
         assert!(is_zero(&content[..]));
         for at in [0, 63, 64, 2047, PAGE - 1] {

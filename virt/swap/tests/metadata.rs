@@ -1,5 +1,5 @@
-//! What the swapper keeps of each page, counted by the allocator: not what types say, but what is
-//! held when pages have been everywhere.
+//! Memory that the swapper keeps for each page, counted by the allocator: not the sizes of types,
+//! but the bytes held after pages have been in all states.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,11 +8,11 @@ use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
 use swap::book::{Ahead, Book, Command, Ended, Page, Seen, Slot};
 use swap::ram::SwappedRam;
 
-/// What may be kept of a page.
+/// Limit of the bytes kept for a page.
 const BOUND: usize = 24;
 
 thread_local! {
-    /// Bytes that this thread has allocated and not given back.
+    /// Bytes that this thread has allocated and not freed.
     static HELD: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `make` makes, and the bytes that it holds.
+/// Returns the result of `make`, and the bytes that it holds.
 fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     let made = make();

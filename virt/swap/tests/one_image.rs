@@ -24,7 +24,7 @@ const ROUNDS: usize = 6;
 const WORDS: usize = PAGE / 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What word `at` of a block holds.
+/// Returns word `at` of a block.
 fn word(block: usize, at: usize) -> u64 {
     Random::new((block * WORDS + at) as u64).bits()
 }
@@ -67,8 +67,8 @@ fn machine(image: &File) -> Option<Machine> {
     }
 }
 
-/// What a guest does, one of several. It has the blocks in another order than others have, and
-/// stores to some pages, which then are like no other guest's.
+/// One of several guests. It has the blocks in another order than the others, and stores to some
+/// pages, which then differ from all other guests' pages.
 struct Guest {
     machine: Machine,
     number: usize,

@@ -73,7 +73,8 @@ fn pages_loaded_beyond_the_limit_leave() {
     }
 }
 
-/// As a host does that swaps: the page is in memory, as the pager knows, and nobody can reach it.
+/// The host swaps the page's mapping out: the pager takes the page to be in memory, but no access
+/// reaches it.
 #[test]
 fn a_page_whose_mapping_the_host_takes_away_comes_back() {
     let Some(machine) = loaded(PAGES as usize) else {
@@ -88,11 +89,11 @@ fn a_page_whose_mapping_the_host_takes_away_comes_back() {
             let at = u64::from(page) * PAGE_SIZE;
             machine.mapping().unmap(at, PAGE_SIZE).expect("it is there");
             let (tell, told) = channel();
-            // It may not return: a store that is only woken comes again for ever.
+            // It may not return: a store that is only woken faults again for ever.
             let mapping = machine.mapping().clone();
             thread::spawn(move || {
                 let found = word_in(&mapping, page).fetch_add(1, Ordering::Relaxed);
-                // Nobody listens if it took too long.
+                // The receiver is gone if it took too long.
                 let _ = tell.send(found);
             });
             let found = told.recv_timeout(PATIENCE).expect("it has come back");

@@ -1,8 +1,8 @@
-//! The pager over real memory: threads load and store through a mapping whose pages come and go,
-//! real faults and real markers, an owner that serves a disk, a store and an image in files. What a
-//! page has to hold is known to whoever has its lock.
+//! The pager over real memory: threads load and store through a mapping whose pages come and go.
+//! Faults and uffd-wp bits are the kernel's; an owner serves a disk; a store and an image are
+//! files. The expected content of a page is protected by its lock.
 //!
-//! `SWAP_SECONDS` is how long (4).
+//! `SWAP_SECONDS` is the duration in seconds (4).
 
 mod support;
 
@@ -39,7 +39,8 @@ fn word(seed: u64, at: usize) -> u64 {
     }
 }
 
-/// What a page or block has to hold: what it was filled with, and the words stored since.
+/// Expected content of a page or block: the seed that it was filled with, and the words stored
+/// since.
 #[derive(Clone, Default)]
 struct Model {
     seed: u64,
@@ -302,7 +303,7 @@ fn a_full_store_pauses_the_guest_until_it_has_grown() {
 #[test]
 fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
     const MANY: usize = 2048;
-    /// What is kept, and half of what is not.
+    /// Number of the slots that are kept, and half of the others.
     const KEPT: usize = 512;
     const MOST: u64 = (MANY - KEPT) as u64 / 2;
     let (image, blocks) = image();
@@ -363,7 +364,7 @@ fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
 
 /// A guest whose limit is raised above all of its pages, and lowered again.
 #[test]
-fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itself_behind_that() {
+fn disks_report_while_memory_is_short_and_blocks_back_no_page_after_that() {
     /// Read from the disk one by one: some of them are in memory.
     const READ: usize = 2 * LIMIT;
     let (image, blocks) = image();

@@ -115,7 +115,7 @@ fn an_unmapped_page_is_a_minor_fault_and_a_punched_one_is_missing() {
 }
 
 #[test]
-fn the_first_store_takes_the_protection_away_and_nobody_waits() {
+fn the_first_store_removes_the_protection_and_does_not_wait() {
     let Some(guest) = Guest::new() else { return };
     let page = PAGES;
     guest.put(page, 7);
@@ -210,7 +210,7 @@ fn a_range_beyond_the_mapping_is_refused() {
 /// Memory below and above the hole under 4 GiB: side by side in the file, apart in the address
 /// space.
 #[test]
-fn pages_that_lie_across_two_mappings_are_seen_to_together() {
+fn pages_across_two_mappings_are_handled_together() {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
     ftruncate(&file, 2 * PAGES * PAGE).expect("its pages");
     let half = |offset| {

@@ -109,7 +109,7 @@ fn command_lines_that_are_too_long_or_not_ascii_are_refused() {
 }
 
 #[test]
-fn kinds_are_told_by_magic_numbers() {
+fn kinds_are_recognised_by_magic_numbers() {
     let kind = |content: &[u8]| kernel_kind(&mut file(content)).unwrap();
     assert_eq!(kind(&bzimage(b"")), Some(KernelKind::BzImage));
     assert_eq!(kind(b"\x7fELF\x02\x01\x01"), Some(KernelKind::Elf));

@@ -177,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_comes_and_goes_gets_no_more_than_who_stays(
+    fn intermittent_flows_get_no_more_than_steady_ones(
         costs in prop::collection::vec(200u64..5_000, 1..8),
         seed in any::<u64>(),
     ) {
@@ -288,7 +288,7 @@ fn a_newcomer_is_visited_before_woken_flows_that_were_visited_already() {
 }
 
 #[test]
-fn a_woken_flow_beside_which_nobody_has_work_is_visited_once_a_round() {
+fn a_woken_flow_alone_with_work_is_visited_once_a_round() {
     let mut drr = Drr::new(QUANTUM);
     drr.reset(0);
     drr.activate(0);
@@ -383,7 +383,7 @@ fn a_flow_that_has_come_back_is_first_and_one_cut_short_goes_on_behind_it() {
 }
 
 #[test]
-fn a_flow_that_owes_interrupts_nobody() {
+fn a_flow_in_debt_interrupts_no_other() {
     for owes in [QUANTUM - 1, QUANTUM] {
         let mut drr = Drr::new(QUANTUM);
         (0..2).for_each(|flow| drr.reset(flow));
@@ -507,7 +507,7 @@ fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
 }
 
 #[test]
-fn who_is_visited_while_nobody_else_has_work_delays_nobody() {
+fn a_visit_without_contention_delays_no_other_flow() {
     let mut drr = Drr::new(QUANTUM);
     for flow in 0..3 {
         drr.reset(flow);
@@ -529,7 +529,7 @@ fn who_is_visited_while_nobody_else_has_work_delays_nobody() {
 }
 
 #[test]
-fn a_waiting_flow_that_owes_is_visited_where_nobody_has_work() {
+fn a_waiting_flow_in_debt_is_visited_when_no_flow_has_work() {
     let mut drr = Drr::new(QUANTUM);
     for flow in 0..2 {
         drr.reset(flow);

@@ -421,7 +421,7 @@ fn a_move_takes_all_or_none_and_those_that_wait_are_served_nine_tenths_of_the_ti
 }
 
 #[test]
-fn a_message_goes_to_its_child_and_one_to_nobody_is_dropped() {
+fn a_message_goes_to_its_child_and_is_dropped_without_one() {
     let mut core = Core::new(2, |_, _| {});
     for (child, message) in [(0, 1), (1, 10), (1, 20), (2, 100), (usize::MAX, 100)] {
         let mut turn = Turn::new(Nanos(0), 1_600, &mut core.wakes);

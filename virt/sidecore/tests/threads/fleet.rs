@@ -189,7 +189,7 @@ fn kicks_reach_a_moving_device_that_sleeps_at_every_idle_sweep() {
 }
 
 #[test]
-fn a_poller_that_does_not_let_go_stays_and_goes_on() {
+fn a_poller_that_may_not_detach_stays_and_is_polled_on() {
     let core = SidecoreBuilder::new("t")
         .idle(IdlePolicy::Sleep)
         .spawn(Vec::new())
@@ -208,7 +208,7 @@ fn a_poller_that_does_not_let_go_stays_and_goes_on() {
 }
 
 #[test]
-fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
+fn all_pollers_are_asked_at_once_and_leave_as_they_may_detach() {
     let mut fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
     let clerks: Vec<_> = (0..5).map(|_| Clerk::default()).collect();
     let stays: Vec<_> = clerks
@@ -244,7 +244,7 @@ fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
 }
 
 #[test]
-fn a_move_that_waits_keeps_nobody_else_waiting() {
+fn a_move_that_waits_blocks_no_other_call() {
     let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
     let clerk = Clerk::default();
     let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));

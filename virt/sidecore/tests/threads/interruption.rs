@@ -136,7 +136,7 @@ impl Poller for Party {
 }
 
 #[test]
-fn who_gets_work_in_anothers_turn_is_served_before_that_goes_on() {
+fn a_poller_that_gets_work_in_anothers_turn_is_served_before_it_continues() {
     let zero = || AtomicU64::new(0);
     let shared = Arc::new(Shared {
         start: Instant::now(),

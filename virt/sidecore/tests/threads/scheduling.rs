@@ -149,7 +149,7 @@ impl Poller for Worker {
 }
 
 #[test]
-fn who_takes_longer_than_it_says_pays_the_time() {
+fn a_poller_that_takes_longer_than_it_charges_pays_the_time() {
     let worker = |takes_ns, says| Worker {
         takes_ns,
         says,
@@ -180,7 +180,7 @@ fn who_takes_longer_than_it_says_pays_the_time() {
 }
 
 #[test]
-fn who_has_the_core_for_itself_pays_what_it_says_however_long_it_takes() {
+fn a_poller_alone_on_the_core_pays_only_what_it_charges() {
     const TAKES_NS: u64 = 50_000;
     const SAYS: u64 = 200;
     let alone = Worker {

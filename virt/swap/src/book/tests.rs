@@ -280,7 +280,7 @@ fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
 /// Else it would leave memory twice: while the store is full nothing takes it out of the queue of
 /// the first time.
 #[test]
-fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
+fn a_page_unmapped_for_the_second_time_is_examined_once() {
     let mut book = Book::new(64, 32, 0);
     let ask = |book: &mut Book| {
         book.ask();
@@ -738,7 +738,7 @@ fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
 }
 
 #[test]
-fn who_offers_is_told_also_when_nothing_is_carried_out_any_more() {
+fn pending_discards_are_answered_when_commands_are_no_longer_carried_out() {
     let mut book = with_forty_pages();
     book.discard(Ticket(1), &[Page(1)]);
     book.discard(Ticket(2), &[Page(2)]);

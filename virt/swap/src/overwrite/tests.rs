@@ -37,13 +37,13 @@ const USER: u64 = 0x067;
 struct Guest {
     bytes: Vec<u8>,
     absent: BTreeSet<u64>,
-    /// The frame that nobody may ask for.
+    /// Frame that must not be accessed.
     forbidden: Option<u64>,
     asked: usize,
 }
 
 impl Guest {
-    /// With tables that map code, source and target.
+    /// Creates memory with tables that map code, source and target.
     fn new() -> Self {
         let mut guest = Self {
             bytes: vec![0; FRAMES * PAGE_LEN],

@@ -77,17 +77,17 @@ fn new_oracle() -> Oracle {
     Oracle::new(DISKS, (BLOCKS * PAGE / SECTOR) as u64)
 }
 
-/// Says that something has ended, however it did.
+/// Sends a message when dropped: its thread has ended, normally or by a panic.
 struct Tell(Sender<()>);
 
 impl Drop for Tell {
     fn drop(&mut self) {
-        // Nobody waits behind a crash.
+        // After a crash the receiver may be gone.
         let _ = self.0.send(());
     }
 }
 
-/// Lets the guest work on threads; each says when it has ended.
+/// Runs the guest's workers on threads; each sends a message when it has ended.
 fn start(guest: &Arc<Guest>, seed: u64, tell: &Sender<()>) -> Vec<JoinHandle<Result<(), Over>>> {
     let worker = |number| {
         let (guest, tell) = (guest.clone(), Tell(tell.clone()));

@@ -65,23 +65,23 @@ impl Medium {
     }
 }
 
-/// What is under way.
+/// A request that is under way.
 struct Pending {
-    /// Whose.
+    /// Number of the disk's I/O.
     io: usize,
     slot: u32,
     op: Op,
     pieces: Vec<Piece>,
     file: usize,
-    /// When it was asked for.
+    /// Position in the order of requests.
     at: u64,
 }
 
-/// What a crash leaves of a file.
+/// Content of a file after a crash.
 pub struct Left {
-    /// By a kill.
+    /// After a kill.
     pub killed: Vec<u8>,
-    /// By a power failure.
+    /// After a power failure.
     pub powered_off: Vec<u8>,
 }
 
@@ -134,29 +134,29 @@ impl Media {
         self.0.lock().expect("no back end has failed")
     }
 
-    /// Whether nothing reaches the media any more.
+    /// Returns whether the crash has come, after which nothing reaches the media.
     pub fn has_crashed(&self) -> bool {
         self.state().crash.is_some()
     }
 
-    /// What is durable of a file now.
+    /// Returns the durable content of a file at present.
     pub fn durable(&self, file: usize) -> Vec<u8> {
         self.state().files[file].durable.clone()
     }
 
-    /// What is in its cache.
+    /// Returns the content of a file's cache.
     pub fn cached(&self, file: usize) -> Vec<u8> {
         self.state().files[file].cache.clone()
     }
 
-    /// What the crash has left, if there was one.
+    /// Takes the contents after the crash, if there was one.
     pub fn take_left(&self) -> Option<Vec<Left>> {
         self.state().crash.take()
     }
 }
 
 impl State {
-    /// What a write that is under way brings: where, and what.
+    /// Returns the offset and data of a write that is under way.
     fn data(one: &Pending, ram: &GuestRam) -> (u64, Vec<u8>) {
         match one.op {
             Op::Write { offset, .. } => {

@@ -1,16 +1,18 @@
-//! What an image may hold after a crash: known from what a guest asked of its disks, and was told.
+//! Contents that an image may have after a crash: derived from the guest's requests and their
+//! answers.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// Bytes that a disk writes wholly or not at all.
+/// Bytes that a disk writes atomically.
 pub const SECTOR: usize = 512;
 
-/// What a sector holds: this number in each of its words. No two sectors that are written have the
-/// same, but 0 is zeroes.
+/// Content of a sector: this number in each of its words. No two sectors that are written have the
+/// same, except that 0 is zeroes.
 pub type Id = u64;
 
-/// What a guest does with its disks, in its order: begun before it is asked, done after the answer.
+/// Event of a guest's request, in the guest's order: a beginning is recorded before the request, an
+/// end after the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// These contents are about to be written from sector `first` on.

@@ -18,10 +18,11 @@ use vio::pass_down;
 
 use super::*;
 
-/// Tells a process that it is the one: where its files are, and at which write it is killed.
+/// Variables for the child process: the directory of its files, and the write at which it is
+/// killed.
 const DIR: &str = "SWAP_CRASH_DIR";
 const STOP_AT: &str = "SWAP_CRASH_AT";
-/// What it says where it cannot be.
+/// Prefix of its output where the test cannot run.
 const SKIPPED: &str = "skipped: ";
 const LOG: &str = "log";
 const SEED: u64 = 9;

@@ -27,7 +27,7 @@ fn decided(guest: &mut Guest, registers: &Registers) -> Option<Overwrite> {
     decide(registers, guest, target())
 }
 
-/// What the page holds afterwards.
+/// Returns the content of the page after the overwrite.
 fn content(guest: &mut Guest, overwrite: &Overwrite) -> Option<Vec<u8>> {
     let mut page = [0xee; PAGE_LEN];
     overwrite.content(guest, &mut page)?;

@@ -50,7 +50,7 @@ pub(super) const REPEATED: &[(&[u8], Operation, u64)] = &[
     ),
 ];
 
-/// What else there is.
+/// Other instructions, or none.
 pub(super) const OTHERS: &[&[u8]] = &[
     // STOSB, STOSQ, MOVSB, MOVSW once.
     &[0xaa],

@@ -45,7 +45,7 @@ fn any_bytes_are_some_instruction() {
     assert!(known > 5_000, "{known}");
 }
 
-/// Memory that holds what chance says; the same for as long as nobody changes the seed.
+/// Memory with random content; the same for as long as the seed is not changed.
 struct Noise {
     seed: u64,
     code: [u8; 20],

@@ -10,7 +10,7 @@ const PAGES: u64 = 12;
 const FIRST: u64 = BASE + 0x40_000;
 const FIRST_FRAME: u64 = 64;
 
-/// What the interpreter knows: the flat memory, where each linear page lies in it, and the
+/// State of the interpreter: the flat memory, the place of each linear page in it, and the
 /// instruction.
 struct Interpreter {
     bytes: Vec<u8>,
@@ -46,13 +46,13 @@ impl Interpreter {
             registers.rip += self.len;
             registers.rflags &= !(1 << 16);
         } else {
-            // Whoever looks now has interrupted it.
+            // RF is set, as in the saved flags after an interrupt between two iterations.
             registers.rflags |= 1 << 16;
         }
     }
 }
 
-/// How often something was decided.
+/// Counts of the decisions.
 #[derive(Default)]
 struct Tally {
     fills: u64,
@@ -60,7 +60,7 @@ struct Tally {
     undecided_starts: u64,
 }
 
-/// Where source or target begins: often at a page, else aligned to the element, else anywhere.
+/// Start of source or target: often at a page, else aligned to the element, else anywhere.
 fn place(random: &mut Random, size: u64) -> u64 {
     let offset = match random.below(4) {
         0 | 1 => 0,

@@ -24,7 +24,7 @@ impl Memory for Words {
     }
 }
 
-/// What a linear address is in these tables.
+/// Returns the translation of a linear address by these tables.
 fn walk(registers: &Registers, words: &[(u64, u64)], linear: u64, access: Access) -> Option<u64> {
     let paging = Paging::of(registers).expect("64-bit mode");
     let at = paging.translate(&mut Words::new(words), linear, access)?;

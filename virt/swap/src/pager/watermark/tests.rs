@@ -1,4 +1,5 @@
-//! What disks are asked as pages come and the limit changes, by a clock that stands at the looks.
+//! Mode of the disks' reports as pages come and the limit changes, with a clock that is set to the
+//! time of the checks.
 
 use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
 
@@ -8,7 +9,7 @@ use crate::book::{Ahead, Block, Command, Ended, Op, Page, Seen, Span};
 const PAGES: u32 = 64;
 const LIMIT: usize = 32;
 
-/// What there is around a watermark, with a clock that stands at its looks.
+/// A watermark, its book and memory, and a clock that is set to the time of its checks.
 struct Fixture {
     watermark: Watermark,
     book: Book,
@@ -32,20 +33,21 @@ impl Fixture {
         self.watermark.rise(&mut self.book, &self.ram);
     }
 
-    /// The next look is due.
+    /// Makes the next check, which is due.
     fn look(&mut self) {
         self.now = after(self.now, LOOK);
         self.watermark.look(self.now, &mut self.book, &self.ram);
     }
 
-    /// What a disk does at its next request; it says what it has seen.
+    /// Makes a disk's next request: returns its mode, and reports that the disk has seen the
+    /// change.
     fn reports(&mut self) -> Reports {
         let reports = self.ram.reports();
         self.watermark.seen(self.watermark.asked);
         reports
     }
 
-    /// A disk has read a block for each of these pages.
+    /// Makes a disk read a block for each of these pages.
     fn read(&mut self, pages: std::ops::Range<u32>) {
         for page in pages {
             let first = Block {
@@ -140,7 +142,7 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
 }
 
 #[test]
-fn a_disk_that_drains_when_pages_are_short_again_goes_on_and_its_answer_comes_too_late() {
+fn a_late_answer_to_an_earlier_draining_is_ignored() {
     let mut own = Fixture::new();
     own.read(0..25);
     own.rise();
