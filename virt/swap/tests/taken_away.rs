@@ -1,5 +1,5 @@
-//! A guest that has more in memory than it may when its pager begins, and one whose mappings the
-//! host takes away.
+//! A guest with more pages in memory than the limit when its pager begins, and one whose mappings
+//! the host removes.
 
 mod support;
 
@@ -15,8 +15,8 @@ use swap::frames::PAGE;
 const PAGES: u32 = 320;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A machine whose memory holds its pages' numbers, all of them but 0; `None`, said, where that
-/// cannot be.
+/// Creates a machine whose pages have their numbers as content, except page 0; `None`, with a
+/// message, where the test cannot run.
 fn loaded(limit: usize) -> Option<Machine> {
     let shape = Shape {
         pages: PAGES,
@@ -54,7 +54,7 @@ fn word_in(mapping: &SlotMapping, page: u32) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
 }
 
-/// The owner's first answer came before anybody heard it: nothing left memory any more.
+/// If the owner answered before the pager could receive it, no page would leave memory any more.
 #[test]
 fn pages_loaded_beyond_the_limit_leave() {
     const LIMIT: usize = 128;

@@ -1,4 +1,4 @@
-//! The chip driven as a guest drives it, against recording sinks.
+//! The chip with a guest's accesses, and sinks that record.
 
 use super::*;
 use crate::layout;

@@ -9,11 +9,11 @@ struct Client {
     weight: u32,
     /// Cost of its pieces of work: from, to.
     costs: (u64, u64),
-    /// Pieces it does at most in a visit, however much budget is left.
+    /// Most pieces that it does in a visit, however much budget is left.
     batch: u32,
 }
 
-/// Serves clients that always have work until `total` has been spent; what each got.
+/// Serves clients that always have work until `total` has been spent; returns the cost of each.
 fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
     let mut drr = Drr::new(QUANTUM);
     let mut got = vec![0; clients.len()];
@@ -44,7 +44,7 @@ fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
     got
 }
 
-/// Jain's index over cost per weight.
+/// Returns Jain's index over cost per weight.
 fn jain(got: &[u64], clients: &[Client]) -> f64 {
     let shares: Vec<f64> = got
         .iter()
@@ -115,7 +115,7 @@ proptest! {
                         if alive[back] && random.below(2) == 0 || returns {
                             drr.wake(back);
                         }
-                        // Each comes back as far as its quantum goes.
+                        // Each flow becomes active again as long as its quantum lasts.
                         prop_assert!(cost < 200 || seen[visit.flow] < 64);
                     }
                     prop_assert_eq!(could, hungry > 0);
@@ -132,7 +132,8 @@ proptest! {
 
 /// Serves a flow that always has work, in pieces of 50 to 250 after each of which it asks whether
 /// others wait, and others that do a piece of `costs[i]` whenever they are served and have the next
-/// one at once; until `total` has been spent. What each got, and how often the flow was cut short.
+/// one at once; until `total` has been spent. Returns the cost of each, and the number of times
+/// that the flow was cut short.
 fn serve_beside(costs: &[u64], total: u64, at_once: bool, seed: u64) -> (Vec<u64>, u64) {
     let mut drr = Drr::new(QUANTUM);
     let mut got = vec![0; costs.len() + 1];
@@ -183,7 +184,7 @@ proptest! {
     ) {
         let flows = costs.len() as u64 + 1;
         let (got, _) = serve_beside(&costs, 2_000_000 * flows, true, seed);
-        // One of a piece that is no part of a quantum may have less.
+        // A flow whose piece does not divide a quantum may have less.
         let share = got.iter().sum::<u64>() / flows;
         prop_assert!(got[0] > share * 98 / 100, "{got:?}");
         prop_assert!(got[1..].iter().all(|&got| got < share * 102 / 100), "{got:?}");
@@ -199,7 +200,7 @@ fn a_flow_that_comes_back_cuts_one_short_as_far_as_its_quantum_goes() {
     assert!((all * 9 / 10..=all).contains(&cuts), "{cuts}");
 }
 
-/// A scheduler of so many flows, of which the first is in the ring and always has work.
+/// Creates a scheduler of `flows` flows, of which the first is in the ring and always has work.
 fn beside_a_flood(flows: usize) -> Drr {
     let mut drr = Drr::new(QUANTUM);
     (0..flows).for_each(|flow| drr.reset(flow));
@@ -208,7 +209,7 @@ fn beside_a_flood(flows: usize) -> Drr {
     drr
 }
 
-/// The same, in a round in which flow 1 has come back and interrupted the first.
+/// Creates the same, in a round in which flow 1 has become active again and interrupted the first.
 fn interrupted_flood(flows: usize) -> Drr {
     let mut drr = beside_a_flood(flows);
     drr.begin_round();
@@ -222,7 +223,7 @@ fn next_flow(drr: &mut Drr) -> Option<FlowId> {
     drr.next().map(|visit| visit.flow)
 }
 
-/// The cost of what flow 0 does, which always has work, until flow 1 is served again after it has
+/// Returns the cost of flow 0, which always has work, until flow 1 is served again after it has
 /// used up its quantum at the beginning of a round and gone `on`; it has work again at once.
 fn wait_behind_a_quantum(on: State) -> u64 {
     let mut drr = beside_a_flood(2);
@@ -335,7 +336,8 @@ fn an_interrupter_is_visited_before_the_woken_flow_that_it_interrupts() {
     assert_eq!(rest_of_round(&mut drr, QUANTUM), rest);
 }
 
-/// Visits, with their budgets, of the rest of a round; each spends `cost`, and has more to do.
+/// Returns the visits, with their budgets, of the rest of a round; each spends `cost`, and has more
+/// to do.
 fn rest_of_round(drr: &mut Drr, cost: u64) -> Vec<(FlowId, u64)> {
     let mut visits = Vec::new();
     while let Some(Visit { flow, budget }) = drr.next() {
@@ -540,7 +542,7 @@ fn a_waiting_flow_in_debt_is_visited_when_no_flow_has_work() {
         drr.charge(0, cost);
         assert_eq!(round_of(&mut drr, State::Waiting), [(0, QUANTUM, false)]);
     }
-    // Beside one who has work it repays.
+    // While another flow has work it repays.
     drr.charge(0, 3 * QUANTUM);
     drr.activate(1);
     let visited: Vec<_> = (0..4).map(|_| round_of(&mut drr, State::Hungry)).collect();

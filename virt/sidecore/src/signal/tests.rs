@@ -26,7 +26,7 @@ fn each_signal_counts() {
     assert_eq!(u64::from_ne_bytes(count), 1000);
 }
 
-/// As where a host refuses `preadv2`.
+/// Simulates a host that refuses `preadv2`.
 #[test]
 fn an_eventfd_is_emptied_without_nowait() {
     let fd = blocking();
@@ -67,7 +67,7 @@ fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
 fn each_signal_of_a_peer_counts_in_each_way() {
     let mut fd = blocking();
     let peer = PeerEventFd::new(fd.try_clone().unwrap(), WritePermit::default());
-    // Enough for the watchdog to have been woken on the way.
+    // Enough signals for the watchdog to be woken meanwhile.
     for _ in 0..3000 {
         peer.signal().unwrap();
     }

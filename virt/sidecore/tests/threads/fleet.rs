@@ -1,4 +1,4 @@
-//! Several cores: pollers that move while they work, cores that come and go.
+//! Several cores: pollers that move while they work, cores that are added and retired.
 
 use std::{
     num::NonZeroU32,
@@ -232,7 +232,7 @@ fn all_pollers_are_asked_at_once_and_leave_as_they_may_detach() {
     assert!(handles[1].send((1, 1)).is_err(), "it has gone");
     handles[0].send((0, 1)).unwrap();
     stays[0].store(false, Ordering::Relaxed);
-    // It is asked at each sweep, and something must wake the core for that.
+    // It is asked at each sweep, and the core must be woken for that.
     handles[0].wake();
     let last = left.recv_timeout(LIMIT);
     assert_eq!(last.unwrap().got, [(0, 0), (0, 1)]);
@@ -260,7 +260,7 @@ fn a_move_that_waits_blocks_no_other_call() {
         fleet.add_core().unwrap();
         assert!(!mover.is_finished(), "they waited for the move");
         stays.store(false, Ordering::Relaxed);
-        // It is asked at each sweep, and something must wake the core for that.
+        // It is asked at each sweep, and the core must be woken for that.
         handle.wake();
         mover.join().unwrap().unwrap();
     });
@@ -292,7 +292,7 @@ fn an_end_gives_up_the_move_that_the_controller_waits_for() {
     eventually("one is to move", || asked.load(Ordering::Relaxed) > 0);
     let since = Instant::now();
     let left = fleet.release();
-    // Half of what the controller would wait.
+    // Half of the time that the controller would wait.
     assert!(
         since.elapsed() < Duration::from_secs(1),
         "{:?}",
@@ -399,7 +399,7 @@ fn load_adds_a_core_and_quiet_retires_it() {
     eventually("each has a core", || {
         fleet.core_of(&handles[0]) != fleet.core_of(&handles[1])
     });
-    // One that has just come to a core is not busy before its first visit there.
+    // A poller that has just been moved to a core is not busy before its first visit there.
     eventually("each is busy, alone", || {
         fleet.stats().iter().all(|(_, stats)| {
             stats.pollers.len() == 1 && stats.pollers[0].state == PollerState::Busy

@@ -17,15 +17,15 @@ use sidecore::{
     Activity, ArmError, IdlePolicy, Nanos, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
 };
 
-/// Always has work, in pieces of one cost.
+/// Poller that always has work, in pieces of one cost.
 struct Glutton {
     weight: u32,
     cost: u64,
-    /// Does no more than that many pieces per turn.
+    /// Most pieces per turn.
     batch: u32,
 }
 
-/// For pollers that leave everything to their descriptors.
+/// Probe that never fires, for pollers that rely on their descriptors.
 struct Blind;
 
 impl Probe for Blind {
@@ -114,7 +114,7 @@ fn weights_1_2_4_are_kept() {
     );
 }
 
-/// Always has work, in pieces that take `takes_ns` by the clock, of which it says `says`.
+/// Poller that always has work, in pieces that take `takes_ns` by the clock and are charged `says`.
 struct Worker {
     takes_ns: u64,
     says: u64,
@@ -160,7 +160,7 @@ fn a_poller_that_takes_longer_than_it_charges_pays_the_time() {
     let core = SidecoreBuilder::new("t")
         .spawn(vec![honest, other])
         .unwrap();
-    // Some hundred turns of the one that takes long, by whichever of the two counts.
+    // Some hundred turns of the poller that takes long, by either of the two counts.
     let [honest, other] = done;
     let long = 20_000_000;
     while honest
@@ -175,7 +175,7 @@ fn a_poller_that_takes_longer_than_it_charges_pays_the_time() {
         honest.load(Ordering::Relaxed),
         other.load(Ordering::Relaxed),
     );
-    // By what they say it would be 50 times as much.
+    // By their charges it would be 50 times as much.
     assert!(other < 4 * honest, "{other} ns beside {honest} ns");
 }
 
@@ -224,7 +224,8 @@ impl Poller for Listener {
         Activity::Idle
     }
 
-    /// Another descriptor instead; the old one is closed without being removed: a mistake.
+    /// Takes another descriptor instead. The old one is closed without being removed, which is an
+    /// error.
     fn message(&mut self, bell: Option<File>, turn: &mut Turn<'_>) {
         self.bell = bell;
         if let Some(bell) = &self.bell {
@@ -274,7 +275,7 @@ fn ring(mut bell: &File) {
     bell.write_all(&1u64.to_ne_bytes()).unwrap();
 }
 
-/// CPU time of the sidecore during 200 ms.
+/// Returns the CPU time of the sidecore during 200 ms.
 fn cpu_of<P: Poller>(core: &Sidecore<P>, mut meanwhile: impl FnMut()) -> Duration {
     let (before, start) = (core.thread_cpu_time().unwrap(), Instant::now());
     while start.elapsed() < Duration::from_millis(200) {
@@ -292,7 +293,7 @@ fn a_descriptor_that_stays_readable_is_muted_and_the_core_sleeps() {
     assert!(used < Duration::from_millis(10), "{used:?} of 200 ms");
     let stats = core.stats();
     assert_eq!(stats.pollers[0].activity.mutes, stats.core.mutes);
-    // Not for ever: it is looked at again, up to 16 ms later.
+    // Not for ever: it is registered again, up to 16 ms later.
     let before = heard.load(Ordering::Relaxed);
     eventually("looked at again", || {
         heard.load(Ordering::Relaxed) > before + 3

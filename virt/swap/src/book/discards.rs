@@ -4,13 +4,13 @@
 //! A page in memory that vCPUs and devices access leaves as any page does: the owner releases it,
 //! and it is unmapped. Then it is neither examined nor written, but dropped: it holds zeroes from
 //! then on. A page that has left already is dropped from its slot or block. A page of a disk's
-//! request, one that is being read, and one that the owner is already asked for keep their content:
-//! a discard is a hint. Each discard is answered once all of its pages have been processed, in the
-//! order of the discards. A store after that answer is kept.
+//! request, one that is being read, and one that the owner is already asked for are left as they
+//! are: a discard is a hint. Each discard is answered once all of its pages have been processed, in
+//! the order of the discards. A store after that answer is kept.
 //!
 //! ```text
 //!  discard ──▶ pages wait ── 32 at a time ──▶ the owner is asked ── answered ──▶ finished
-//!     └── nothing to ask for ──▶ offer waits for those before it ── finished ──▶ Done
+//!     └── nothing to ask for ──▶ waits for discards before it ── finished ──▶ Done
 //! ```
 
 use std::collections::VecDeque;

@@ -30,8 +30,8 @@ impl Machine for Door {
     }
 }
 
-/// Closing it wakes who waits for a page, and what they find is zeroes: a vCPU might write them to
-/// a disk before it is stopped.
+/// Closing it would wake the accesses that wait for a page, which would find zeroes: a vCPU might
+/// write them to a disk before it is stopped.
 #[test]
 fn a_pager_that_fails_keeps_its_descriptor_until_the_machine_has_ended() {
     let ram = GuestRam::with_pages(&[(Gpa::new(0), 2 << 20)], HugePages::Never);
@@ -63,7 +63,7 @@ fn a_pager_that_fails_keeps_its_descriptor_until_the_machine_has_ended() {
     pager.end_of(&io::Error::other("refused"));
     let was = hears.recv().expect("it is told").expect("it is open");
     assert_eq!(was, PathBuf::from("anon_inode:[userfaultfd]"));
-    // It fails once.
+    // Only the first failure is reported.
     pager.end_of(&io::Error::other("refused again"));
     assert!(hears.try_recv().is_err());
     pager.let_go();

@@ -1,5 +1,5 @@
-//! A guest with more memory in use than it may have, and two disks: it fills memory and disks,
-//! changes them here and there, and clears them.
+//! A guest that uses more memory than may be present, and two disks: it fills memory and disks,
+//! changes parts of them, and clears them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::support::{Machine, Request, Transfer};
 
 /// Pages of memory.
 pub const PAGES: usize = 96;
-/// That may be there.
+/// Pages that may be present.
 pub const LIMIT: usize = 40;
 /// Blocks of each disk.
 pub const BLOCKS: usize = 48;
@@ -213,7 +213,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Has `op` done, which lets the sectors from `first` on hold `ids`.
+    /// Makes the request `op`, after which the sectors from `first` on have the contents `ids`.
     fn change(
         &self,
         disk: usize,
@@ -252,7 +252,7 @@ impl Guest {
             done,
         };
         let start = Instant::now();
-        // One that has ended has crashed.
+        // An owner that has ended has crashed.
         let _ = self.requests.send(Request::Transfer(transfer));
         loop {
             match wait.recv_timeout(Duration::from_millis(5)) {

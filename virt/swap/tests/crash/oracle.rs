@@ -22,16 +22,16 @@ pub enum Event {
         first: u64,
         ids: Vec<Id>,
     },
-    /// They have been.
+    /// The write has been answered.
     Written { number: u64, is_durable: bool },
-    /// A flush is about to be asked for.
+    /// A flush is about to be requested.
     Flush { number: u64, disk: usize },
-    /// It has been done.
+    /// The flush has been answered.
     Flushed { number: u64 },
 }
 
 impl Event {
-    /// As a line of a log.
+    /// Returns it as a line of a log.
     pub fn line(&self) -> String {
         let mut line = match self {
             Self::Write {
@@ -55,7 +55,7 @@ impl Event {
         line
     }
 
-    /// From such a line.
+    /// Parses such a line.
     pub fn parse(line: &str) -> Option<Self> {
         let (what, numbers) = line.trim_end().split_once(' ')?;
         let numbers: Result<Vec<u64>, _> = numbers.split(' ').map(str::parse).collect();
@@ -81,16 +81,16 @@ impl Event {
     }
 }
 
-/// A content that a sector may have.
+/// Possible content of a sector.
 #[derive(Clone, Copy, Debug)]
 struct Legal {
     id: Id,
-    /// The write that made it, and when it was answered.
+    /// Write that made it, and time of the answer.
     write: u64,
     done: Option<u64>,
 }
 
-/// A write that has been begun.
+/// Write that has begun.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     disk: usize,
@@ -98,19 +98,20 @@ struct Begun {
     sectors: u64,
 }
 
-/// Of each sector, the content of the last write that a flush (or the write itself) made durable,
-/// and those written since. Writes to one sector follow each other: who asks waits for the answer.
+/// For each sector, the content of the last write that a flush (or the write itself) made durable,
+/// and those written since. Writes to one sector follow each other: the requester waits for the
+/// answer.
 pub struct Oracle {
     disks: Vec<Vec<Vec<Legal>>>,
     writes: HashMap<u64, Begun>,
-    /// When flushes were asked for, and of which disk.
+    /// Time of each flush's request, and its disk.
     flushes: HashMap<u64, (u64, usize)>,
-    /// Events so far.
+    /// Number of events so far.
     now: u64,
 }
 
 impl Oracle {
-    /// Of so many disks of zeroes.
+    /// Creates an oracle of `disks` disks of zeroes.
     pub fn new(disks: usize, sectors: u64) -> Self {
         let zeroes = Legal {
             id: 0,
@@ -125,7 +126,7 @@ impl Oracle {
         }
     }
 
-    /// The next event.
+    /// Records the next event.
     pub fn record(&mut self, event: &Event) {
         self.now += 1;
         match *event {
@@ -181,7 +182,7 @@ impl Oracle {
         self.disks[of.disk][sectors].iter_mut()
     }
 
-    /// Whether a disk may hold this.
+    /// Checks that a disk may have this content.
     pub fn check(&self, disk: usize, image: &[u8]) -> Result<(), String> {
         let sectors = image.chunks(SECTOR).zip(&self.disks[disk]);
         for (number, (bytes, legal)) in sectors.enumerate() {
@@ -218,7 +219,7 @@ mod tests {
         Event::Written { number, is_durable }
     }
 
-    /// Which of 0, 7, 8, 9 the first sector may hold.
+    /// Returns which of 0, 7, 8, 9 the first sector may have.
     fn legal(oracle: &Oracle) -> Vec<Id> {
         let may = |id: &Id| {
             let image: Vec<u8> = std::iter::repeat_n(id.to_le_bytes(), SECTOR / 8)

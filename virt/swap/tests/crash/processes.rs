@@ -1,5 +1,5 @@
-//! A process that runs the guest over files, and is killed at its k-th write. What it had asked for
-//! and been told stands in a log.
+//! A process that runs the guest over files, and is killed at its k-th write. Its requests and
+//! their answers are in a log.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -38,13 +38,13 @@ struct Killer {
 }
 
 impl Killer {
-    /// A request has gone down.
+    /// Counts a request that has been submitted.
     fn count(&mut self, op: Op) {
-        // Relaxed: nothing but the number matters.
+        // Relaxed: only the number matters.
         if !matches!(op, Op::Read { .. } | Op::Flush)
             && self.left.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            // The kernel has it, and may have done it.
+            // The kernel has the request, and may have executed it.
             self.below.flush();
             kill_process(getpid(), Signal::KILL).expect("one's own process");
         }
@@ -141,7 +141,8 @@ fn run_until_killed(dir: &Path, stop_at: u64) -> Made<()> {
     Ok(())
 }
 
-/// Not a test by itself: what [`a_killed_process_leaves_what_a_power_failure_may_leave`] starts.
+/// Not a test by itself: the child process of
+/// [`a_killed_process_leaves_what_a_power_failure_may_leave`].
 #[test]
 fn the_process_that_is_killed() {
     let (Some(dir), Ok(stop_at)) = (std::env::var_os(DIR), std::env::var(STOP_AT)) else {
@@ -187,11 +188,11 @@ fn a_killed_process_leaves_what_a_power_failure_may_leave() {
     assert!(killed >= 8, "{killed} were killed");
 }
 
-/// Compares the images with the log, of so many events.
+/// Compares the images with the log; returns the number of its events.
 fn check(dir: &Path, stop_at: u64) -> usize {
     let mut oracle = new_oracle();
     let log = std::fs::read_to_string(dir.join(LOG)).expect("a log");
-    // A line without its end was being written.
+    // The last line may be incomplete.
     let whole = log.rfind('\n').map_or("", |end| &log[..end]);
     for line in whole.lines() {
         oracle.record(&Event::parse(line).expect("an event"));

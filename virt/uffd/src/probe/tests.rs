@@ -1,7 +1,7 @@
 use super::clean::Pages;
 use super::*;
 
-/// Facts of a kernel that has everything.
+/// Returns the facts of a kernel that has everything.
 fn complete() -> Facts {
     Facts {
         kernel_faults: Ok(()),

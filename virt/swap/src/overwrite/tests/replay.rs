@@ -1,5 +1,5 @@
-//! Page by page gives what element by element gives: against an interpreter that knows neither
-//! tables nor pages.
+//! A page at a time gives the same result as an element at a time: compared with an interpreter
+//! without tables and pages.
 
 use seeded::Random;
 
@@ -26,7 +26,7 @@ impl Interpreter {
         (self.frames[page as usize] * 4096 + linear % 4096) as usize
     }
 
-    /// One iteration, as «REP», «STOS» and «MOVS» of the manual have it.
+    /// Executes one iteration, after «REP», «STOS» and «MOVS» of the manual.
     fn iterate(&mut self, registers: &mut Registers) {
         assert_ne!(registers.rcx, 0);
         let mut element = registers.rax.to_le_bytes();
@@ -178,7 +178,7 @@ fn page_by_page_is_element_by_element() {
     for _ in 0..2_000 {
         replay(&mut random, &mut tally);
     }
-    // A test that decides nothing finds nothing.
+    // The test is void unless it decides often.
     let Tally {
         fills,
         copies,

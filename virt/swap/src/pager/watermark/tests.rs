@@ -65,7 +65,7 @@ impl Fixture {
         }
     }
 
-    /// So many of the pages that came first leave for their blocks.
+    /// Makes `count` of the pages that came first leave for their blocks.
     fn leave(&mut self, count: usize) {
         let present = self.book.present();
         self.book.set_limit(present - count);
@@ -103,19 +103,19 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
     own.look();
     assert_eq!(own.reports(), Reports::On);
 
-    // Plenty, until something leaves again.
+    // Memory is plentiful until pages leave again.
     own.book.set_limit(2 * PAGES as usize);
     assert_eq!(own.ram.reports(), Reports::On, "a look decides it");
     own.look();
     assert_eq!(own.ram.reports(), Reports::Draining);
-    // The disks have not said that they have seen it.
+    // The disks have not reported that they have seen it.
     own.look();
     assert_eq!(
         (own.ram.reports(), own.book.tracked()),
         (Reports::Draining, 25)
     );
     assert_eq!(own.reports(), Reports::Draining);
-    // Five are on the disk alone.
+    // Five pages are on the disk alone.
     own.look();
     assert_eq!((own.reports(), own.book.tracked()), (Reports::Draining, 25));
     for page in 0..5 {
@@ -132,7 +132,7 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
     assert!(own.book.knows_no_disk());
     assert_eq!(own.watermark.deadline(), None);
 
-    // Not by time, but by the first turn that finds too little.
+    // Not by a timed check, but by the first turn that finds memory short.
     own.look();
     assert_eq!(own.reports(), Reports::Off);
     own.book.set_limit(LIMIT);
@@ -156,7 +156,7 @@ fn a_late_answer_to_an_earlier_draining_is_ignored() {
     own.book.set_limit(2 * PAGES as usize);
     own.look();
     assert_eq!(own.ram.reports(), Reports::Draining);
-    // Requests that began in between let pages stand for blocks. Another disk's answer says no more
+    // Requests that began in between make blocks back pages. Another disk's answer says no more
     // than the first one's.
     own.watermark.seen(first);
     own.look();

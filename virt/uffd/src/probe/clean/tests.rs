@@ -23,7 +23,7 @@ enum Lie {
     ZeroDoesNothing,
 }
 
-/// One page under a kernel with at most one fault.
+/// A page under a kernel with at most one fault.
 #[derive(Debug, Default)]
 struct Page {
     value: Option<u64>,
