@@ -365,9 +365,9 @@ pub trait DataPath<C>: Function<C> {
 
 /// A closed set of functions. [`functions!`](crate::functions) makes one.
 pub trait ResolveFunction<C>: Send {
-    /// The function.
+    /// Returns the function.
     fn get(&self) -> &dyn Function<C>;
-    /// The same, to be changed.
+    /// Returns the function, to be changed.
     fn get_mut(&mut self) -> &mut dyn Function<C>;
     /// See [`DataPath::poll`].
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;

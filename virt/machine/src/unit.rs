@@ -25,7 +25,7 @@ pub struct Command<C> {
     pub what: C,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandResult {
     /// Carried out, and no access that it revoked is under way any more.
@@ -267,9 +267,9 @@ pub trait ResolveUnit: Send {
     type Command;
     /// Runs `visitor` with the concrete unit.
     fn with<V: UnitVisitor<Self::Command>>(&mut self, visitor: V) -> V::Out;
-    /// The unit's control.
+    /// Returns the unit's control.
     fn control(&self) -> &dyn UnitControl;
-    /// The same, to be changed.
+    /// Returns the unit's control, to be changed.
     fn control_mut(&mut self) -> &mut dyn UnitControl;
 }
 

@@ -95,7 +95,7 @@ impl Bus {
             .then(|| (entry, address - entry.first))
     }
 
-    /// Reads; all ones where no device answers.
+    /// Reads at an address; all ones where no device answers.
     pub fn read(&self, address: u64, data: &mut [u8]) -> AccessCause {
         data.fill(0xff);
         match self.find(address, data.len()) {
@@ -104,7 +104,7 @@ impl Bus {
         }
     }
 
-    /// Writes; dropped where no device answers.
+    /// Writes at an address; dropped where no device answers.
     pub fn write(&self, address: u64, data: &[u8]) -> AccessCause {
         match self.find(address, data.len()) {
             Some((entry, offset)) => entry.device.write(offset, data),

@@ -16,7 +16,7 @@ pub trait Doorbells: Send {
     /// Takes the pending rings, and calls `ring` with the number of each doorbell that rang.
     fn drain(&mut self, ring: &mut dyn FnMut(u16));
 
-    /// Number of rings so far, each of which was an exit.
+    /// Returns the number of rings so far, each of which was an exit.
     fn rung(&self) -> u64;
 }
 

@@ -71,8 +71,8 @@ impl Redirection {
         self.0 & Self::REMOTE_IRR != 0
     }
 
-    /// The message: destination id (63:56) and mode (11) in the address; vector, delivery mode and
-    /// trigger in the data (Intel SDM volume 3 §11.11).
+    /// Returns the message: destination id (63:56) and mode (11) in the address; vector, delivery
+    /// mode and trigger in the data (Intel SDM volume 3 §11.11).
     fn message(self) -> Message {
         let destination = self.0 >> 56 & 0xff;
         let logical = self.0 >> 11 & 1;

@@ -110,8 +110,8 @@ pub const PCI_CONFIG_ADDRESS: u16 = 0xcf8;
 /// PCI configuration mechanism #1, data (four ports).
 pub const PCI_CONFIG_DATA: u16 = 0xcfc;
 
-/// RAM regions `(start, bytes)` for a machine with `memory` bytes: one, or two around the device
-/// hole.
+/// Returns the RAM regions `(start, bytes)` of a machine with `memory` bytes: one, or two around
+/// the device hole.
 pub fn ram_regions(memory: u64) -> Vec<(u64, u64)> {
     if memory <= LOW_RAM_END {
         vec![(0, memory)]

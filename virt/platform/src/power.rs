@@ -8,11 +8,11 @@ use crate::layout;
 
 /// Receiver of a guest's requests that concern the whole machine. Called on vCPU threads.
 pub trait PowerSink: Send + Sync {
-    /// Soft off (ACPI S5).
+    /// Handles soft off (ACPI S5).
     fn power_off(&self);
-    /// A reset, by ACPI or by the keyboard controller.
+    /// Handles a reset, by ACPI or by the keyboard controller.
     fn reset(&self);
-    /// A panic of the guest's kernel, without a crash kernel that would handle it.
+    /// Handles a panic of the guest's kernel, without a crash kernel that would handle it.
     fn panicked(&self);
 }
 

@@ -144,7 +144,7 @@ fn start(policy: IdlePolicy, devices: Vec<Device>) -> Sidecore<Device> {
     core.spawn(devices).expect("a sidecore")
 }
 
-/// The least of what `measure` finds in 40 windows of 5 ms: other programs only add to it.
+/// Returns the least result of `measure` in 40 windows of 5 ms: other programs only add to it.
 fn least(mut measure: impl FnMut() -> f64) -> f64 {
     (0..40).map(|_| measure()).fold(f64::INFINITY, f64::min)
 }

@@ -426,7 +426,7 @@ where
         state.cores.iter().map(stats).collect()
     }
 
-    /// The controller's thread.
+    /// Runs the controller's thread.
     fn control(&self, mut controller: Controller, period: Duration) {
         let mut before = Vec::new();
         while let Some(after) = self.wait(period) {

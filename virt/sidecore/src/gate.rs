@@ -59,7 +59,7 @@ impl<B: Notifier> Gate<B> {
 
     // -- senders -------------------------------------------------------------------------------
 
-    /// A message is in the channel: counts it and wakes the sidecore if it sleeps.
+    /// Counts a message that is in the channel, and wakes the sidecore if it sleeps.
     pub(crate) fn published(&self) {
         // Release: pairs with the Acquire in `sent`; a reader that sees the count finds the
         // message.
@@ -107,7 +107,7 @@ impl<B: Notifier> Gate<B> {
         self.mail.0.stop.load(Ordering::Acquire)
     }
 
-    /// Called before the pollers are armed; the caller's fence comes after that.
+    /// Enters ARMING, before the pollers are armed; the caller's fence comes after that.
     pub(crate) fn begin_arming(&self) {
         // Relaxed: ordered before the re-check of all sources by the fence in `park`.
         self.state.0.store(ARMING, Ordering::Relaxed);

@@ -96,8 +96,8 @@ impl<M: Send> Handle<M> {
         self.0.id
     }
 
-    /// Sends, and wakes the sidecore if it sleeps. Never blocks for longer than a poller's move
-    /// takes.
+    /// Sends a message, and wakes the sidecore if it sleeps. Never blocks for longer than a
+    /// poller's move takes.
     ///
     /// # Errors
     /// Gives the message back when the sidecore has ended. A message sent while it ends may also

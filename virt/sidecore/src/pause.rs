@@ -133,7 +133,8 @@ mod x86 {
         }
     }
 
-    /// TSC ticks in `ns`, measured over 0.2 ms: good to a percent, and nothing here needs better.
+    /// Returns the TSC ticks in `ns`, measured over 0.2 ms: accurate to a percent, which suffices
+    /// here.
     pub(super) fn tsc_ticks(ns: u64) -> u32 {
         const WINDOW_NS: u64 = 200_000;
         // SAFETY: every x86-64 CPU has RDTSC, and Linux lets ring 3 use it.

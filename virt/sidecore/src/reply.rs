@@ -61,7 +61,7 @@ impl<R> Reply<R> {
         reply()
     }
 
-    /// Answers; a system call only if the asker has parked.
+    /// Sends the answer; a system call only if the asker has parked.
     pub fn send(self, answer: R) {
         // No other thread holds the lock for longer than a move: the asker reads the slot after
         // `DONE` only. The slot is not poisoned: no code that can panic runs under the lock.
@@ -92,7 +92,7 @@ impl<R> Answer<R> {
         }
     }
 
-    /// Waits; `None` if the question was dropped.
+    /// Waits for the answer; `None` if the question was dropped.
     pub fn wait(self) -> Option<R> {
         self.spin();
         let state = &self.0.state;
@@ -121,7 +121,7 @@ impl<R> Answer<R> {
         }
     }
 
-    /// The model explores every interleaving anyway.
+    /// Does not spin: the model explores every interleaving anyway.
     #[cfg(loom)]
     fn spin(&self) {
         let _ = (SPIN, Nanos::now);

@@ -132,7 +132,7 @@ impl EpollFd {
     }
 }
 
-/// Room for `N` events.
+/// Returns room for `N` events.
 pub(crate) fn no_events<const N: usize>() -> [libc::epoll_event; N] {
     [libc::epoll_event { events: 0, u64: 0 }; N]
 }
@@ -147,7 +147,7 @@ fn clock_ns(clock: libc::clockid_t) -> io::Result<u64> {
     Ok(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC).expect("every Linux kernel has CLOCK_MONOTONIC")
 }
@@ -169,7 +169,8 @@ impl ThreadClock {
         }
     }
 
-    /// CPU time used so far, user and kernel, in nanoseconds; an error once the thread has ended.
+    /// Returns the CPU time used so far, user and kernel, in nanoseconds; an error once the thread
+    /// has ended.
     pub(crate) fn read(self) -> io::Result<u64> {
         clock_ns(self.0)
     }

@@ -59,7 +59,7 @@ impl BalloonIo for SwappedBalloon {
         offer(&self.ram, &mut self.inflated, pages)
     }
 
-    /// Deflated pages come back when they are accessed.
+    /// Does nothing: deflated pages come back when they are accessed.
     fn deflated(&mut self, _pages: &[PageRange]) {}
 
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {

@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(growth.slots(), 6);
     }
 
-    /// Bytes of blocks that stand behind a file.
+    /// Returns the bytes of blocks that a file has.
     fn allocated(file: &File) -> u64 {
         use std::os::unix::fs::MetadataExt;
         file.metadata().unwrap().blocks() * 512

@@ -80,7 +80,7 @@ impl Guest {
         wait.recv_timeout(PATIENCE).expect("it is answered");
     }
 
-    /// Loads, stores, reads and writes until `is_over`; returns the number of operations.
+    /// Runs loads, stores, reads and writes until `is_over`; returns the number of operations.
     fn work(&self, seed: u64, is_over: &AtomicBool) -> u64 {
         let mut random = Random::new(seed);
         let mut steps = 0;

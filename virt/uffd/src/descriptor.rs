@@ -19,7 +19,7 @@ pub enum Source {
     User,
 }
 
-/// Whether stores to a page are permitted.
+/// Protection of a page against stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// A store is permitted.

@@ -17,8 +17,8 @@ use crate::unit::ResolveUnit;
 /// queue over many leases) is left to the sweeps that follow.
 const STEPS_OF_A_WRITE: u32 = 64;
 
-/// Limit on the time for which requests may hold up the end of the machine before they are
-/// cancelled.
+/// Limit on the time for which requests may hold up the end of the machine. It gives those that are
+/// then cancelled time to finish by themselves.
 const END_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl<U, F, M> Owner<U, F, M>

@@ -82,8 +82,8 @@ fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
     out
 }
 
-/// `_PRT` (ACPI §6.2.13): per pin the function's address, the pin counted from 0, no link device,
-/// the global interrupt.
+/// Returns `_PRT` (ACPI §6.2.13): for each pin the function's address, the pin counted from 0, no
+/// link device, the global interrupt.
 fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     let entries: Vec<Raw> = pins
         .iter()
@@ -182,7 +182,7 @@ impl Aml for Raw {
     }
 }
 
-/// The definition block, without the table header.
+/// Returns the definition block, without the table header.
 pub fn aml(pci: &PciResources) -> Vec<u8> {
     let ecam = Memory32Fixed::new(true, layout::ECAM as u32, layout::ECAM_SIZE as u32);
     let mut out = Vec::new();

@@ -22,8 +22,8 @@ pub enum Entry {
     Pvh(u64),
 }
 
-/// The table at [`layout::BOOT_GDT`] (Intel SDM volume 3 §3.4.5): null, unused, 0x10 flat code,
-/// 0x18 flat data, 0x20 a busy task state of 0x68 bytes at 0. Code is 64-bit for
+/// Returns the table at [`layout::BOOT_GDT`] (Intel SDM volume 3 §3.4.5): null, unused, 0x10 flat
+/// code, 0x18 flat data, 0x20 a busy task state of 0x68 bytes at 0. Code is 64-bit for
 /// [`Entry::Linux64`], 32-bit for [`Entry::Pvh`].
 pub fn gdt(entry: Entry) -> [u64; 5] {
     let code = match entry {
@@ -44,7 +44,7 @@ pub(super) fn write_tables(ram: &GuestMemoryMmap, entry: Entry) -> Result<(), Gu
     Ok(())
 }
 
-/// PML4, PDPT and four directories of 2 MiB pages: 4 GiB one to one.
+/// Writes PML4, PDPT and four directories of 2 MiB pages: 4 GiB one to one.
 fn write_page_tables(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     const PRESENT_WRITABLE: u64 = 0b11;
     const LARGE: u64 = 1 << 7;

@@ -49,7 +49,7 @@ const HALF_LIFE_NS: f64 = 100_000_000.0;
 /// Most requests that one late start delays: those in flight. In a longer busy period the rest have
 /// not been sent yet.
 const MOST_LATE: u64 = 64;
-/// Sum of weights at which they are scaled down.
+/// Weight of a period at which all weights are scaled down.
 const LARGEST: f64 = 1e60;
 /// A limit is as good as the best up to this factor.
 const TIE: f64 = 1.01;

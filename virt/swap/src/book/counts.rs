@@ -27,9 +27,9 @@ pub struct Counts {
     /// [reads them](super::IoPolicy::reads_overwritten).
     pub stale: u64,
     /// Were to be written to the store although a disk's block held the same: they were not stored
-    /// to since a request of whole blocks filled or wrote them. They are either pages of a block
-    /// that backed [`SHARERS`](super::SHARERS) other pages, which may have changed since, so the
-    /// number is an upper bound; or, all others, only counted with a policy that
+    /// to since a request of whole blocks filled or wrote them. Includes the pages of a block that
+    /// backed [`SHARERS`](super::SHARERS) other pages; the block may have changed since, so their
+    /// number is an upper bound. All others are counted only with a policy that
     /// [saves them](super::IoPolicy::saves_block_backed). Not counted: pages that have been in the
     /// store since, and requests that moved parts of blocks or overlapped another request.
     pub silent_writes: u64,

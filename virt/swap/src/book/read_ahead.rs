@@ -13,16 +13,16 @@ pub const CLUSTER: u32 = 8;
 /// Pages of zeroes that come at once while there is plenty of memory.
 const ZEROES: u32 = 16;
 
-/// Whether the neighbours of a page in the store are read with it.
+/// Read-ahead of the neighbours of a page in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// They are: the page is to be read.
+    /// They are read: the page itself is to be read.
     Always,
     /// If vCPUs go through the store in order. For a fault that looks like a store: a page that is
     /// stored to is seldom followed by a read of the next, but a fault that a kernel thread
     /// resolves for a vCPU always looks like a store.
     InOrder,
-    /// They are not: pages are being overwritten, in the order in which they lie there.
+    /// They are not read: pages are being overwritten, in the order in which they lie there.
     Never,
 }
 

@@ -54,7 +54,7 @@ impl Waiters {
         self.by_page.contains_key(&page)
     }
 
-    /// The page is resident: removes its waiters.
+    /// Removes the waiters of the page, which is resident.
     pub fn arrived(&mut self, page: Page) -> Vec<Waiter> {
         self.by_page.remove(&page).unwrap_or_default()
     }

@@ -9,7 +9,7 @@ use guest_mem::{Gpa, PAGE_SIZE};
 /// come from tables that the guest writes. They neither wait for a page nor give it memory, so that
 /// asking changes nothing.
 pub trait Memory {
-    /// The eight bytes at `at`, a multiple of 8, as a little-endian number.
+    /// Returns the eight bytes at `at`, a multiple of 8, as a little-endian number.
     ///
     /// Read by one access: they are an entry of tables that other processors of the guest change
     /// meanwhile, and half of an old entry with half of a new one would be a translation that never

@@ -104,7 +104,7 @@ enum Keys {
 }
 
 impl Keys {
-    /// Whether a key is certain to forbid nothing.
+    /// Returns whether a key is certain to forbid nothing.
     fn allow(self, key: u64) -> bool {
         match self {
             Self::Off => true,
@@ -128,7 +128,8 @@ pub(super) struct Paging {
 }
 
 impl Paging {
-    /// Those of a vCPU; `None` outside 64-bit mode, and with controls that are not known here.
+    /// Returns the tables of a vCPU; `None` outside 64-bit mode, and with controls that are not
+    /// known here.
     pub(super) fn of(registers: &Registers) -> Option<Self> {
         let &Registers {
             cr0,
@@ -162,15 +163,15 @@ impl Paging {
         })
     }
 
-    /// Whether the upper bits of a linear address, from the highest translated one on, are all the
-    /// same.
+    /// Returns whether the upper bits of a linear address, from the highest translated one on, are
+    /// all the same.
     pub(super) fn is_canonical(&self, linear: u64) -> bool {
         let untranslated = u64::BITS - (PAGE_SHIFT + LEVEL_SHIFT * self.levels);
         let extended = ((linear << untranslated) as i64 >> untranslated) as u64;
         extended == linear
     }
 
-    /// Where a linear address lies, if the access is certain to succeed.
+    /// Returns the location of a linear address, if the access is certain to succeed.
     pub(super) fn translate(
         &self,
         memory: &mut impl Memory,
@@ -205,7 +206,7 @@ impl Paging {
         None
     }
 
-    /// Whether an entry of any level lets this access pass, and needs no change for it.
+    /// Returns whether an entry of any level permits this access, and needs no change for it.
     fn allows(&self, entry: u64, access: Access) -> bool {
         let needed = match access {
             Access::Fetch | Access::Read => P | A,
@@ -216,7 +217,8 @@ impl Paging {
         entry & needed == needed && (entry & XD == 0 || may_disable)
     }
 
-    /// Whether the vCPU's mode may do this to a page that is a user's, or a supervisor's.
+    /// Returns whether the vCPU's mode permits this access to a page that is a user's, or a
+    /// supervisor's.
     fn may_reach(&self, is_user_page: bool, key: u64, access: Access) -> bool {
         match (self.is_user, is_user_page) {
             (true, false) => false,
@@ -229,8 +231,8 @@ impl Paging {
     }
 }
 
-/// The start of the page that an entry maps which points to no table; `None` if bits of it are set
-/// that are reserved, or if a write would have to set Dirty.
+/// Returns the start of the page that an entry maps which points to no table; `None` if reserved
+/// bits of it are set, or if a write would have to set Dirty.
 fn mapped_page(entry: u64, level: u32, access: Access) -> Option<u64> {
     if access == Access::Write && entry & D == 0 {
         return None;

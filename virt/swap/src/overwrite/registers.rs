@@ -64,12 +64,13 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Whether nothing comes between two iterations but what the memory accesses themselves cause.
+    /// Returns whether nothing comes between two iterations except effects of the memory accesses
+    /// themselves.
     pub(super) fn iterates_undisturbed(&self) -> bool {
         self.is_at_instruction && self.rflags & RFLAGS_TF == 0 && self.dr7 & DR7_ENABLED == 0
     }
 
-    /// Whether an access that is not aligned to its size is an alignment-check exception.
+    /// Returns whether an access that is not aligned to its size is an alignment-check exception.
     pub(super) fn checks_alignment(&self) -> bool {
         self.cpl == 3 && self.cr0 & CR0_AM != 0 && self.rflags & RFLAGS_AC != 0
     }

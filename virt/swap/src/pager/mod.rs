@@ -539,7 +539,7 @@ impl Poller for Pager {
         })
     }
 
-    /// Need not check for faults: a fault that waits makes the descriptor readable, whenever it
+    /// Does not check for faults: a fault that waits makes the descriptor readable, whenever it
     /// came.
     fn has_work(&mut self) -> bool {
         self.carrier.has_ended()

@@ -98,9 +98,9 @@ struct Begun {
     sectors: u64,
 }
 
-/// For each sector, the content of the last write that a flush (or the write itself) made durable,
-/// and those written since. Writes to one sector follow each other: the requester waits for the
-/// answer.
+/// Possible contents of the disks' sectors: for each, the content of the last write that a flush
+/// (or the write itself) made durable, and those written since. Writes to one sector follow each
+/// other: the requester waits for the answer.
 pub struct Oracle {
     disks: Vec<Vec<Vec<Legal>>>,
     writes: HashMap<u64, Begun>,

@@ -123,7 +123,7 @@ struct Words {
 /// avail_event after many entries have gone by: no index of the model.
 const BEHIND: u32 = 1000;
 
-/// The driver: publishes items `0..count`.
+/// Runs the driver: publishes items `0..count`.
 fn drive(style: Style, words: &Words, notifier: &SlotNotifier, count: u32, has_barrier: bool) {
     for index in 0..count {
         words.avail.store(index + 1, Ordering::Release);

@@ -10,8 +10,8 @@ use loom::{
 
 use super::*;
 
-/// Each thread begins one write, while the watchdog goes to sleep once and nothing wakes it. A
-/// write that is under way then would not be watched.
+/// Explores a write of each of two threads, while the watchdog goes to sleep once and nothing wakes
+/// it. A write that is under way then would not be watched.
 fn explore(fence_all: fn() -> bool) {
     loom::model(move || {
         let state = Arc::new(State::asleep(Fences::FULL));

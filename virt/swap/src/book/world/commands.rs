@@ -188,7 +188,7 @@ impl World {
         Ok(())
     }
 
-    /// No slot is handed out while the blocks behind it are being freed.
+    /// Checks that no slot is handed out while the blocks behind it are being freed.
     fn is_not_trimmed(&self, slot: Slot) -> Checked {
         let is_in = |(first, count): &(Slot, u32)| (first.0..first.0 + count).contains(&slot.0);
         match self.trimming.iter().any(is_in) {

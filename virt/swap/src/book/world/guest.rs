@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// The guest discards some pages, of which it may name one twice.
+    /// Makes the guest discard some pages, of which it may name one twice.
     pub(super) fn offer(&mut self) {
         if self.offers.len() >= 2 {
             return;

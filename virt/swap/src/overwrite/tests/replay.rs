@@ -60,7 +60,8 @@ struct Tally {
     undecided_starts: u64,
 }
 
-/// Start of source or target: often at a page, else aligned to the element, else anywhere.
+/// Returns the start of source or target: often at a page, else aligned to the element, else
+/// anywhere.
 fn place(random: &mut Random, size: u64) -> u64 {
     let offset = match random.below(4) {
         0 | 1 => 0,
