@@ -146,7 +146,7 @@ impl Pager {
     }
 
     /// Connects the memory with the pager, which a sidecore now runs as `handle` says. Before that
-    /// the memory sends no messages, since the answer could not be received.
+    /// the pager asks the owner for no pages, since it would not receive the answer.
     pub fn connect(ram: &SwappedRam, handle: Handle<Message>) {
         ram.connect(handle.clone());
         // A sidecore that has ended needs no connection.
